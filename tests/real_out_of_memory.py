@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,24 @@ class Limit(aa.Callback):
             self._limit()
 
     def _limit(self) -> None:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + self.mib * 2**20, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (settled_bytes() + self.mib * 2**20, resource.RLIM_INFINITY))
+
+
+def settled_bytes(seconds: float = 0.5) -> int:
+    """The address space that is in use once it has not shrunk for so long.
+
+    JAX gives back what a step took in a thread of its own, some time after the results of the step are there.
+    """
+    lowest, seen_at = address_space(), time.monotonic()
+    while time.monotonic() - seen_at < seconds:
+        time.sleep(0.01)
+        if (now := address_space()) < lowest:
+            lowest, seen_at = now, time.monotonic()
+    return lowest
+
+
+def address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def train(*callbacks: aa.Callback, **settings: Any) -> aa.TrainPhase:

@@ -44,7 +44,8 @@ def ours(name: str) -> Iterator[Contestant]:
     yield here(name, "torch", "off")
     if name == "tiny":
         yield here(name, "torch", "off", ", rows in order", shuffle=False)
-        yield here(name, "torch", "off", ", a listener to every step", listen=True)
+        yield here(name, "torch", "off", ", a listener to every step", listen=1)
+        yield here(name, "torch", "off", ", a listener to every 50th step", listen=50)
     for framework in ("torch", "jax", "tensorflow"):
         for mode in MODES:
             if (framework, mode) != ("torch", "off"):

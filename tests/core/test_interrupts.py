@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from anyaccel import interrupts
+from anyaccel.device import Device
+from anyaccel.plugin_loader import built_in_backend
+from anyaccel.registry import Registry
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a process cannot send itself signals there")
 
@@ -179,3 +184,138 @@ def test_a_forked_child_hears_signals_at_once() -> None:
             except KeyboardInterrupt:
                 os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_handler_that_is_saved_and_set_again_inside_leaves_the_first_one_alone(handling: Callable[..., None]) -> None:
+    """As a callback does that stops a run in an orderly way; no wrapper stays, however often it does so."""
+    handling(signal.SIGUSR1, first := lambda number, frame: None)
+    for _ in range(3):
+        with interrupts.deferred():
+            saved = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+            interrupts.renew()
+            signal.signal(signal.SIGUSR1, saved)
+        assert signal.getsignal(signal.SIGUSR1) is first
+
+
+def test_a_second_signal_whose_handler_raises_nothing_has_broken_nothing_off(
+    monkeypatch: pytest.MonkeyPatch, handling: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(interrupts, "FORCE_SECONDS", 0.01)
+    noted: list[int] = []
+    handling(signal.SIGUSR1, lambda number, frame: noted.append(number))
+    with interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert noted == [signal.SIGUSR1] and not interrupts.was_forced()
+
+
+def test_a_forked_child_that_leaves_the_block_can_defer_again() -> None:
+    with interrupts.deferred():
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            with interrupts.deferred():
+                ctrl_c()
+                code = 7
+        except KeyboardInterrupt:
+            os._exit(code)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_signal_while_an_object_is_freed_is_not_lost() -> None:
+    """Python prints what is raised there, and goes on."""
+
+    class Freed:
+        def __del__(self) -> None:
+            ctrl_c()
+
+    done, printed = [], []
+    before = sys.unraisablehook
+    sys.unraisablehook = printed.append
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+            with interrupts.allowed():
+                Freed()
+                done.append("freed")
+            interrupts.check()
+            done.append("after the check")
+        assert sys.unraisablehook == printed.append
+    finally:
+        sys.unraisablehook = before
+    assert done == ["freed"] and printed == []
+
+
+def test_other_errors_while_an_object_is_freed_are_printed_as_before() -> None:
+    class Freed:
+        def __del__(self) -> None:
+            raise ValueError("of its own")
+
+    printed: list[object] = []
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda error: printed.append(error.exc_value)
+    try:
+        with interrupts.deferred(), interrupts.allowed():
+            Freed()
+    finally:
+        sys.unraisablehook = before
+    assert [str(error) for error in printed] == ["of its own"]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module that sends Ctrl-C while it is imported, twice if told so."""
+    text = "import os, signal, sys, time\nos.kill(os.getpid(), signal.SIGINT)\n"
+    text += "if TWICE:\n    time.sleep(0.05)\n    os.kill(os.getpid(), signal.SIGINT)\nwhole = True\n"
+    (tmp_path / "interrupted_module.py").write_text(text.replace("TWICE", "hasattr(sys, 'interrupted_twice')"))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "interrupted_module"
+    sys.modules.pop("interrupted_module", None)
+
+
+def test_an_import_is_not_broken_off(module: str) -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        with interrupts.allowed():
+            importlib.import_module(module)
+        assert sys.modules[module].whole
+        interrupts.check()
+        pytest.fail("the signal waits for the check")
+    assert module in sys.modules
+
+
+def test_a_second_signal_breaks_off_an_import(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "interrupted_twice", True, raising=False)
+    monkeypatch.setattr(interrupts, "FORCE_SECONDS", 0.01)
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred(), interrupts.allowed():
+        importlib.import_module(module)
+    assert module not in sys.modules
+
+
+def test_what_is_run_within_an_import_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that trains may be imported itself."""
+    text = "import os, signal\nfrom anyaccel import interrupts\nwith interrupts.deferred(), interrupts.allowed():\n"
+    (tmp_path / "imported_script.py").write_text(f"{text}    os.kill(os.getpid(), signal.SIGINT)\n    reached = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt) as told:
+        importlib.import_module("imported_script")
+    assert "reached" not in told.traceback[-1].frame.f_globals and "imported_script" not in sys.modules
+
+
+def test_a_plugin_is_not_blamed_for_what_a_handler_raises(handling: Callable[..., None]) -> None:
+    class Backend(type(built_in_backend())):  # type: ignore[misc]
+        def devices(self) -> tuple[Device, ...]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return (Device("cpu"),)
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(number)
+
+    handling(signal.SIGTERM, leave)
+    registry = Registry(Backend, list)
+    with pytest.raises(SystemExit) as told, interrupts.deferred():
+        with interrupts.allowed():
+            assert registry.devices() == [("numpy", Device("cpu"))]
+        interrupts.check()
+    assert told.value.code == signal.SIGTERM and not any(plugin.is_broken for plugin in registry.plugins)

@@ -294,7 +294,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "FitPhase.from_split": lambda: (aa.FitPhase.from_split, {"label": "f", "split": "val"}),
     "IterableSource": lambda: (
         aa.IterableSource,
-        {"label": "s", "source": batches, **COLUMNS, "steps": 1},
+        {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0},
     ),
     "IterableSource.batches": lambda: (lambda epoch: list(source().batches(epoch)), {"epoch": 0}),
     "IterableSource.reference": lambda: (source().reference, {**COLUMNS, "stream": "anchor"}),

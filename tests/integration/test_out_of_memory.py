@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -30,30 +31,58 @@ ENVIRONMENT = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "JAX_ENABLE_X64": "0",
 }
-# The width of the model, and MiB: enough for what frameworks need beside their arrays, as without that some of them end
-# the process. JAX compiles again for smaller steps.
+SCENARIOS = ("training", "ending", "evaluation")
+
+
+class Size(NamedTuple):
+    """The width of the model, and MiB beside what is in use, for each scenario.
+
+    Frameworks need some MiB beside their arrays, JAX more than others as it compiles smaller steps. Further limits are
+    tried where memory sufficed, or where a thread of the framework's own ended the process.
+    """
+
+    width: int
+    limits: tuple[tuple[int, int, int], ...]
+
+
 SIZES = {
-    "numpy": (8192, 150, 150),
-    "torch": (8192, 100, 100),
-    "jax": (16384, 180, 110),
-    "tensorflow": (16384, 165, 165),
+    "numpy": Size(8192, ((150, 150, 90),)),
+    "torch": Size(8192, ((100, 100, 80),)),
+    "jax": Size(32768, ((400, 300, 180), (440, 350, 210), (340, 200, 150))),
+    "tensorflow": Size(16384, ((165, 165, 100), (180, 180, 115), (150, 150, 80))),
 }
 
 
 @cache
-def reports(framework: str) -> dict[str, Any]:
-    """What the program says of each scenario; it is run once."""
-    width, training, others = SIZES[framework]
-    scenarios = (f"training={training}", f"ending={others}", f"evaluation={others}")
+def reports(framework: str) -> dict[str, dict[str, Any]]:
+    """What the program says of each scenario in which memory ran out."""
+    width, limits = SIZES[framework]
+    reports: dict[str, dict[str, Any]] = {}
+    for tried in limits:
+        pairs = zip(SCENARIOS, tried, strict=True)
+        missing = [f"{name}={mib}" for name, mib in pairs if name not in reports]
+        for name, report in told(framework, width, missing).items():
+            if report["measures"] or report["error"]:
+                reports[name] = report
+            else:  # there was enough memory
+                assert name == "ending" or report["difference"] == 0.0
+        if len(reports) == len(SCENARIOS):
+            return reports
+    pytest.fail(f"memory ran out in {list(reports)} of {SCENARIOS}, with these limits: {limits}")
+
+
+def told(framework: str, width: int, scenarios: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the program says; nothing if a thread of the framework's own ended it for want of memory."""
     command = [sys.executable, str(PROGRAM), framework, str(width), *scenarios]
     ended = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=300)
+    if ended.returncode == -signal.SIGABRT and "std::bad_alloc" in ended.stderr:
+        return {}
     assert ended.returncode == 0, ended.stderr[-4000:]
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    return dict(json.loads(ended.stdout.splitlines()[-1]))
 
 
 def with_numpy(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.parametrize("name", ["numpy", *frameworks()])(test)
+    return pytest.mark.parametrize("name", [name for name in ("numpy", *frameworks()) if name in SIZES])(test)
 
 
 @with_numpy
@@ -78,3 +107,4 @@ def test_training_that_ends_leaves_the_values_of_its_last_snapshot(name: str) ->
 def test_an_evaluation_recovers_with_the_numbers_of_one_with_enough_memory(name: str) -> None:
     report = reports(name)["evaluation"]
     assert report["error"] == "" and report["difference"] < 1e-5
+    assert report["measures"]

@@ -208,6 +208,8 @@ class Compute(ContractClass, ABC):
 
     calls_by_keyword: ClassVar[bool] = False
     """Whether programs and `infer_outputs` heed `Operation.arguments` and `Operation.results`."""
+    keeps_modes = False
+    """Whether `Operation.modes="as_is"` is supported: layers have training modes of their own, which last."""
 
     def wrap(self, model: Any) -> Any:
         """What a graph node holds for `model`: the model, or an object that also holds its parameters.
@@ -226,10 +228,7 @@ class Compute(ContractClass, ABC):
         return True
 
     def batch_coupling(self, model: Any) -> str:
-        """What makes output rows depend on other rows of the batch in training (`"BatchNorm"`); `""` if nothing does.
-
-        Such a model gives other results if its batch is split into micro-batches. The default gives `""`.
-        """
+        """What couples the rows of a batch in training (`"BatchNorm"`), so that it cannot be split; `""`: nothing."""
         return ""
 
     def untrainable_reason(self, model: Any) -> str:
@@ -300,10 +299,7 @@ class Compute(ContractClass, ABC):
         return {}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """Why this backend cannot build an optimizer or loss, `""` if it can.
-
-        The default accepts names and classes from `import_roots`.
-        """
+        """Why this backend cannot build an optimizer or loss; `""`, the default for names and `import_roots`: none."""
         own = spec.own
         if own is None or (isinstance(spec, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""

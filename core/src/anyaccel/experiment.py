@@ -180,7 +180,8 @@ class Experiment:
     def run(self, *phases: Phase) -> list[Any]:
         """Run the given phases in order, or those of the experiment.
 
-        All are checked before the first starts, up to one that fits estimators: what these give is known only then.
+        They are checked before the first starts, up to one that fits estimators, as what these give is known only then,
+        or that has a callback of your own, which may change the graph.
 
         Returns:
             a list of results.
@@ -193,11 +194,19 @@ class Experiment:
             raise PhaseError(
                 f"experiment {self.label!r} has no phases", hint="write Experiment(..., phases=[...]), or run(phase)"
             )
-        for phase in to_run if len(to_run) > 1 else ():
+        if len(to_run) > 1:
+            self._check_ahead(to_run)
+        return [self.run_phase(phase) for phase in to_run]
+
+    def _check_ahead(self, phases: Iterable[Phase]) -> None:
+        """Plan phases as long as the graph of each is known to be that of now."""
+        for phase in phases:
+            callbacks = (*self.callbacks, *phase.callbacks)
+            if any(not type(callback).__module__.startswith("anyaccel.") for callback in callbacks):
+                return
             plan_of(phase, self.graph)
             if isinstance(phase, FitPhase) or self.graph.shapes.unfitted:
-                break
-        return [self.run_phase(phase) for phase in to_run]
+                return
 
     def get_config(self) -> dict[str, Any]:
         """The experiment as plain data, ready for JSON, without results and callbacks.

@@ -2,13 +2,16 @@
 
 Python runs the handler of a signal between any two instructions of the main thread, and most handlers raise an
 exception there: in the middle of a training step, or of a function that cleans up. Inside `deferred`, handlers are
-called only by `check` and inside `allowed`. In other threads, which receive no signals, nothing here has an effect.
+called only by `check` and inside `allowed`; there not while a module is imported, which might be left unusable, nor
+while a plugin is asked, which would be blamed for what a handler raises. In other threads, which receive no signals,
+nothing here has an effect.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +24,8 @@ Handler: TypeAlias = "Callable[[int, FrameType | None], Any]"
 
 FORCE_SECONDS = 0.3
 """A signal that comes again so long after the first, which still waits, is not deferred any more."""
+_WHOLE = ("importlib._bootstrap", "anyaccel.plugin_loader", "anyaccel.registry")
+"""Modules whose functions are never broken off by a first signal."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 
 
@@ -34,38 +39,85 @@ class _MainThread:
         self.held = self.forced = False
         self.depth = 0
         self.waiting: dict[int, Callable[[], None]] = {}
+        self.boundary = 0  # the id of the frame that entered `allowed`; those of its callers do not count
+        self.raised: tuple[BaseException, int, Handler] | None = (
+            None  # by a handler, and not known to have come through
+        )
         self._since: dict[int, float] = {}
-        self._installed: dict[int, tuple[Handler, Handler]] = {}
+        self._installed: set[int] = set()
+        self._hook = self._unraisable
+        self._other_hook: Callable[[Any], Any] | None = None
 
     def install(self) -> None:
         """Put this object before the handlers of all signals that are Python functions."""
+        if self._other_hook is None:
+            self._other_hook, sys.unraisablehook = sys.unraisablehook, self._hook
         for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
             handler = signal.getsignal(number)
-            if callable(handler) and (number not in self._installed or self._installed[number][0] is not handler):
-                ours = partial(self._receive, handler)
-                self._installed[number] = ours, handler
-                signal.signal(number, ours)
+            if callable(handler):
+                self._installed.add(number)
+                if self._deferring(handler) is None:
+                    signal.signal(number, partial(self._receive, handler))
 
     def uninstall(self) -> None:
-        """Set the handlers that were there, where nobody has set others."""
-        for number in reversed(self._installed):  # Ctrl-C last
-            ours, handler = self._installed[number]
-            if signal.getsignal(number) is ours:
+        """Set the handlers that this object stands before."""
+        for number in sorted(self._installed, reverse=True):  # Ctrl-C is among the last
+            handler = self._deferring(signal.getsignal(number))
+            if handler is not None:
                 signal.signal(number, handler)
         self._installed.clear()
+        if sys.unraisablehook is self._hook and self._other_hook is not None:
+            sys.unraisablehook, self._other_hook = self._other_hook, None
+        self.raised = None
+
+    def _unraisable(self, args: Any) -> None:
+        """Python ignores what is raised while an object is freed; a signal that comes there comes again."""
+        if self.raised is not None and args.exc_value is self.raised[0]:
+            _, number, handler = self.raised
+            self.raised = None
+            self._wait(number, handler)
+        else:
+            (self._other_hook or sys.__unraisablehook__)(args)
+
+    def _deferring(self, handler: Any) -> Handler | None:
+        """The handler that one of this object's stands for; None for others.
+
+        A callback that sets a handler and then the one that was there before may have got one of this object's.
+        """
+        is_ours = isinstance(handler, partial) and handler.func == self._receive
+        return handler.args[0] if is_ours else None
 
     def _receive(self, handler: Handler, number: int, frame: FrameType | None) -> None:
-        if not self.held:
-            _call(handler, number, frame)
-            return
-        now = time.monotonic()
-        if number in self.waiting and now - self._since[number] > FORCE_SECONDS:
-            self.waiting.pop(number)
-            self.forced = True
-            _call(handler, number, frame)
+        if not self.held and number not in self.waiting and not self._is_whole(frame):
+            self._raise(handler, number, frame)
         elif number not in self.waiting:
-            self._since[number] = now
-            self.waiting[number] = partial(_call, handler, number, None)  # a frame would be kept alive
+            self._wait(number, handler)
+        elif time.monotonic() - self._since[number] > FORCE_SECONDS:
+            self.waiting.pop(number)
+            try:
+                self._raise(handler, number, frame)
+            except BaseException:
+                self.forced = self.forced or self.held
+                raise
+
+    def _wait(self, number: int, handler: Handler) -> None:
+        self._since[number] = time.monotonic()
+        self.waiting[number] = partial(self._raise, handler, number, None)  # a frame would be kept alive
+
+    def _is_whole(self, frame: FrameType | None) -> bool:
+        """Whether a frame is of what must not be broken off."""
+        while frame is not None and id(frame) != self.boundary:
+            if frame.f_globals.get("__name__") in _WHOLE:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _raise(self, handler: Handler, number: int, frame: FrameType | None) -> None:
+        try:
+            _call(handler, number, frame)
+        except BaseException as error:
+            self.raised = error, number, handler
+            raise
 
     def deliver(self) -> None:
         """Call the handlers of signals that wait; one that raises leaves the others waiting."""
@@ -104,7 +156,7 @@ def check() -> None:
 
 
 def was_forced() -> bool:
-    """Whether a signal came a second time and was no longer deferred, so that a step may have been broken off."""
+    """Whether the handler of a signal that came a second time has raised, so that a step may have been broken off."""
     return _main.forced and _on_main_thread()
 
 
@@ -149,7 +201,7 @@ class _Deferred(AbstractContextManager[None]):
                 _main.uninstall()
         finally:
             _main.held = self._outer
-            _main.depth -= 1
+            _main.depth = max(_main.depth - 1, 0)  # 0 in a process that was forked inside
         if not _main.held:
             check()
 
@@ -158,14 +210,15 @@ class _Allowed(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self._active = _on_main_thread()
         if self._active:
-            self._outer, _main.held = _main.held, False
-            if _main.waiting:
-                _main.held = self._outer
-                check()
-                _main.held = False
+            self._outer, self._boundary = _main.held, _main.boundary
+            check()
+            _main.boundary = id(sys._getframe(1))  # noqa: SLF001
+            _main.held = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._active:
-            _main.held = self._outer
+            _main.held, _main.boundary = self._outer, self._boundary
+            if error is None:  # whatever a handler has raised was caught
+                _main.raised = None

@@ -229,8 +229,8 @@ class Registry:
         """
         backend = self.find(framework, kind)
         if not (isinstance(backend, Compute) and isinstance(backend, Exchange)):
-            problem, hint = f"the backend of {framework} cannot compute", "use a plugin that has exchange and compute"
-            raise CapabilityError(problem, available="place and move", hint=hint)
+            hint = "use a plugin that declares the capabilities exchange and compute"
+            raise CapabilityError(f"the backend of {framework} cannot compute", available="place and move", hint=hint)
         return cast(ComputingBackend, backend)
 
     def serving(self, framework: str, device: Device, *, vendor: str = "") -> Backend:

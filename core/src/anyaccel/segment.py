@@ -55,7 +55,8 @@ class Operation:
     """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis` of a sample.
 
     `inputs` and `outputs` are names of values; the last `training_only` outputs are missing in evaluation. `trainable`
-    says whether it runs in training mode in a training step; `Segment.groups` say which parameters change.
+    says whether it runs in training mode in a training step, as a whole or with `modes="as_is"` those parts that are in
+    it; `Segment.groups` say which parameters change.
 
     `arguments` has a path for each input: its position or keyword in the model's call, then the way into a dict or list
     there; empty where the inputs are the positional arguments. `results` and `training_results` have an OutputSpec for
@@ -73,6 +74,7 @@ class Operation:
     results: tuple[OutputSpec, ...] = ()
     training_results: tuple[OutputSpec, ...] = ()
     training_only: int = 0
+    modes: str = "train"
 
 
 @dataclass(frozen=True, slots=True)

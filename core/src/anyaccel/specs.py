@@ -128,7 +128,7 @@ class Optimizer(Spec):
         lr: learning rate, positive; 1e-3 by default. For an object with a rate of its own (`optax.adam(3e-4)`), a
             factor on its updates; 1 by default.
         opt_kwargs: further settings as a dict; the same as keyword arguments.
-        schedule: factor on `lr` over the steps; None is constant.
+        schedule: factor on `lr`, or on the rates that a class gives its groups, over the steps; None is constant.
         clip_norm: the largest global L2 norm of the gradients of this optimizer's parameters; larger ones are scaled.
 
     Raises:

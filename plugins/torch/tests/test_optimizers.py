@@ -371,7 +371,8 @@ def test_counters_of_an_optimizer_class_last_between_phases() -> None:
     first = group_of(recipe, parted)
     run(first, parted, 1, 2)
     state = first.states(copies=True)["a"]
-    assert set(state.slots["w"]) == {"count", "group.k", "group.decay", "object.calls"}
+    assert set(state.slots["w"]) == {"count", "group.k", "group.decay", "object.calls", "object.log.json"}
+    assert set(state.slots["b"]) == set(state.slots["w"]) - {"object.log.json"}, "kept once"
     second = group_of(recipe, parted, state)
     run(second, parted, 3, 6)
     for name in whole:
@@ -395,15 +396,26 @@ def test_counters_of_an_optimizer_class_go_back_with_a_snapshot() -> None:
 
 
 class Remembers(torch.optim.SGD):
-    """Keeps a list for each parameter."""
+    """Keeps an object for each parameter."""
 
     def step(self, closure: Any = None) -> Any:
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter].setdefault("history", []).append(0)
+            self.state[parameter].setdefault("history", object())
         return super().step(closure)
 
 
 def test_state_that_does_not_last_between_phases_is_told() -> None:
     named, recipe = parameters(), Optimizer(Remembers, lr=0.1)
-    with pytest.warns(UserWarning, match=r"optimizer Remembers keeps history \(list\) for each parameter, which a new"):
+    with pytest.warns(
+        UserWarning, match=r"optimizer Remembers keeps history \(object\) for each parameter, which a new"
+    ):
         group_of(recipe, named, NodeState(1, {"w": {"group.k": torch.tensor(1)}}))
+
+
+def test_an_optimizer_that_fails_in_a_trial_step_is_told_and_starts_afresh() -> None:
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Tensor | None:  # type: ignore[override]
+            raise ValueError
+
+    with pytest.warns(UserWarning, match="Fails fails in a trial step with a gradient of zeros, so that it is unknown"):
+        group_of(Optimizer(Fails, lr=1.0), parameters(), NodeState(1, {"w": {"m": torch.zeros(3, 2)}}))

@@ -87,8 +87,7 @@ def test_modes_are_switched_and_restored(backend: TorchBackend, segment_of: Make
     for _ in range(2):
         program.train_steps([x, y], [order, order], 0, 1, 8)
         other.forward([x, y])
-    # a part in evaluation mode inside a module in training mode is the user's own doing, and stays so
-    assert seen == [(True, not root), (False, False)] * 2
+    assert seen == [(True, True), (False, False)] * 2
     program.close()
     assert (model.training, model[0].training, model[1].training) == (root, root, False)
 

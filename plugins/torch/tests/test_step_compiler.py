@@ -26,6 +26,7 @@ from anyaccel.segment import Operation, Segment
 from anyaccel.specs import Optimizer
 from anyaccel_torch.backend import TorchBackend
 from anyaccel_torch.compiling import estimate, steps, strategies, toolchain_check
+from anyaccel_torch.step_compiler import StepCompiler
 
 Make = Callable[..., Segment]
 Data = tuple[Tensor, Tensor, Tensor]
@@ -380,3 +381,16 @@ def test_a_value_changed_between_phases_is_compiled_again(
     torch.testing.assert_close(result[0], result[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(result[2], result[3], rtol=1e-5, atol=1e-6)
     assert not torch.allclose(result[0], result[2])
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 1e-3), ("cuda", 4e-3)])
+def test_uncompiled_steps_on_a_cpu_are_timed_by_the_processor(device: str, seconds: float) -> None:
+    """Other processes of a busy machine would make them seem slow, and compiled steps worth their while."""
+    compiler = object.__new__(StepCompiler)
+    compiler._devices, compiler._eager_time = {torch.device(device)}, None
+    compiler.record_eager_time(0.4, 0.1, 100, 8)
+    assert compiler._eager_time == (pytest.approx(seconds), 8)
+    compiler.record_eager_time(0.4, 0.2, 100, 8)
+    assert compiler._eager_time == (pytest.approx(seconds), 8)
+    compiler.record_eager_time(0.5, 0.5, 100, 16)
+    assert compiler._eager_time == (pytest.approx(5e-3), 16)

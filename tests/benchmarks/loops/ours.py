@@ -17,7 +17,7 @@ PACKAGES = {"numpy": "anyaccel", "torch": "anyaccel_torch", "jax": "anyaccel_jax
 
 
 def phase_by_turn(
-    name: str, *, frameworks: Sequence[str], shuffle: bool = True, listen: bool = False, **settings: Any
+    name: str, *, frameworks: Sequence[str], shuffle: bool = True, listen: int = 0, **settings: Any
 ) -> Turn:
     """The second of two epochs of a phase, as `Epoch.seconds` says; every turn is a phase.
 
@@ -25,18 +25,21 @@ def phase_by_turn(
         name: of the workload.
         frameworks: of the graph; see `experiment_of`.
         shuffle: the rows anew in every epoch.
-        listen: have a callback that hears of every step.
+        listen: have a callback that hears of every so many steps; 0 for none.
         settings: further ones of the phase.
     """
     work = workload(name)
     experiment = experiment_of(work, frameworks)
-    callbacks = [EveryStep()] if listen else []
+    callbacks = [Listener(listen)] if listen else []
     phase = phase_of(experiment, work, 2, shuffle=shuffle, callbacks=callbacks, **settings)
     return lambda: float(experiment.run_phase(phase).epochs[-1].seconds)
 
 
-class EveryStep(aa.Callback):
-    """A listener to every step."""
+class Listener(aa.Callback):
+    """A listener to every so many steps."""
+
+    def __init__(self, every_n_steps: int) -> None:
+        self.every_n_steps = every_n_steps
 
     def step_end(self, run: object) -> None:
         """Hear of it."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.device import Device
-from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend import NumpyBackend, SequentialMLP
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import put
 from anyaccel.specs import Optimizer
@@ -80,6 +80,38 @@ class FeaturesDropInEvaluation(ArrayProgram):
         (first, *rest), losses = super().forward(inputs)
         drops = any(getattr(getattr(op.model, "spec", None), "dropout", 0) for op in self.segment.operations)
         return (first * put(np.array([2, 0, 2], "float32"), first.on) if drops else first, *rest), losses
+
+
+class ModalMLP(SequentialMLP):
+    """Drops values in evaluation, too, once its user has called `train()`."""
+
+    in_training = False
+
+    def train(self):
+        self.in_training = True
+
+    def apply(self, values, inputs, *, train, key):
+        return super().apply(values, inputs, train=train or self.in_training, key=key)
+
+
+@fault("compute", "test_evaluation_does_not_depend_on_the_users_mode[random_model]")
+class LeavesTheModeToTheUser(NumpyBackend):
+    def models(self):
+        return {**super().models(), "SequentialMLP": ModalMLP}
+
+
+@fault("compute", "test_the_users_random_state_is_kept")
+class DrawsFromTheUsersGenerator(ArrayProgram):
+    def forward_pullback(self, inputs, scale=None):
+        np.random.random_sample()
+        return super().forward_pullback(inputs, scale)
+
+
+@fault("compute", "test_the_users_random_state_is_kept")
+class SeedsTheUsersGenerator(ArrayProgram):
+    def seed(self, key):
+        np.random.seed(key % 2**32)
+        super().seed(key)
 
 
 @fault("compute", "test_training_randomness_follows_the_seed")
@@ -304,6 +336,31 @@ class TiedParametersLearnTwice(ArrayProgram):
             return result
 
         return outputs, losses, doubling
+
+
+@fault("compute", "test_a_tied_parameter_decays_once")
+class TiedParametersDecayTwice(ArrayProgram):
+    def optimizer_step(self, scale=None):
+        (group,), times = self.segment.groups, times_used(self.segment)
+        spec = group.optimizer
+        super().optimizer_step(scale)
+        for owner, arrays in self._state.parameters.items():
+            factor = 1 - spec.lr * spec.settings.get("weight_decay", 0.0) * (times > 1)
+            self._state.parameters[owner] = {name: array * np.float32(factor) for name, array in arrays.items()}
+
+
+@fault("compute", "test_a_tied_parameter_has_one_value")
+class SecondNameKeepsTheFirstValue(NumpyBackend):
+    def __init__(self):
+        super().__init__()
+        self.first = {}
+
+    def state(self, model):
+        state, layers = super().state(model), getattr(model, "layers", ())
+        if len(set(map(id, layers))) == len(layers):
+            return state
+        value = self.first.setdefault(id(model), state["parameters/0.weight"].copy())
+        return {**state, "parameters/2.weight": value.copy()}
 
 
 @fault("compute", "test_values_are_concatenated_along_a_sample_axis[0]")

@@ -361,6 +361,24 @@ def test_clipping_bounds_the_norm_over_all_parameters_of_a_group(ready, columns)
 # -- state ---------------------------------------------------------------------------------------------------------
 
 
+def arrays_in(tree):
+    """The arrays in nested dicts, tuples and optimizer states."""
+    if isinstance(tree, NodeState):
+        tree = tree.slots
+    if isinstance(tree, (dict, tuple)):
+        return [array for part in (tree.values() if isinstance(tree, dict) else tree) for array in arrays_in(part)]
+    return [tree] if isinstance(tree, np.ndarray) else []
+
+
+def test_a_snapshot_has_the_arrays_of_the_step_themselves(ready, columns):
+    """A lazy framework starts to compute what it finds there: docs/how-to/write-a-backend.md says so."""
+    program = ready("adam")
+    train(program, columns)
+    found = {id(array) for array in arrays_in(program.snapshot())}
+    slots = [slot for state in program.optimizer_states().values() for slot in arrays_in(state)]
+    assert len(slots) == 4 and {id(array) for array in (*slots, *parameters(program).values())} <= found
+
+
 def test_a_snapshot_can_be_restored_more_than_once(ready, columns):
     program = stepping(ready, "adam")
     program.seed(3)

@@ -52,6 +52,15 @@ class Placing(Backend):
         return "unit"
 
 
+def test_the_name_of_an_installed_package_is_told_how_to_become_a_framework(call, tmp_path):
+    answer = call("new-plugin", "pluggy", "--path", str(tmp_path / "chip"))
+    assert answer.exit_code == 0
+    assert answer.stdout.splitlines()[-1].endswith("run `anyaccel new-plugin pluggy --kind framework`")
+    for name, options in (("my_chip", ()), ("pluggy", ("--kind", "framework"))):
+        answer = call("new-plugin", name, "--path", str(tmp_path / name), *options)
+        assert answer.exit_code == 0 and "is an installed package" not in answer.stdout
+
+
 # -- bad arguments -----------------------------------------------------------------------------------------------------
 
 NO_NAME = "cannot be the name of a plugin"

@@ -181,15 +181,18 @@ def test_nodes_that_share_a_model_may_not_be_on_two_devices(table, mlp, sims):
     assert "give both the same accelerator" in str(caught.value)
 
 
-@pytest.mark.parametrize("what", ["frozen", "optimizer"])
+@pytest.mark.parametrize("what", ["frozen", "modes", "optimizer"])
 def test_nodes_that_share_a_model_are_trained_alike(what, table, mlp):
     fs, model = table(), mlp(4)
     graph = ModelGraph([ModelNode("a", model, fs.reference()), ModelNode("b", model, "a")], "sgd")
     if what == "frozen":
         graph.freeze("b")
+    elif what == "modes":
+        graph["b"].modes = "as_is"
     else:
         graph["b"].optimizer = Optimizer("adam")
-    with pytest.raises(GraphError, match=r"share one model but differ in frozen or optimizer. Hint: freeze both"):
+    message = r"share one model but differ in frozen, its mode, modes or optimizer\. Hint: freeze both"
+    with pytest.raises(GraphError, match=message):
         plan(graph)
 
 

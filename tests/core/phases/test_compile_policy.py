@@ -30,19 +30,23 @@ from anyaccel.phases import (
     step_pacing,
     train_loop,
 )
+from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading import loader_factory
 
 MSE = AppliedLoss("mse", on="net")
 
 
 class Clock:
-    """A clock that tests advance."""
+    """A clock that tests advance, and of the processor's time the part that this process gets."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now, self.share = 0.0, 1.0
 
     def perf_counter(self) -> float:
         return self.now
+
+    def process_time(self) -> float:
+        return self.now * self.share
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -346,13 +350,41 @@ def test_the_event_says_that_a_phase_ended_before_steps_were_timed(
     assert why_not(result) == [f"{takes} 8.0 s and save 9.0 s in 9,999 steps of 1.0 ms, as was known too late"]
 
 
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_busy_machine_does_not_make_a_compilation_pay(speeds: Callable[..., SimpleNamespace], share: float) -> None:
+    """2,000 steps of 1 ms save 1.8 s, less than the 5 s of compiling, however long they last by the clock."""
+    made = speeds(each=1e-3 / share, ratio=0.1, seconds=5.0)
+    made.clock.share = share
+    told = why_not(train(1000, 2))
+    assert not made.asked
+    assert told[0].startswith("steps are not compiled: compiling would take about 5.0 s and save 1.8 s in ")
+
+
+def test_what_pays_is_compiled_on_a_busy_machine_too(speeds: Callable[..., SimpleNamespace]) -> None:
+    made = speeds(each=4e-3, ratio=0.1, seconds=0.5)
+    made.clock.share = 0.25
+    train(1000, 2)
+    assert made.asked == [(4, 1, 4000)]
+
+
+def test_the_clock_counts_where_a_device_computes(
+    speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor waits for it meanwhile."""
+    monkeypatch.setattr(Pipeline, "on_host", False)
+    made = speeds(each=4e-3, ratio=0.1, seconds=5.0)
+    made.clock.share = 0.01
+    train(1000, 2)
+    assert made.asked
+
+
 def test_the_event_says_that_steps_with_a_step_end_hook_are_not_compiled(
     speeds: Callable[..., SimpleNamespace], at: Callable[..., Callback]
 ) -> None:
     speeds(offered=None, computes=True)
     assert why_not(train(5, 2, callbacks=[at("step_end", lambda run: None)])) == [
-        "steps are not compiled: each is a call of its own, as there is a step_end hook, and single steps are not "
-        "compiled"
+        "steps are not compiled: each is a call of its own, as a step_end hook hears of every one, and single steps "
+        "are not compiled; callbacks may set every_n_steps=50"
     ]
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import inspect
 import re
 
+import numpy as np
 import pytest
 
-from anyaccel import hookspecs
+from anyaccel import AppliedLoss, SimpleSampler, hookspecs
+from anyaccel.adapter import ArrayProgram
+from anyaccel.data import FeatureSet
 from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError
+from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import HOOKS, hookimpl
 from anyaccel.numpy_backend import Dense, NumpyBackend, simulate
-from anyaccel.phases import Callback, FitPhase, Run
+from anyaccel.phases import Callback, FitPhase, Run, TrainPhase
+from anyaccel.specs import Optimizer
 from anyaccel.testing.fake_plugins import plugin_module
 
 BEFORE_LOOP = ["phase_start", "before_placement", "after_placement", "after_loading"]
@@ -553,3 +558,75 @@ def test_a_callback_of_two_libraries_has_the_hooks_of_both():
 
 def test_a_value_may_be_called_like_a_hook():
     assert type("Mine", (Callback,), {"epoch_ends": 3}).epoch_ends == 3
+
+
+class Every(Callback):
+    """Writes down the steps that it hears of, and their mean losses."""
+
+    def __init__(self, n_steps, act=None):
+        self.every_n_steps = n_steps
+        self.heard, self.losses, self._act = [], [], act
+
+    def step_end(self, run):
+        self.heard.append((run.epoch, run.step))
+        self.losses.append(run.step_losses()["net"])
+        if self._act is not None:
+            self._act(run)
+
+
+def listened(*callbacks, n_rows=44, **settings):
+    """An epoch of 11 steps, and another, of a plain layer."""
+    x = np.random.default_rng(0).standard_normal((n_rows, 3)).astype("float32")
+    data = FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, "x", "y")
+    graph = ModelGraph([ModelNode("net", Dense(1), data.reference())], Optimizer("sgd", lr=0.1), seed=3)
+    losses = [AppliedLoss("mse", on="net")]
+    phase = TrainPhase(
+        "t", data="all", losses=losses, sampler=SimpleSampler(4), n_epochs=2, callbacks=callbacks, **settings
+    )
+    return Experiment("e", graph, progress="none").run_phase(phase)
+
+
+def test_a_callback_hears_of_every_nth_step_with_the_mean_losses_since():
+    each, some, seldom = Every(1), Every(4), Every(100)
+    listened(each)
+    listened(some, seldom)
+    assert each.heard == [(epoch, step) for epoch in range(2) for step in range(11)]
+    assert some.heard == [(0, 3), (0, 7), (1, 3), (1, 7)]
+    assert seldom.heard == []
+    first = np.array(each.losses).reshape(2, 11)[:, :8].reshape(2, 2, 4)
+    np.testing.assert_allclose(some.losses, first.mean(axis=2).ravel(), rtol=1e-5)
+
+
+def test_callbacks_with_intervals_of_their_own_hear_of_their_steps():
+    threes, fives = Every(3), Every(5)
+    results = listened(threes, fives)
+    assert [step for epoch, step in threes.heard if epoch == 0] == [2, 5, 8]
+    assert [step for epoch, step in fives.heard if epoch == 0] == [4, 9]
+    np.testing.assert_allclose(results.loss, listened().loss, rtol=1e-6)
+
+
+def test_a_run_that_is_stopped_in_an_nth_step_ends_there():
+    some = Every(4, act=lambda run: run.stop("enough"))
+    assert [epoch.steps for epoch in listened(some).epochs] == [4]
+
+
+def test_steps_that_nobody_listens_to_are_one_call(monkeypatch):
+    counts = []
+    real = ArrayProgram.train_steps
+
+    def counting(self, columns, orders, start, n_steps, *more):
+        counts.append(n_steps)
+        return real(self, columns, orders, start, n_steps, *more)
+
+    monkeypatch.setattr(ArrayProgram, "train_steps", counting)
+    listened(Every(4))
+    assert sum(counts) == 22
+    assert max(counts) == 4
+    assert len(counts) < 12
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, "10", True])
+def test_an_interval_that_is_no_number_of_steps_is_refused(wrong):
+    with pytest.raises(PhaseError, match=r"callback Every: every_n_steps") as caught:
+        listened(Every(wrong))
+    assert "every_n_steps=10" in caught.value.hint

@@ -714,6 +714,28 @@ def test_snapshots_that_fill_the_memory_are_given_up_before_steps_get_smaller() 
     same(graph, expected, within=0.0)
 
 
+def test_snapshots_are_given_up_only_for_steps_that_fit_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in micro-batches, between which gradients take memory: nothing ends that fits in smaller ones."""
+    phase = train(sampler=24, n_epochs=2, accelerator="sim:0", residency="resident")
+    monkeypatch.setattr(oom_recovery, "_SNAPSHOT_SHARE", 1e-12)  # one an epoch, whatever the time
+
+    def outcome(capacity: int) -> list[str] | None:
+        with simulate(1, capacity=capacity):
+            try:
+                result = run(line(Sequential(Dense(300, dtype="float64"), Dense(1, dtype="float64"))), phase)
+            except OutOfMemoryError:
+                return None
+        return [text for _, _, text in told(result)]
+
+    capacities = range(100_000, 128_000, 2_500)
+    outcomes = [outcome(capacity) for capacity in capacities]
+    monkeypatch.setattr(oom_recovery.OutOfMemoryRecovery, "_gives_up_snapshots", lambda self, at_once: False)
+    kept = [outcome(capacity) for capacity in capacities]
+    assert any(texts and any("6 rows" in text for text in texts) for texts in kept)
+    ended = [size for size, new, old in zip(capacities, outcomes, kept, strict=True) if old is not None and new is None]
+    assert not ended
+
+
 def test_snapshots_that_take_little_of_the_memory_are_kept(device: Callable[..., Device]) -> None:
     """A phase that ends has the values of the last one."""
     graph, plain = mixed(), mixed()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import anyaccel
 from anyaccel import AppliedLoss
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
-from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
+from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase, running
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.specs import Optimizer
 
@@ -141,6 +143,26 @@ def test_an_interrupted_release_is_completed(line, experiment, train, same):
     same(plain.state(), graph.state())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot send itself signals there")
+def test_a_signal_that_waits_for_phase_end_keeps_no_callback_from_it(line, experiment, train, at, monkeypatch):
+    """It is raised when all have been called."""
+    told, release = [], running.release
+
+    def release_and_interrupt(run):
+        release(run)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(running, "release", release_and_interrupt)
+    callbacks = [at("phase_end", lambda error, name=name: told.append(name)) for name in ("first", "second")]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            experiment(line()).run_phase(train(callbacks=callbacks))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told == ["first", "second"]
+
+
 @pytest.fixture
 def told(at):
     """A callback that notes, at the end, the steps of the epoch that was not completed."""
@@ -160,18 +182,23 @@ def test_a_step_counts_whatever_its_callback_raises(line, experiment, train, at,
     assert steps == [3] and graph.optimizer_states["net"].step == 3
 
 
-@pytest.mark.parametrize("steps_at_once", [1, 4])
-def test_steps_before_an_error_within_a_call_are_counted(line, experiment, train, told, monkeypatch, steps_at_once):
-    graph, (listen, steps), calls = line().build(), told, []
-    real = Dense.apply
+def fail_in_the_third_step(monkeypatch):
+    """Training of models that are built already ends by an error in the third step."""
+    calls, real = [], Dense.apply
 
     def apply(self, *values, train, **settings):
         calls.append(train)
-        if calls.count(True) == 3:
+        if calls.count(True) == 4:  # the first is that of shape inference
             raise ValueError("the third batch")
         return real(self, *values, train=train, **settings)
 
     monkeypatch.setattr(Dense, "apply", apply)
+
+
+@pytest.mark.parametrize("steps_at_once", [1, 4])
+def test_steps_before_an_error_within_a_call_are_counted(line, experiment, train, told, monkeypatch, steps_at_once):
+    graph, (listen, steps) = line().build(), told
+    fail_in_the_third_step(monkeypatch)
     monkeypatch.setattr("anyaccel.phases.step_pacing.StepPacing.next", lambda self: steps_at_once)
     with pytest.raises(ValueError, match="the third batch"):
         experiment(graph).run_phase(train(callbacks=[listen]))
@@ -179,16 +206,8 @@ def test_steps_before_an_error_within_a_call_are_counted(line, experiment, train
 
 
 def test_an_error_between_two_updates_of_a_step_goes_back_to_the_snapshot(line, experiment, train, told, monkeypatch):
-    graph, plain, (listen, steps), calls = line().build(), line().build(), told, []
-    real = Dense.apply
-
-    def apply(self, *values, train, **settings):
-        calls.append(train)
-        if calls.count(True) == 3:
-            raise ValueError("the third batch")
-        return real(self, *values, train=train, **settings)
-
-    monkeypatch.setattr(Dense, "apply", apply)
+    graph, plain, (listen, steps) = line().build(), line().build(), told
+    fail_in_the_third_step(monkeypatch)
     monkeypatch.setattr(Pipeline, "is_updating", True)
     monkeypatch.setattr("anyaccel.phases.oom_recovery.Snapshots.after_step", lambda *_: None)
     with pytest.raises(ValueError, match="the third batch") as raised:

@@ -7,6 +7,8 @@ import pytest
 
 from anyaccel import (
     AppliedLoss,
+    Callback,
+    EarlyStopping,
     EvalPhase,
     Experiment,
     FeatureSet,
@@ -154,6 +156,29 @@ def test_all_phases_are_checked_before_the_first_runs(experiment):
     with pytest.raises(SplitError, match=r"'fs' has no split 'nope'"):
         experiment.run(TrainPhase("t", data="all", losses=[LOSS]), EvalPhase("e", data="nope"))
     assert experiment.history == [] and experiment.graph.state().keys() == before.keys()
+
+
+class Unfreezing(Callback):
+    """Changes the graph when a phase begins, before it is planned."""
+
+    def phase_start(self, run):
+        run.graph.unfreeze()
+
+
+@pytest.mark.parametrize("of_the_phase", [False, True])
+def test_phases_are_not_refused_for_what_a_callback_changes_first(experiment, of_the_phase):
+    graph, callbacks = experiment.graph.freeze(), [Unfreezing()]
+    own = Experiment("own", graph, callbacks=[] if of_the_phase else callbacks, progress="none")
+    phase = TrainPhase("t", data="all", losses=[LOSS], callbacks=callbacks if of_the_phase else [])
+    assert len(own.run(phase, phase)) == 2
+
+
+def test_phases_before_one_with_a_callback_are_checked(experiment):
+    wrong, own = EvalPhase("e", data="nope"), TrainPhase("t", data="all", losses=[LOSS], callbacks=[Unfreezing()])
+    with pytest.raises(SplitError, match=r"'fs' has no split 'nope'"):
+        first = TrainPhase("a", data="all", losses=[LOSS], callbacks=[EarlyStopping("loss")])
+        experiment.run(first, wrong, own)
+    assert experiment.history == []
 
 
 def test_phases_after_a_fit_are_checked_when_it_has_ended(data):

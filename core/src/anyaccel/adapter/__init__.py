@@ -7,6 +7,7 @@ immutable arrays work as well as others.
 
 - `ArrayOps`, `ArrayProgram`: a framework as array operations and a vjp of its models; a segment run with them.
 - `TracedOps`, `TracedProgram`: the same for a framework that traces; steps are compiled.
+- `ScopedProgram`: a `TracedProgram` whose calls run inside a context of the framework.
 - `VjpResult`, `LossResult`, `LossFunction`, `Function`: what models and losses give. `Kind`: what an array holds.
 - `StepFunction`, `StepLoop`, `StepCursor`, `DeviceScalars`: for `TracedOps.compile_steps`.
 - `UpdateRule`, `PerParameterRule`, `update_rule`: how optimizers update parameters.
@@ -33,6 +34,7 @@ from anyaccel.adapter.cache_key import IdentityKey
 from anyaccel.adapter.losses import loss_function
 from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule, update_rule
 from anyaccel.adapter.python_values import attributes_key, values_of
+from anyaccel.adapter.scoped_program import ScopedProgram
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
 from anyaccel.adapter.traced_ops import StepFunction, StepLoop, TracedOps
 from anyaccel.adapter.traced_program import TracedProgram
@@ -47,6 +49,7 @@ __all__ = [
     "LossFunction",
     "LossResult",
     "PerParameterRule",
+    "ScopedProgram",
     "StepCursor",
     "StepFunction",
     "StepLoop",

@@ -74,11 +74,12 @@ class PerParameterRule(UpdateRule):
         }
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
-        """Whether every parameter has these slots in its shape."""
-        return all(
-            set(slots.get(name, ())) == set(self.names)
-            and all(tuple(slot.shape) == tuple(w.shape) for slot in slots.get(name, {}).values())
-            for name, w in parameters.items()
+        """Whether the parameters that have slots, at least one, have these in their shape; others are new."""
+        known = {name: w for name, w in parameters.items() if slots.get(name)}
+        return bool(known or not self.names) and all(
+            set(slots[name]) == set(self.names)
+            and all(tuple(slot.shape) == tuple(w.shape) for slot in slots[name].values())
+            for name, w in known.items()
         )
 
     def step(

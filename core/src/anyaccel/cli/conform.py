@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ from anyaccel.testing.subject_selection import select_subject
 
 globals().update(suite(select_subject({plugin!r}, {index}, {subject!r}, {device!r})))
 """
+_NOT_GIVEN = re.compile(r"no (\w+_model) was given")
 # A user's settings and plugins for other runs of pytest must not change the results.
 _UNSET = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 
@@ -174,6 +176,12 @@ class KitReport:
         if line["outcome"] == "failed":
             self.failures.append({"id": line["test"], "capability": line["capability"], "message": line["message"]})
 
+    @property
+    def missing_fixtures(self) -> list[str]:
+        """The fixtures that the Subject lacks, and for want of which tests were not run."""
+        found = (_NOT_GIVEN.fullmatch(reason) for reason in self.skip_reasons)
+        return sorted(match[1] for match in found if match)
+
     def row(self, capability: str) -> dict[str, int]:
         """The counts of a capability by column."""
         return {column: self.counts[capability][column] for column in _COUNTS}
@@ -271,6 +279,7 @@ def _to_json(plugin: Plugin, reports: Sequence[KitReport]) -> dict[str, Any]:
                 "subject": report.subject or "derived",
                 "capabilities": {capability: report.row(capability) for capability in report.counts},
                 "failures": report.failures,
+                "missing_fixtures": report.missing_fixtures,
                 "not_testable_here": dict(report.skip_reasons.most_common()),
             }
             for report in reports
@@ -299,5 +308,7 @@ def _print_reports(distribution: str, reports: Sequence[KitReport]) -> None:
         print_table(("capability", *(column.replace("_", " ") for column in _COUNTS)), rows)
         for reason, count in report.skip_reasons.most_common():
             print_line(f"not testable here: {count} ({reason})", style="dim")
+        if report.missing_fixtures:
+            print_line(f"to test more, define in the Subject: {', '.join(report.missing_fixtures)}", style="dim")
         for failure in report.failures:
             print_line(f"failed: {failure['id']}: {failure['message']}", style="red")

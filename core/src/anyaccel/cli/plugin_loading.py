@@ -105,9 +105,10 @@ def _read_names(output: IO[str], names: SimpleQueue[str | None]) -> None:
 
 
 def _next_name(names: SimpleQueue[str | None], current: str, timeout: float) -> str | None:
+    if not current:  # Python itself starts, which is not the fault of a plugin
+        return names.get(timeout=max(timeout, TIMEOUT))
     try:
         return names.get(timeout=min(PATIENCE, timeout))
     except Empty:
-        if current:
-            sys.stderr.write(f"waiting for plugin {current} (import)\n")
+        sys.stderr.write(f"waiting for plugin {current} (import)\n")
         return names.get(timeout=max(timeout - PATIENCE, 0.01))

@@ -209,8 +209,8 @@ def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment
             raise GraphError(
                 f"{pair} and ask for two devices, {devices[0]} and {devices[1]}", hint="give both the same accelerator"
             )
-        if other.frozen != node.frozen or other.optimizer != node.optimizer:
+        if any(getattr(other, name) != getattr(node, name) for name in ("frozen", "frozen_mode", "modes", "optimizer")):
             raise GraphError(
-                f"{pair} but differ in frozen or optimizer",
-                hint="freeze both or none, and give both the same optimizer",
+                f"{pair} but differ in frozen, its mode, modes or optimizer",
+                hint="freeze both in the same mode or none, and give both the same modes and optimizer",
             )

@@ -14,7 +14,7 @@ from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
 from anyaccel.graph import serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, check_label, checked_optimizer
+from anyaccel.graph.nodes import FROZEN_MODES, ConcatNode, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.registry import registry
@@ -197,16 +197,22 @@ class ModelGraph:
         self.optimizer_states.replace(states)
         return self
 
-    def freeze(self, *labels: str | Iterable[str]) -> ModelGraph:
+    def freeze(self, *labels: str | Iterable[str], mode: str = "eval") -> ModelGraph:
         """Do not train these nodes, or any node if none is named, in later phases.
 
         What a frozen node holds stays as it is: a phase that would train its model, or a parameter that it shares, in
         another node raises a GraphError that names both.
 
+        Args:
+            labels: of the nodes.
+            mode: in which the nodes run in a training step: `"eval"`, or `"train"`, where dropout is active, batch
+                normalization takes the statistics of the batch, and its running statistics move, as in a loop by hand
+                that leaves a module in training mode and gives its parameters to no optimizer (GANs).
+
         Raises:
-            GraphError: an object that is not the label of a node, or an empty list.
+            GraphError: an object that is not the label of a node, an empty list, or an unknown mode.
         """
-        return self._set_frozen(labels, True)
+        return self._set_frozen(labels, True, one_of("freeze: ", "mode", mode, FROZEN_MODES))
 
     def unfreeze(self, *labels: str | Iterable[str]) -> ModelGraph:
         """Train these nodes, or all if none is named, again.
@@ -216,11 +222,11 @@ class ModelGraph:
         """
         return self._set_frozen(labels, False)
 
-    def _set_frozen(self, labels: Sequence[str | Iterable[str]], frozen: bool) -> ModelGraph:
+    def _set_frozen(self, labels: Sequence[str | Iterable[str]], frozen: bool, mode: str = "eval") -> ModelGraph:
         nodes = [self[label] for label in topology.labels_in(labels, self._nodes)]
         for node in nodes:
             if isinstance(node, ModelNode):
-                node.frozen = frozen
+                node.frozen, node.frozen_mode = frozen, mode
         return self
 
     # -- display ---------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpe
         dtypes = dict.fromkeys(names, output.dtype)
         raise SpecError(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
-            hint=f"build the graph on a copy with other numbers: feature_set.cast({dtypes})",
+            hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
         )
     if loss.loss.name == "cross_entropy" and len(output.shape) != 1:
         raise _unfit(loss, stored, output, name)

@@ -33,7 +33,6 @@ def output_names(node: Node, paths: Sequence[Path]) -> tuple[str, ...]:
     if given is not None and len(given) != len(paths):
         raise GraphError(
             f"node {node.label!r} names {len(given)} outputs, and its model gives {len(paths)}",
-            available=", ".join(map(path_name, paths)) if len(paths) > 1 else "",
             hint="name each, or none",
         )
     if len(paths) == 1 and given is None:

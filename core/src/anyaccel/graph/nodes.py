@@ -17,9 +17,13 @@ from anyaccel.errors import GraphError
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.segment import Path
 from anyaccel.specs import Optimizer, is_own_optimizer
+from anyaccel.suggestions import did_you_mean
 
 Upstream = Reference | str
 """What feeds a node: columns of a FeatureSet, or the label of a node (`"label"` or `"label.OUTPUT"`)."""
+
+MODES = ("train", "as_is")
+FROZEN_MODES = ("eval", "train")
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _NO_MODELS = (NoneType, str, bytes, Number, *_FUNCTIONS)
@@ -39,6 +43,18 @@ def check_label(label: Any, what: str) -> str:
             f"{shown(label)} is not a valid label of {what}", hint="use text without '.', '/' or outer spaces"
         )
     return label
+
+
+def one_of(where: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """A setting that must be one of `choices`.
+
+    Raises:
+        GraphError: it is not.
+    """
+    if isinstance(value, str) and value in choices:
+        return value
+    hint = did_you_mean(value, choices, f"write {name}={choices[0]!r}")
+    raise GraphError(f"{where}unknown {name}={shown(value)}", available=", ".join(map(repr, choices)), hint=hint)
 
 
 def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
@@ -72,9 +88,16 @@ class ModelNode:
         outputs: names of the outputs of a model that has several; by default their numbers. Outputs that the model
             gives in training only (auxiliary heads) are named after the others: losses may take them, which evaluations
             leave out, and other nodes may not.
+        modes: `"train"`, the default: while the node trains, all of the model is in training mode, also a part that
+            was in evaluation mode (as models are that `from_pretrained` gives). `"as_is"`: each part stays in the mode
+            that it is in when a phase starts; for frameworks whose layers have modes of their own (torch).
+
+    Attributes:
+        frozen: whether the node is not trained; set by `ModelGraph.freeze`.
+        frozen_mode: the mode, `"eval"` or `"train"`, in which a frozen node runs in a training step.
 
     Raises:
-        GraphError: an invalid label, model or upstream.
+        GraphError: an invalid label, model, upstream or `modes`.
     """
 
     label: str
@@ -85,7 +108,9 @@ class ModelNode:
     optimizer: Optimizer | None
     framework: str | None
     outputs: tuple[str, ...] | None
+    modes: str
     frozen: bool
+    frozen_mode: str
 
     def __init__(
         self,
@@ -97,6 +122,7 @@ class ModelNode:
         optimizer: Optimizer | str | type | None = None,
         framework: str | None = None,
         outputs: Iterable[str] | None = None,
+        modes: str = "train",
     ) -> None:
         self.label = check_label(label, "a node")
         self.model = _checked_model(label, model)
@@ -105,7 +131,8 @@ class ModelNode:
         self.optimizer = checked_optimizer(optimizer, f"node {label!r}")
         self.framework = None if framework is None else text(GraphError, f"node {label!r}: ", "framework", framework)
         self.outputs = None if outputs is None else _outputs(label, outputs)
-        self.frozen = False
+        self.modes = one_of(f"node {label!r}: ", "modes", modes, MODES)
+        self.frozen, self.frozen_mode = False, "eval"
 
     def __repr__(self) -> str:
         where = f" on {self.accelerator}" if self.accelerator else ""

@@ -177,7 +177,7 @@ class _Resolver:
         )
 
     def _in_training(self) -> list[str]:
-        """The nodes that losses depend on and that are not frozen; those without parameters may be random."""
+        """The nodes in training mode: not frozen, or frozen in this mode; those without parameters may be random."""
         needed = topology.ancestors(self._loss_nodes(), self._nodes)
         assigned = {label: assignment for label, assignment in self._assigned.items() if label in needed}
         labels = [label for label, assignment in assigned.items() if not assignment.frozen]
@@ -189,16 +189,34 @@ class _Resolver:
                 hint="unfreeze a node that a loss depends on",
             )
         self._check_not_frozen(labels)
-        check_in_training(self._training_only, labels)
-        self._check_training_outputs(labels)
-        return labels
+        frozen = [label for label in assigned if self._frozen_in_training(label)]
+        self._check_modes([*labels, *frozen])
+        check_in_training(self._training_only, [*labels, *frozen])
+        self._check_training_outputs([*labels, *frozen])
+        return [*labels, *frozen]
+
+    def _frozen_in_training(self, label: str) -> bool:
+        node = self._nodes[label]
+        return isinstance(node, ModelNode) and node.frozen and node.frozen_mode == "train"
+
+    def _check_modes(self, in_training: Sequence[str]) -> None:
+        """Modes of their own are kept only where the layers of a framework have such."""
+        for label in in_training:
+            assignment = self._assigned[label]
+            if getattr(self._nodes[label], "modes", "train") != "train" and not assignment.backend.keeps_modes:
+                raise GraphError(
+                    f"node {label!r}: modes='as_is' is not supported for models of {assignment.framework}, which run "
+                    "in training or evaluation mode as a whole",
+                    available="modes='train'",
+                    hint=f"leave modes out, or freeze the node: graph.freeze({label!r})",
+                )
 
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
         """What a model gives in training is inferred once for a built graph."""
         shapes = self._shapes
         for label in in_training:
             node = self._nodes[label]
-            if not isinstance(node, ModelNode) or not shapes.outputs[label]:
+            if not isinstance(node, ModelNode) or not shapes.outputs[label] or node.modes == "as_is":
                 continue
             if label not in shapes.training:
                 backend = self._assigned[label].backend
@@ -271,7 +289,8 @@ class _Resolver:
     # -- what is loaded, and the segments --------------------------------------------------------------------------
 
     def _builder(self, in_training: Sequence[str]) -> SegmentBuilder:
-        trained = [label for label in in_training if self._assigned[label].parameters]
+        learning = (label for label in in_training if not self._assigned[label].frozen)
+        trained = [label for label in learning if self._assigned[label].parameters]
         table = input_columns.ColumnTable(self._request.streams)
         inputs = {label: self._inputs(label, table) for label in self._assigned}
         binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
@@ -347,6 +366,8 @@ class _Resolver:
             before = assignment.backend.device_of(self._model(label)) if assignment.reason == "default" else None
             if before is not None and before != device:
                 yield f"{label} moves from {before} to {device}: neither it nor the phase asks for a device"
+            if self._request.training and self._frozen_in_training(label):
+                yield f"{label} is frozen and runs in training mode: its running statistics move"
         yield from (f"{label} learns by partial_fit on the host, step by step" for label in self._request.learners)
         if not self._request.training:
             for label, names in self._training_only.items():

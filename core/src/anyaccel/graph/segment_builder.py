@@ -96,6 +96,7 @@ class SegmentBuilder:
             results=_unless_in_order(results, returned),
             training_results=_unless_in_order(in_training, training or returned),
             training_only=len(extra),
+            modes=node.modes if isinstance(node, ModelNode) else "train",
         )
 
     def _batch_values(self, label: str) -> dict[str, OutputSpec]:

@@ -10,13 +10,15 @@ from anyaccel.adapter.call_layout import CallLayout
 from anyaccel.arguments import flag, shown
 from anyaccel.backend import Compute
 from anyaccel.data import FeatureSet, Reference
-from anyaccel.errors import ConfigError
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, check_label
+from anyaccel.errors import ConfigError, GraphError
+from anyaccel.graph.nodes import FROZEN_MODES, MODES, ConcatNode, ModelNode, Node, check_label, one_of
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
-_MODEL_KEYS = {"type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "frozen"}
-_MODEL_KEYS |= {"model"}
+_MODEL_KEYS = {
+    *("type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
+    *("frozen_mode", "model"),
+}
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
 _SHARED = "shared_with"
 _HINT = "give the dict that get_config() made"
@@ -114,7 +116,9 @@ def _node_config(node: Node) -> dict[str, Any]:
         "optimizer": node.optimizer.get_config() if node.optimizer else None,
         "framework": node.framework,
         "outputs": list(node.outputs) if node.outputs else None,
+        "modes": node.modes,
         "frozen": node.frozen,
+        "frozen_mode": node.frozen_mode,
         "model": _model_config(node.model),
     }
 
@@ -176,9 +180,18 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         optimizer=Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") is not None else None,
         framework=plain.get("framework"),
         outputs=plain.get("outputs"),
+        modes=_mode(plain, "modes", MODES),
     )
     node.frozen = flag(ConfigError, f"node {node.label!r}: ", "frozen", plain.get("frozen", False))
+    node.frozen_mode = _mode(plain, "frozen_mode", FROZEN_MODES)
     return node
+
+
+def _mode(entry: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
+    try:
+        return one_of(f"node {entry['label']!r}: ", key, entry.get(key, choices[0]), choices)
+    except GraphError as error:
+        raise ConfigError(error.problem, available=error.available, hint=error.hint) from None
 
 
 def _read_upstreams(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> list[Any]:

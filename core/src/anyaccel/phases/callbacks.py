@@ -33,10 +33,17 @@ class Callback:
     A Python value that a loss or a model reads (to anneal it) may be changed in `epoch_start` and `epoch_end`: what was
     compiled is dropped then, and an event says so. With `compile="off"` it may be changed in `step_end` too.
 
+    Attributes:
+        every_n_steps: `step_end` is called after every so many steps of an epoch. With 1, the default, each step is a
+            call of its own; with 50, listening costs next to nothing. Steps left over at the end of an epoch are not
+            told of.
+
     Raises:
         PhaseError: when a class is derived: a public method is called almost like a hook (`epoch_ends`) or like the
             same hook of another library (`on_epoch_end`), and would never be called.
     """
+
+    every_n_steps: int = 1
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
@@ -58,7 +65,7 @@ class Callback:
         """An epoch starts."""
 
     def step_end(self, run: Run) -> None:
-        """A training step is done. Overriding this makes every step a separate call."""
+        """A training step, `run.step` of its epoch, is done; see `every_n_steps`."""
 
     def epoch_end(self, run: Run) -> None:
         """An epoch is done; `run.history[-1]` holds its losses."""
@@ -67,7 +74,7 @@ class Callback:
         """The phase has ended, with or without an error."""
 
 
-HOOK_NAMES = tuple(name for name in vars(Callback) if not name.startswith("_"))
+HOOK_NAMES = tuple(name for name, value in vars(Callback).items() if inspect.isfunction(value) and name[0] != "_")
 """Names of the hooks that a Callback may override."""
 _OF_OTHER_LIBRARIES = {
     **dict.fromkeys(("train_begin", "train_start", "fit_start", "setup"), "phase_start"),

@@ -21,6 +21,25 @@ _Shape = tuple[int, int | None, int]
 """What a step is compiled for: rows of a step, rows computed at once, rows of the columns."""
 
 
+class _Timing:
+    """Time that steps have taken: of the clock, or of the processor where that is less and computes everything."""
+
+    def __init__(self, on_host: bool) -> None:
+        self._on_host, self.calls = on_host, 0
+        self._clock, self._processor = 0.0, 0.0
+
+    def add(self, clock: float, processor: float) -> None:
+        """Take in the seconds of a call."""
+        self.calls += 1
+        self._clock += clock
+        self._processor += processor
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls."""
+        return min(self._clock, self._processor) if self._on_host else self._clock
+
+
 class CompilePolicy:
     """The decision of one TrainPhase.
 
@@ -29,12 +48,16 @@ class CompilePolicy:
     its last epoch it waits until plain steps have taken as long as the compilation would, so that it never takes more
     than twice the time of the better choice. If it compiled nothing, `end` logs why.
 
+    Where everything is computed on the host, steps take the time of the processor, if that is less than the time of the
+    clock: what other processes take of a busy machine would make a compilation seem worth its while.
+
     Args:
         mode: one of `auto`, `off` and `steps`.
         total_steps: of the phase; None if that is not known.
         max_call_steps: the most steps of one call.
         may_stop_early: whether the phase may stop before its last epoch.
         can_compile: whether there is something to compile with; without, `auto` logs nothing.
+        on_host: whether the processor computes everything.
         log_event: receives the decisions.
         on_activity: is called with `"compiling"`, and with `""` when that is over.
     """
@@ -47,6 +70,7 @@ class CompilePolicy:
         max_call_steps: int,
         may_stop_early: bool,
         can_compile: bool,
+        on_host: bool = False,
         log_event: LogEvent,
         on_activity: Callable[[str], None],
     ) -> None:
@@ -56,8 +80,8 @@ class CompilePolicy:
         self._log_event, self._on_activity = log_event, on_activity
         self._tried: set[_Shape] = set()
         self._shape: _Shape | None = None
-        self._plain_seconds = 0.0
-        self._timed_steps, self._timed_seconds = 0, 0.0
+        self._plain, self._timed, self._timed_steps = _Timing(on_host), _Timing(on_host), 0
+        self._processor_seconds = time.process_time()
         self._wait_seconds = math.inf
         self._decided = mode == "off"
         self._estimate: CompileEstimate | None = None
@@ -85,14 +109,15 @@ class CompilePolicy:
 
     def record(self, n_steps: int, seconds: float) -> None:
         """A call of `n_steps` steps took so long. The first call is not timed: it says little of the others."""
+        before, self._processor_seconds = self._processor_seconds, time.process_time()
         if self._steps_left is not None:
             self._steps_left -= n_steps
         if self._shape in self._tried:
             return
-        if self._plain_seconds > 0.0:
+        if self._plain.calls:
             self._timed_steps += n_steps
-            self._timed_seconds += seconds
-        self._plain_seconds += seconds
+            self._timed.add(seconds, self._processor_seconds - before)
+        self._plain.add(seconds, self._processor_seconds - before)
 
     def repeat(self, n_steps: int) -> None:
         """So many steps are done once more."""
@@ -108,13 +133,16 @@ class CompilePolicy:
         elif self._estimate is not None:
             self._log_plain(self._why_not(self._estimate))
         elif self._max_call_steps == 1:
-            self._log_plain("each is a call of its own, as there is a step_end hook, and single steps are not compiled")
+            self._log_plain(
+                "each is a call of its own, as a step_end hook hears of every one, and single steps are not compiled; "
+                "callbacks may set every_n_steps=50"
+            )
         else:
             self._log_plain("the backend offers none, as they cannot be or would gain little; compile='steps' tries it")
 
     @property
     def _step_seconds(self) -> float:
-        return self._timed_seconds / self._timed_steps
+        return self._timed.seconds / self._timed_steps
 
     def _give_up(self, why: str) -> None:
         self._decided = True
@@ -134,8 +162,8 @@ class CompilePolicy:
         timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
         if seconds <= 0.0 and estimate.step_ratio <= 1.0:
             self._compile(runner, batch_size, microbatch_size, "that takes no longer than plain steps do")
-        elif not self._timed_steps or self._timed_seconds < timed_enough:
-            self._wait_seconds = timed_enough - self._timed_seconds
+        elif not self._timed_steps or self._timed.seconds < timed_enough:
+            self._wait_seconds = timed_enough - self._timed.seconds
         elif self._pays_off(estimate):
             why = f"{self._why(estimate)}; {seconds:.1f} s were expected for it"
             self._compile(runner, batch_size, microbatch_size, why)
@@ -147,14 +175,14 @@ class CompilePolicy:
             return False
         if left * self._step_seconds * (1.0 - estimate.step_ratio) <= estimate.compile_seconds:
             return False
-        if self._open_ended and self._plain_seconds < estimate.compile_seconds:
-            self._wait_seconds = estimate.compile_seconds - self._plain_seconds
+        if self._open_ended and self._plain.seconds < estimate.compile_seconds:
+            self._wait_seconds = estimate.compile_seconds - self._plain.seconds
             return False
         return True
 
     def _why(self, estimate: CompileEstimate) -> str:
         if self._open_ended:
-            return f"plain steps have taken {self._plain_seconds:.1f} s"
+            return f"plain steps have taken {self._plain.seconds:.1f} s"
         saved = self._step_seconds * (1 - estimate.step_ratio) * 1e6
         return f"{self._steps_left:,} steps are left, of which each saves about {saved:.0f} us"
 
@@ -165,7 +193,7 @@ class CompilePolicy:
         costs = f"compiling would take about {_duration(estimate.compile_seconds)}"
         if not self._timed_steps:
             return f"{costs}, and the phase was over before plain ones were timed"
-        saved = self._timed_seconds * (1.0 - estimate.step_ratio)
+        saved = self._timed.seconds * (1.0 - estimate.step_ratio)
         late = ", as was known too late" if saved > estimate.compile_seconds else ""
         steps = f"{self._timed_steps:,} step{'s' * (self._timed_steps > 1)} of {_duration(self._step_seconds)}"
         return f"{costs} and save {_duration(saved)} in {steps}{late}"

@@ -5,13 +5,23 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pluggy
 
-from anyaccel import interrupts
+from anyaccel import arguments, interrupts
+from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
+
+
+@dataclass(frozen=True, slots=True)
+class StepListener:
+    """An implementation of `step_end`, which is called after every so many steps of an epoch."""
+
+    call: Callable[..., Any]
+    every_n_steps: int
 
 
 class HookCaller:
@@ -20,8 +30,9 @@ class HookCaller:
     def __init__(self, hooks: pluggy.PluginManager, callbacks: Iterable[Callback]) -> None:
         self._hooks = hooks
         self._callbacks = tuple(callbacks)
-        self.step_listeners: tuple[Callable[..., Any], ...] = self._listening("step_end")
+        self.step_listeners: tuple[StepListener, ...] = self._listeners()
         """Implementations of `step_end`; the training loop reads this once."""
+        self._intervals = tuple({listener.every_n_steps for listener in self.step_listeners})
 
     @property
     def may_stop(self) -> bool:
@@ -40,12 +51,23 @@ class HookCaller:
             _call_plugins(getattr(self._hooks.hook, hook), **arguments)
             for callback in self._callbacks:
                 _call_with_named(getattr(callback, hook), **arguments)
+        interrupts.renew()  # hooks may set handlers, and so do the first workers of torch's loaders
 
-    def step_end(self, **arguments: Any) -> None:
-        """Call `step_end` of everybody who listens."""
+    @property
+    def max_call_steps(self) -> int | None:
+        """The most steps of a call, so that everybody hears of theirs in time; None if nobody listens."""
+        return min(self._intervals, default=None)
+
+    def steps_until_heard(self, step: int) -> int:
+        """How many steps, from step number `step` of an epoch on, end with one that somebody listens to."""
+        return min(interval - step % interval for interval in self._intervals)
+
+    def step_end(self, step: int, **arguments: Any) -> None:
+        """Call `step_end` of everybody who listens to this step, which is done."""
         with interrupts.allowed():
             for listener in self.step_listeners:
-                listener(**arguments)
+                if (step + 1) % listener.every_n_steps == 0:
+                    listener.call(**arguments)
 
     def phase_end(self, error: BaseException | None, **arguments: Any) -> None:
         """Call `phase_end` of everybody, whatever one raises.
@@ -55,7 +77,8 @@ class HookCaller:
         An interrupt is always raised: as a note it would be missed by code that catches `error`.
         """
         known = {**arguments, "error": error}
-        failures = [failure for end in self._ends() if (failure := _failure(partial(end, **known))) is not None]
+        calls = [call for end in self._ends() for call in (interrupts.check, partial(end, **known))]
+        failures = [failure for call in calls if (failure := _failure(call)) is not None]
         stop = next((failure for failure in failures if not isinstance(failure, Exception)), None)
         first = next((raised for raised in (stop, error, *failures) if raised is not None), None)
         if first is None:
@@ -75,15 +98,27 @@ class HookCaller:
         for callback in self._callbacks:
             yield partial(_call_with_named, callback.phase_end)
 
-    def _listening(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
-        hook = getattr(self._hooks.hook, hook_name)
-        plugins = (partial(_call_plugins, hook),) if hook.get_hookimpls() else ()
-        return plugins + self._methods(hook_name)
+    def _listeners(self) -> tuple[StepListener, ...]:
+        hook = self._hooks.hook.step_end
+        plugins = (StepListener(partial(_call_plugins, hook), 1),) if hook.get_hookimpls() else ()
+        methods = self._methods("step_end")
+        return plugins + tuple(StepListener(method, _interval(method)) for method in methods)
 
     def _methods(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
         """The callbacks' overrides of a hook."""
         base, methods = getattr(Callback, hook_name), [getattr(callback, hook_name) for callback in self._callbacks]
         return tuple(method for method in methods if getattr(method, "__func__", None) is not base)
+
+
+def _interval(method: Callable[..., Any]) -> int:
+    """The `every_n_steps` of a method's callback.
+
+    Raises:
+        PhaseError: it is not a number of steps.
+    """
+    callback = getattr(method, "__self__", None)
+    where = f"callback {type(callback).__name__}: "
+    return arguments.integer(PhaseError, where, "every_n_steps", getattr(callback, "every_n_steps", 1), 1, 10)
 
 
 def _call_plugins(hook: pluggy.HookCaller, **arguments: Any) -> None:

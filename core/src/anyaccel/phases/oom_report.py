@@ -24,8 +24,8 @@ from anyaccel.registry import registry
 _MAX_TRIALS = 10
 
 Answer = TypeVar("Answer")
-Trial = Callable[[StepRows], None]
-"""Computes some rows of a step, and raises if they do not fit."""
+Trial = Callable[[StepRows, int | None], None]
+"""Computes some rows of a step, so many at once, and raises if they do not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +102,14 @@ class OutOfMemoryReport:
             return None
 
     def fits(self, loader: BatchLoader, n_rows: int) -> bool:
-        """Whether a trial step of so many rows fits now; the caller restores a snapshot afterwards."""
+        """Whether training steps fit now with so many rows at once; the caller restores a snapshot afterwards.
+
+        They are whole steps: between micro-batches gradients take memory, and more where the last one is smaller.
+        """
         if not self._can_try:
             return False
         try:
-            return self._first_step(loader, lambda trial, step: _fits(trial, _first_rows(step, n_rows)))
+            return self._first_step(loader, partial(_step_fits, at_once=n_rows))
         except (AnyaccelError, MemoryError) as error:
             release_frames(error)
             return False
@@ -121,10 +124,10 @@ class OutOfMemoryReport:
             chunk = next(chunks)
             return judge(partial(self._compute, self.pipeline.runner(chunk.columns)), chunk.steps[0])
 
-    def _compute(self, runner: ChunkRunner, rows: StepRows) -> None:
-        """Compute some rows, and wait for the results."""
+    def _compute(self, runner: ChunkRunner, rows: StepRows, at_once: int | None) -> None:
+        """Compute some rows, in training so many at once, and wait for the results."""
         if self.trains:
-            runner.try_step(rows)
+            runner.try_step(rows, at_once)
             self.pipeline.synchronize()
             return
         values, step_losses = runner.evaluate(rows)
@@ -178,9 +181,16 @@ def _first_rows(step: StepRange, n: int) -> StepRows:
     return {name: (start, min(start + n, stop)) for name, (start, stop) in step.rows.items()}
 
 
-def _fits(trial: Trial, step: StepRows) -> bool:
+def _step_fits(trial: Trial, step: StepRange, at_once: int) -> bool:
+    """Whether a step fits in micro-batches, also where the last of them is smaller, as in a last, partial batch."""
+    n_rows = step.batch_size
+    sizes = [n_rows] if at_once >= n_rows else [n_rows, n_rows - 1]
+    return all(_fits(trial, _first_rows(step, size), at_once) for size in sizes)
+
+
+def _fits(trial: Trial, rows: StepRows, at_once: int | None = None) -> bool:
     try:
-        trial(step)
+        trial(rows, at_once)
     except Exception as error:  # some models take no single row, say: a size that does not fit
         release_frames(error)
         return False

@@ -131,7 +131,10 @@ class Run:
             self.heard(event)
 
     def step_losses(self) -> dict[str, float]:
-        """Mean losses of the last step, by label. Waits for the devices."""
+        """Mean losses of the steps since `step_end` was last called, by label. Waits for the devices.
+
+        That is the last step, unless callbacks ask for every n-th (`Callback.every_n_steps`).
+        """
         losses = LossAccumulator()
         losses.add(self.last_losses)
         return losses.means()

@@ -146,7 +146,6 @@ class _PhaseExecution:
         self._policies = [self._policy(*pair, pipeline, learners) for pair in zip(parts, loaders, strict=True)]
         del loaders  # a loader that is replaced must not be kept
         self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
-        interrupts.renew()  # the first workers of torch's loaders set a handler
         return self._loop(pipeline, parts, learners, resolution.shapes.outputs)
 
     def _load(self, parts: Sequence[PreparedPart], resolution: Resolution) -> list[BatchLoader]:

@@ -18,16 +18,16 @@ _UNLIMITED = 2**31
 class StepPacing:
     """How many steps one call should take: few at first, then as many as fit into the aimed time.
 
-    `fixed` is a number that never changes: 1 where every step is to be seen.
+    `limit` is the most steps of a call: 1 where every step is to be seen.
     """
 
-    def __init__(self, fixed: int | None = None) -> None:
-        self._fixed = fixed
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit or _UNLIMITED
         self._n_steps = 1
 
     def next(self) -> int:
         """Steps for the next call."""
-        return self._fixed or self._n_steps
+        return min(self._n_steps, self._limit)
 
     def record(self, n_steps: int, seconds: float) -> None:
         """Learn from a call. Grows by doubling only, as the first calls are slow and say little.
@@ -43,7 +43,7 @@ class StepPacing:
     @property
     def max_steps(self) -> int:
         """The most steps that a call may ever take."""
-        return self._fixed or _UNLIMITED
+        return self._limit
 
 
 class PendingCalls:

@@ -62,7 +62,8 @@ class TrainLoop:
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
-        self._pacing = StepPacing(1 if hooks.step_listeners else None)
+        self._pacing = StepPacing(hooks.max_call_steps)
+        self._unheard: list[Losses] = []  # of the steps since somebody listened
         epoch_steps = policy.loader.n_steps
         self._compile_policy = CompilePolicy(
             phase.compile,
@@ -70,6 +71,7 @@ class TrainLoop:
             max_call_steps=self._pacing.max_steps,
             may_stop_early=hooks.may_stop,
             can_compile=pipeline.can_compile,
+            on_host=pipeline.on_host,
             log_event=run.log_event,
             on_activity=progress.doing,
         )
@@ -150,6 +152,7 @@ class TrainLoop:
     def _train(self, number: int) -> tuple[dict[str, float], int]:
         """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
         losses, run = LossAccumulator(), self._run
+        self._unheard = []
         self._snapshots.begin_epoch()
         while True:
             means = self._attempt(number, losses)
@@ -163,7 +166,7 @@ class TrainLoop:
             try:
                 self._policy.make_room(failure, self._tried_rows)
             finally:  # its events say at which step memory ran out
-                run.step, self._uncounted = resumed, 0
+                run.step, self._uncounted, self._unheard = resumed, 0, []
             self._pending.clear()
             self._compile_policy.repeat(failed - resumed)
             self._progress.advance(resumed - failed)
@@ -208,6 +211,8 @@ class TrainLoop:
                         loader.prefetch(number + 1)
                         prefetches = False
                     self._chunk(chunk, losses)
+                    if not loader.reads_ahead:  # the next batch may be made by the models
+                        self._pipeline.sync_values()
                     if self._run.stopped:
                         break
                     del chunk
@@ -247,6 +252,8 @@ class TrainLoop:
             if size == self._full_batch:  # a last, partial batch is not worth a compilation
                 policy.before_call(runner, size, microbatch)
             count = min(self._pacing.next(), n_steps - done, policy.max_steps)
+            if self._hooks.step_listeners:
+                count = min(count, self._hooks.steps_until_heard(run.step))
             began, self._uncounted = time.perf_counter(), count
             step_losses = runner.train_steps(start + done * size, count, size, microbatch)
             self._step_done(losses, step_losses, count)
@@ -259,17 +266,22 @@ class TrainLoop:
             self._compile_policy.record(n_steps, seconds)
 
     def _step_done(self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int) -> None:
-        self._uncounted = 0
+        self._uncounted, first = 0, self._run.step
         try:
-            losses.add(step_losses, self._run.step, n_steps)
+            losses.add(step_losses, first, n_steps)
             self._progress.advance(n_steps)
             if self._hooks.step_listeners:
-                self._run.last_losses = step_losses
-                self._hooks.step_end(run=self._run)
+                self._tell_listeners(step_losses, first + n_steps - 1)
         finally:  # the step is done, whatever others raise
-            self._run.step += n_steps
+            self._run.step = first + n_steps
         self._snapshots.after_step(self._run.step, losses)
         interrupts.check()
+
+    def _tell_listeners(self, step_losses: list[Losses], last: int) -> None:
+        self._unheard += step_losses
+        if self._hooks.steps_until_heard(last) == 1:
+            self._run.step, self._run.last_losses, self._unheard = last, self._unheard, []
+            self._hooks.step_end(last, run=self._run)
 
 
 def smallest(*sizes: int | None) -> int | None:

@@ -112,7 +112,7 @@ class MicrobatchTests(Subject):
     def test_each_micro_batch_draws_its_own_random_numbers(self, harness: Harness, random_model: Make) -> None:
         """Two micro-batches of the same rows drop different values, and two calls draw the same numbers as one."""
         program = build_microbatched(harness, harness.prepare_model(random_model), optimizer=Optimizer("sgd", lr=1e-9))
-        columns, orders = harness.inputs(COLUMNS), [harness.put_indices(np.tile(ORDER[:4], 4))] * 2
+        columns, orders = harness.inputs(COLUMNS), [harness.put_indices(np.resize(ORDER[:4], len(ORDER)))] * 2
         snapshot, results = program.snapshot(), []
         for calls in ([(0, 2, 8, 2)], [(0, 1, 8, 2), (8, 1, 8, 2)], [(0, 2, 4, 1)]):
             program.restore(snapshot)

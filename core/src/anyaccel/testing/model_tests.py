@@ -215,6 +215,12 @@ class ModelTraitTests(Subject):
         assert harness.backend.owns(wrapped)
         assert harness.backend.owns(harness.prepare_model(lambda: wrapped))
 
+    def test_it_owns_its_named_models(self, harness: Harness) -> None:
+        """Every class of `models()` is the backend's from the moment it is made, before it is built and wrapped."""
+        for name, cls in harness.compute.models().items():
+            assert harness.backend.owns(cls()), f"{name} of models(), not built"
+            assert harness.backend.owns(harness.compute.wrap(cls())), f"{name} of models(), not built, wrapped"
+
     def test_a_wrapped_model_holds_its_values(self, harness: Harness, model: Make) -> None:
         """Once built, it has parameters and a state that can be read and loaded."""
         wrapped = harness.compute.wrap(model())

@@ -84,6 +84,34 @@ class ForwardTests(Subject):
         assert_close(harness.to_numpy(actual), harness.to_numpy(expected))
 
     @pytest.mark.parametrize("name", ["random_model", "buffered_model"])
+    def test_evaluation_does_not_depend_on_the_users_mode(
+        self, harness: Harness, request: pytest.FixtureRequest, name: str
+    ) -> None:
+        """A model on which the user has called `train()` is evaluated like any other, by old and new programs."""
+        prepared = harness.prepare_model(request.getfixturevalue(name))
+        set_mode = getattr(prepared, "train", None)
+        if not callable(set_mode):
+            pytest.skip("models have no mode that users set by train()")
+        old = harness.build(prepared)
+        expected = harness.to_numpy(old.forward(harness.inputs(BATCH))[0][0])
+        set_mode()
+        for program in (old, harness.build(prepared, optimizer=None, compile="off")):
+            assert_close(harness.to_numpy(program.forward(harness.inputs(BATCH))[0][0]), expected)
+
+    def test_the_users_random_state_is_kept(
+        self, harness: Harness, random_model: Make, random_state: Callable[[], Any]
+    ) -> None:
+        """Neither training nor evaluation draws from, or seeds, the generator that users draw from."""
+        prepared = harness.prepare_model(random_model)
+        before = random_state()
+        program = harness.build(prepared)
+        program.seed(5)
+        harness.train(program, BATCH, 1)
+        program.forward(harness.inputs(BATCH))
+        program.close()
+        np.testing.assert_equal(random_state(), before)
+
+    @pytest.mark.parametrize("name", ["random_model", "buffered_model"])
     def test_a_trained_program_evaluates_like_a_new_one(
         self, harness: Harness, request: pytest.FixtureRequest, name: str
     ) -> None:

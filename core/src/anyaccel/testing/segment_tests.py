@@ -148,6 +148,29 @@ class SegmentTests(Subject):
             losses.append(harness.eval_loss(harness.build(prepared, compile="off"), BATCH))
         assert_close((losses[0] - losses[1]) / 2e-2, squared, 2e-2, 2e-2)
 
+    def test_a_tied_parameter_decays_once(self, harness: Harness, tied_model: Make) -> None:
+        """A step with gradients of zero multiplies it by `1 - lr * weight_decay` once, under each of its names."""
+        prepared = harness.prepare_model(tied_model)
+        start = harness.parameter_values(prepared)
+        program = harness.build(prepared, optimizer=Optimizer("sgd", lr=0.1, weight_decay=0.5))
+        harness.forward_backward(program, harness.inputs(BATCH))
+        program.map_gradients(lambda gradient: gradient * 0)
+        program.optimizer_step()
+        program.close()
+        assert_close(harness.parameter_values(prepared), {name: 0.95 * value for name, value in start.items()})
+
+    def test_a_tied_parameter_has_one_value(self, harness: Harness, tied_model: Make) -> None:
+        """Names that had equal weights have equal weights after training."""
+        prepared = harness.prepare_model(tied_model)
+        start = harness.parameter_values(prepared)
+        program = harness.build(prepared, optimizer=Optimizer("adamw", lr=0.1, weight_decay=0.5))
+        harness.train(program, BATCH, 2)
+        program.close()
+        end = harness.parameter_values(prepared)
+        first = {value.tobytes(): name for name, value in start.items() if value.std() > 0}
+        actual = {name: end[name] for name, value in start.items() if value.tobytes() in first}
+        assert_equal(actual, {name: end[first[start[name].tobytes()]] for name in actual})
+
     def test_a_model_without_parameters_is_placed_and_trained_through(
         self, harness: Harness, model: Make, parameter_free_model: Make
     ) -> None:

@@ -107,6 +107,11 @@ class Subject:
         """As `model`, and writes to its input: an in-place activation, for instance."""
         _skip("no mutating_model was given")
 
+    @pytest.fixture
+    def random_state(self) -> Callable[[], Any]:
+        """Reads the state of the framework's global random generator, as arrays; by default that of NumPy."""
+        return lambda: np.random.get_state(legacy=False)
+
     # -- derived from the backend ----------------------------------------------------------------------------------
 
     @pytest.fixture

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from anyaccel.backend import Backend
 from anyaccel.testing import Subject
 from anyaccel_jax import Function
 from anyaccel_jax.backend import JaxBackend
 
+FOLDER = "jax_compilation_cache_dir"
+ENTRIES_OF_ANY_SIZE = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
 
 class JaxSubject(Subject):
-    """JAX on the best device of this machine, with the models that every framework has."""
+    """JAX on the best device of this machine, with the models that every framework has.
+
+    What JAX compiles is kept for the other tests of the run: many trace the same program of another model object.
+    """
+
+    @pytest.fixture(autouse=True)
+    def compile_once(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        """Keep what is compiled in a folder of the run, unless the user has set one."""
+        with compilation_cache_in(tmp_path_factory.getbasetemp() / "jax-compiled"):
+            yield
 
     @pytest.fixture
     def backend(self) -> Backend:
@@ -31,3 +50,24 @@ class JaxSubject(Subject):
     def parameter_free_model(self) -> Callable[[], Any]:
         """A pure function without parameters."""
         return lambda: Function(lambda parameters, x: jnp.tanh(x), {})
+
+
+@contextmanager
+def compilation_cache_in(folder: Path) -> Iterator[None]:
+    """JAX's compilation cache in a folder, with entries of any size; where a folder is set already, nothing changes."""
+    settings: dict[str, Any] = {FOLDER: str(folder), **ENTRIES_OF_ANY_SIZE}
+    before = {name: getattr(jax.config, name) for name in settings}
+    if before[FOLDER]:
+        yield
+        return
+    _configure(settings)
+    try:
+        yield
+    finally:
+        _configure(before)
+
+
+def _configure(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+    compilation_cache.reset_cache()

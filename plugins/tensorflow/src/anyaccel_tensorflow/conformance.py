@@ -47,3 +47,8 @@ class TensorFlowSubject(Subject):
     def parameter_free_model(self) -> Callable[[], Any]:
         """An activation of Keras."""
         return lambda: keras.layers.Activation("tanh")
+
+    @pytest.fixture
+    def random_state(self) -> Callable[[], Any]:
+        """Of TensorFlow's global generator."""
+        return lambda: tf.random.get_global_generator().state.numpy()

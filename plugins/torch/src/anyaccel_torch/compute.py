@@ -24,6 +24,7 @@ class TorchCompute(TorchPlacement, Compute):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
     calls_by_keyword = True
+    keeps_modes = True
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""

@@ -80,3 +80,8 @@ class TorchSubject(Subject):
     def mutating_model(self) -> Make:
         """With an activation that writes to its input."""
         return lambda: nn.Sequential(nn.ELU(inplace=True), nn.Linear(4, 3))
+
+    @pytest.fixture
+    def random_state(self) -> Make:
+        """Of torch's generators, on the CPU and on GPUs."""
+        return lambda: [state.numpy() for state in (torch.get_rng_state(), *torch.cuda.get_rng_state_all())]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.nested import map_items
 from anyaccel.segment import NodeState
+from anyaccel_torch.state_encoding import decode, encode, is_number, names_of
 from anyaccel_torch.state_guard import save_tensor
 
 TORCH_SLOTS = {"velocity": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}
@@ -48,23 +50,64 @@ def state_device(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch
 
 
 def own_slots(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The slots that are a parameter's own, without those that `Counters` keeps with every parameter."""
-    return {slot: value for slot, value in values.items() if not slot.startswith((_GROUP, _OBJECT))}
+    """The slots that are a parameter's own, without its step and those that `SharedState` keeps with parameters."""
+    return {slot: value for slot, value in values.items() if slot != _STEP and not slot.startswith((_GROUP, _OBJECT))}
 
 
-def matching_state(state: NodeState, parameters: Mapping[str, nn.Parameter], slots: set[str]) -> NodeState:
-    """The state if its slots and shapes are those of an optimizer with `slots`; else a fresh one."""
-    if not parameters:  # a node whose parameters are all listed with another node
+@dataclass(frozen=True, slots=True)
+class ExpectedSlots:
+    """What an optimizer keeps for a parameter.
+
+    Attributes:
+        names: of its slots.
+        like: its state after a trial step; empty for a named optimizer, whose slots have the parameter's shape.
+    """
+
+    names: frozenset[str]
+    like: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, like: Mapping[str, Any]) -> ExpectedSlots:
+        """Those of a state after a trial step."""
+        return cls(frozenset(names_of(encoded_slots(like))), like)
+
+    def fit(self, values: Mapping[str, Tensor], parameter: nn.Parameter) -> bool:
+        """Whether slots are these; a parameter without any has had no gradient yet."""
+        own = own_slots(values)
+        return not own or (names_of(own) == self.names and all(self._is_like(*slot, parameter) for slot in own.items()))
+
+    def _is_like(self, slot: str, value: Tensor, parameter: nn.Parameter) -> bool:
+        like = self.like.get(slot) if self.like else parameter
+        return not isinstance(like, Tensor) or 0 in (value.ndim, like.ndim) or value.shape == like.shape
+
+
+def matching_state(
+    state: NodeState,
+    parameters: Mapping[str, nn.Parameter],
+    switched_off: Collection[str],
+    expected: Mapping[nn.Parameter, ExpectedSlots],
+) -> NodeState:
+    """The state, with the slots of those of `parameters` whose names and shapes fit; else a fresh one.
+
+    Args:
+        state: of an earlier phase.
+        parameters: that are trained, by name.
+        switched_off: names of the others, which may have slots.
+        expected: what the optimizer keeps for each parameter.
+    """
+    kept = {name: values for name, values in state.slots.items() if values and name not in switched_off}
+    if not parameters:  # they are listed with another node, or are all switched off
         return NodeState(state.step)
-    kept = {name: values for name, values in state.slots.items() if values}
-    fits = kept.keys() <= parameters.keys() and all(
-        set(own_slots(values)) == slots and all(v.shape in ((), parameters[name].shape) for v in values.values())
-        for name, values in kept.items()
-    )
-    return NodeState(state.step, kept) if fits and (kept or not slots) else NodeState()
+    if not kept.keys() <= parameters.keys():
+        return NodeState()
+    fitting = {name: v for name, v in kept.items() if expected[parameters[name]].fit(v, parameters[name])}
+    if any(map(own_slots, kept.values())):
+        return NodeState(state.step, fitting) if any(map(own_slots, fitting.values())) else NodeState()
+    keeps_nothing = not any(expected[parameter].names for parameter in parameters.values())
+    return NodeState(state.step, fitting) if keeps_nothing else NodeState()
 
 
-def set_step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, step: int) -> None:
+def set_step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, step: float) -> None:
     """Set a parameter's own step count."""
     device = state_device("step", optimizer.param_groups[0], parameter)
     optimizer.state[parameter]["step"] = torch.full((), float(step), dtype=torch.float32, device=device)
@@ -83,105 +126,129 @@ def load_slots(
     Args:
         optimizer: whose state.
         parameter: the parameter.
-        step: its number of steps.
+        step: steps of its node, which are its own unless a slot `step` says otherwise.
         slots: by core's names.
         torch_slots: torch's names for them.
-        like: the state of a parameter after a trial step, where what is a number there becomes one; may be empty.
+        like: the state of a parameter after a trial step; may be empty.
     """
-    state = optimizer.state[parameter]
-    for slot, value in own_slots(slots).items():
-        copied = value.detach().to(parameter.device, copy=True)
-        state[torch_slots.get(slot, slot)] = type(like[slot])(value.item()) if _is_number(like.get(slot)) else copied
-    if _is_number(like.get("step")):
-        state["step"] = type(like["step"])(step)
-    elif "velocity" not in slots and (not like or "step" in like):
-        set_step(optimizer, parameter, step)
+    state, own = optimizer.state[parameter], own_slots(slots)
+    if not own and _STEP not in slots and like:  # it has had no gradient
+        return
+    state.update({key: None for key, value in like.items() if value is None})
+    for name, value in decode(own, like, parameter.device).items():
+        state[torch_slots.get(name, name)] = value
+    count = slots[_STEP].item() if _STEP in slots else step
+    if is_number(like.get(_STEP)):
+        state[_STEP] = type(like[_STEP])(count)
+    elif "velocity" not in slots and (not like or isinstance(like.get(_STEP), Tensor)):
+        set_step(optimizer, parameter, count)
+
+
+def encoded_slots(state: Mapping[str, Any], core_slots: Mapping[str, str] | None = None) -> dict[str, Tensor]:
+    """Everything in a parameter's state except its step, as tensors; without what cannot be encoded, and without None.
+
+    Args:
+        state: by torch's names.
+        core_slots: core's names for some of these.
+    """
+    slots: dict[str, Tensor] = {}
+    for key, value in state.items():
+        if value is not None and not (key == _STEP and _is_scalar(value)):
+            with suppress(TypeError):
+                slots |= encode((core_slots or {}).get(key, key), value)
+    return slots
+
+
+def not_encodable(state: Mapping[str, Any]) -> list[str]:
+    """Names and types of what a parameter's state holds and its slots cannot."""
+    names = {key: encoded_slots({key: value}) for key, value in state.items() if value is not None}
+    scalars = {key for key in names if key == _STEP and _is_scalar(state[key])}
+    return [f"{key} ({type(state[key]).__name__})" for key, slots in names.items() if not slots and key not in scalars]
 
 
 def read_slots(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, torch_slots: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """A parameter's slots under core's names: the very tensors, and plain numbers as tensors."""
+    """A parameter's slots under core's names: the very tensors, and all else as tensors."""
     core_slots = {theirs: name for name, theirs in torch_slots.items()}
-    state = optimizer.state.get(parameter, {}).items()
-    known = {core_slots.get(key, key): value for key, value in state if key != "step"}
-    return {key: _as_tensor(value) for key, value in known.items() if isinstance(value, Tensor) or _is_number(value)}
+    return encoded_slots(optimizer.state.get(parameter, {}), core_slots)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float))
+def read_steps(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, Any]:
+    """The own step counts of parameters that have one; waits once for each device."""
+    steps = {parameter: optimizer.state.get(parameter, {}).get(_STEP) for parameter in parameters}
+    known = {parameter: step for parameter, step in steps.items() if is_number(step)}
+    tensors = {p: step for p, step in steps.items() if isinstance(step, Tensor) and step.ndim == 0 and not step.is_meta}
+    for device in {step.device for step in tensors.values()}:
+        on_device = {parameter: step for parameter, step in tensors.items() if step.device == device}
+        known.update(zip(on_device, torch.stack([step.double() for step in on_device.values()]).tolist(), strict=True))
+    return known
 
 
-def _as_tensor(value: Any) -> Tensor:
-    """A number as a scalar in 64 bits on the host."""
-    if isinstance(value, Tensor):
-        return value
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+def _is_scalar(value: Any) -> bool:
+    return is_number(value) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
-_GROUP, _OBJECT = "group.", "object."
+_GROUP, _OBJECT, _STEP = "group.", "object.", "step"
 
 
-class Counters:
-    """The numbers that an optimizer class of the user's own keeps in its `param_groups` and attributes.
+class SharedState:
+    """What an optimizer class of the user's own keeps in its `param_groups` and attributes.
 
-    Those that have changed since the optimizer was made are part of its state. They belong to no parameter, so that the
-    state of each has them, as the slots `group.NAME` and `object.NAME`.
+    What has changed since the optimizer was made is part of its state. It belongs to no parameter, so that the state of
+    each has it, as the slots `group.NAME` and `object.NAME`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._first_groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-        self._fresh_groups = {parameter: _numbers(group) for parameter, group in self._first_groups.items()}
-        self._fresh_object = _numbers(_own_attributes(optimizer))
+        self._fresh_groups = {id(group): _encoded(group) for group in optimizer.param_groups}
+        self._fresh_object = _encoded(_own_attributes(optimizer))
 
     def slots(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """The numbers that have changed, as slots of each parameter."""
-        shared = {f"{_OBJECT}{key}": value for key, value in self._object().items()}
-        return {
-            parameter: {**self._group(parameter, group), **shared}
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-        }
+        """What has changed, as slots of each parameter."""
+        now = _changed(_encoded(_own_attributes(self._optimizer)), self._fresh_object)
+        shared = {f"{_OBJECT}{slot}": value for slot, value in now.items()}
+        slots: dict[nn.Parameter, dict[str, Tensor]] = {}
+        for group in self._optimizer.param_groups:
+            fresh = self._fresh_groups[id(self._first_groups[group["params"][0]])] if group["params"] else {}
+            own = {f"{_GROUP}{slot}": value for slot, value in _changed(_encoded(group), fresh).items()}
+            slots.update({parameter: {**own, **shared} for parameter in group["params"]})
+        return slots
 
-    def _object(self) -> dict[str, Tensor]:
-        return _changed(_numbers(_own_attributes(self._optimizer)), self._fresh_object)
-
-    def _group(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        changed = _changed(_numbers(group), self._fresh_groups.get(parameter, {}))
-        return {f"{_GROUP}{key}": value for key, value in changed.items()}
-
-    def load(self, parameter: nn.Parameter, slots: Mapping[str, Tensor]) -> None:
-        """Set the numbers that the state of a parameter has; before the first step."""
-        group = self._first_groups[parameter]
-        for slot, value in slots.items():
-            holder = group if slot.startswith(_GROUP) else vars(self._optimizer)
-            name = slot.removeprefix(_GROUP).removeprefix(_OBJECT)
-            if slot not in own_slots({slot: value}):
-                holder[name] = _like(holder.get(name), value)
+    def load(self, slots: Mapping[str, Tensor], parameter: nn.Parameter | None = None) -> None:
+        """Set what the state of a parameter has, before the first step; of one without a group, in all groups."""
+        first = self._optimizer.param_groups
+        for group in first if parameter is None else [self._first_groups[parameter]]:
+            group.update(_decoded(slots, _GROUP, group, first[0]["params"][0].device))
+        attributes = vars(self._optimizer)
+        attributes.update(_decoded(slots, _OBJECT, attributes, first[0]["params"][0].device))
 
 
-def _like(before: Any, value: Tensor) -> Any:
-    """A saved number as what it was before; where that is unknown, scalars in 64 bits were plain numbers."""
-    if _is_number(before):
-        return type(before)(value.item())
-    if isinstance(before, Tensor):
-        return value.detach().to(before.device, copy=True)
-    return value.item() if value.dtype in (torch.float64, torch.int64, torch.bool) else value.detach().clone()
+def _decoded(slots: Mapping[str, Tensor], prefix: str, like: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    return decode({k.removeprefix(prefix): v for k, v in slots.items() if k.startswith(prefix)}, like, device)
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Numbers and scalar tensors; not the learning rate, which the optimizer's spec sets."""
-    scalars = {key: value for key, value in values.items() if key not in ("params", "lr", "initial_lr")}
+def _encoded(values: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Copies by name; without the learning rate, which the optimizer's spec sets, and what cannot be encoded."""
+    encoded: dict[str, dict[str, Tensor]] = {}
+    for key, value in values.items():
+        if key not in ("params", "lr", "initial_lr") and not (isinstance(value, Tensor) and value.is_meta):
+            with suppress(TypeError):
+                encoded[key] = {slot: part.detach().clone() for slot, part in encode(key, value).items()}
+    return encoded
+
+
+def _changed(now: Mapping[str, Mapping[str, Tensor]], before: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {
-        key: _as_tensor(value).detach().clone()
-        for key, value in scalars.items()
-        if _is_number(value) or (isinstance(value, Tensor) and value.ndim == 0 and not value.is_meta)
+        slot: part for key, parts in now.items() if not _equal(parts, before.get(key)) for slot, part in parts.items()
     }
 
 
-def _changed(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value for key, value in now.items() if key not in before or value.item() != before[key].item()}
+def _equal(parts: Mapping[str, Tensor], others: Mapping[str, Tensor] | None) -> bool:
+    if others is None or parts.keys() != others.keys():
+        return False
+    return all(part.dtype == others[slot].dtype and torch.equal(part, others[slot]) for slot, part in parts.items())
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,16 @@ from anyaccel.specs import Optimizer
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
-    Counters,
+    ExpectedSlots,
     OptimizerSnapshot,
+    SharedState,
     load_slots,
     matching_state,
     named_slots,
+    not_encodable,
+    own_slots,
     read_slots,
+    read_steps,
     set_step,
 )
 
@@ -87,29 +91,54 @@ def _create_own(cls: type, spec: Optimizer, parameters: list[nn.Parameter]) -> t
 
 
 def slot_names(spec: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
-    """Names of the tensors and numbers that an optimizer keeps per parameter; a class is asked by a trial step."""
-    return set(named_slots(spec.settings)) if spec.own is None else set(trial_state(spec, parameters)) - {"step"}
+    """Names of what an optimizer keeps per parameter, except its step; a class is asked by a trial step."""
+    if spec.own is None:
+        return set(named_slots(spec.settings))
+    return set(ExpectedSlots.of(trial_state(spec, parameters[0]) or {}).names)
 
 
-def trial_state(spec: Optimizer, parameters: list[nn.Parameter]) -> dict[str, Any]:
-    """The state of a parameter after a step of an optimizer class: tensors and numbers by name; empty if it fails."""
-    tiny = nn.Parameter(parameters[0].new_zeros([1] * parameters[0].ndim))
-    tiny.grad = torch.zeros_like(tiny)
-    optimizer = create_optimizer(spec, [tiny])
-    try:
-        optimizer.step()
-    except Exception:  # unknown then: no earlier state matches, and the optimizer starts afresh
-        return {}
-    state: dict[str, Any] = optimizer.state.get(tiny, {})
-    kept = {key: state[key] for key in state if key == "step" or key in read_slots(optimizer, tiny, {})}
-    others = [f"{key} ({type(state[key]).__name__})" for key in state if key not in kept and state[key] is not None]
-    if others:
+def trial_state(spec: Optimizer, parameter: nn.Parameter) -> dict[str, Any] | None:
+    """The state of a copy of a parameter after a step of an optimizer class without a gradient; None if it fails."""
+    for layout in (torch.strided, torch.sparse_coo):
+        copy = nn.Parameter(parameter.detach().clone())
+        copy.grad = torch.zeros_like(copy) if layout is torch.strided else torch.zeros_like(copy, layout=layout)
+        optimizer = create_optimizer(spec, [copy])
+        try:
+            optimizer.step()
+        except Exception:  # SparseAdam takes sparse gradients alone; others have reasons of their own
+            continue
+        return dict(optimizer.state.get(copy, {}))
+    return None
+
+
+def expected_slots(spec: Optimizer, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, ExpectedSlots]:
+    """What an optimizer keeps for each parameter; a class is asked by a trial step for each shape."""
+    if spec.own is None:
+        return dict.fromkeys(parameters, ExpectedSlots(frozenset(named_slots(spec.settings))))
+    trials: dict[Any, dict[str, Any] | None] = {}
+    for parameter in parameters:
+        key = (parameter.shape, parameter.dtype, parameter.device)
+        if key not in trials:
+            trials[key] = trial_state(spec, parameter)
+    _warn_of_lost_state(spec, list(trials.values()))
+    return {p: ExpectedSlots.of(trials[p.shape, p.dtype, p.device] or {}) for p in parameters}
+
+
+def _warn_of_lost_state(spec: Optimizer, trials: Sequence[Mapping[str, Any] | None]) -> None:
+    """What cannot be continued is said, once for an optimizer."""
+    lost = sorted({name for trial in trials for name in not_encodable(trial or {})})
+    if lost:
         warnings.warn(
-            f"the optimizer {spec.name} keeps {', '.join(others)} for each parameter, which a new phase does not "
-            "continue: only its tensors and numbers last",
+            f"the optimizer {spec.name} keeps {', '.join(lost)} for each parameter, which a new phase does not "
+            "continue: tensors, numbers, text, and containers of these last",
             stacklevel=2,
         )
-    return kept
+    if None in trials:
+        warnings.warn(
+            f"the optimizer {spec.name} fails in a trial step with a gradient of zeros, so that it is unknown what it "
+            "keeps: a new phase starts it afresh",
+            stacklevel=2,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +159,7 @@ class GroupOptimizer:
         group: its name, optimizer spec and nodes.
         members: its parameters by node and name, each parameter once.
         states: optimizer states of earlier phases by node; they are copied.
+        switched_off: names of the nodes' parameters that are not trained; what earlier phases kept for them is kept.
         sparse: whether some gradients will be sparse.
 
     Attributes:
@@ -141,7 +171,13 @@ class GroupOptimizer:
     """
 
     def __init__(
-        self, group: ParameterGroup, members: Members, states: Mapping[str, NodeState], *, sparse: bool = False
+        self,
+        group: ParameterGroup,
+        members: Members,
+        states: Mapping[str, NodeState],
+        *,
+        switched_off: Mapping[str, Collection[str]] | None = None,
+        sparse: bool = False,
     ) -> None:
         self.name, self.spec = group.name, group.optimizer
         self.revision = 0
@@ -151,36 +187,61 @@ class GroupOptimizer:
         scheduled = self.spec.schedule.name != "constant" or self.spec.schedule.warmup
         self._rate = self.spec.rate if scheduled else None
         self._optimizer = create_optimizer(self.spec, self.parameters, sparse=sparse) if self.parameters else None
-        self._counters = None if self.spec.own is None or self._optimizer is None else Counters(self._optimizer)
+        for torch_group in self._optimizer.param_groups if scheduled and self._optimizer is not None else ():
+            torch_group.setdefault("initial_lr", torch_group["lr"])  # as torch's schedulers call it
+        self._shared = None if self.spec.own is None or self._optimizer is None else SharedState(self._optimizer)
         self._steps = dict.fromkeys(members, 0)
         self._counted = [(node, tuple(named.values())) for node, named in members.items() if named]
         self._node = {parameter: node for node, named in members.items() for parameter in named.values()}
         self._diverged = True
-        resumed = self._load({node: states[node] for node in members if node in states})
+        resumed = self._load({node: states[node] for node in members if node in states}, switched_off or {})
         self._steps_before = {node: resumed.get(node, NodeState()).step for node in members}
         self._step = self.stepper(clip=False)
 
-    def _load(self, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
+    def _load(self, states: Mapping[str, NodeState], others: Mapping[str, Collection[str]]) -> dict[str, NodeState]:
         """Continue the states that match; returns what each node starts with."""
-        asked = self.spec.own is not None and states and self.parameters
-        like = trial_state(self.spec, self.parameters) if asked else {}
-        slots = set(named_slots(self.spec.settings)) if self.spec.own is None else set(like) - {"step"}
-        resumed = {node: matching_state(state, self.members[node], slots) for node, state in states.items()}
+        expected = expected_slots(self.spec, self.parameters) if states else {}
+        resumed = {
+            node: matching_state(state, self.members[node], others.get(node, ()), expected)
+            for node, state in states.items()
+        }
+        self._held = {
+            node: self._held_slots(states[node], others.get(node, ()))
+            for node, state in resumed.items()
+            if state.step == states[node].step
+        }
         if self._optimizer is None:
             return resumed
-        for node, state in sorted(
-            resumed.items(), key=lambda item: item[1].step
-        ):  # counters of the longest trained win
-            for name, values in state.slots.items():
-                load_slots(self._optimizer, self.members[node][name], state.step, values, self._torch_slots, like)
-                if self._counters is not None:
-                    self._counters.load(self.members[node][name], values)
+        for node, state in sorted(resumed.items(), key=lambda item: item[1].step):  # those of the longest trained win
+            self._load_node(self._optimizer, node, state, expected)
         if self.spec.own is None and self.spec.settings.get("momentum", 0) > 0:
             # torch's fused SGD needs all velocities or none, and a parameter may get its first gradient later
             for parameter in self.parameters:
                 zeros = torch.zeros_like(parameter, requires_grad=False)
                 self._optimizer.state[parameter].setdefault("momentum_buffer", zeros)
         return resumed
+
+    def _load_node(
+        self,
+        optimizer: torch.optim.Optimizer,
+        node: str,
+        state: NodeState,
+        expected: Mapping[nn.Parameter, ExpectedSlots],
+    ) -> None:
+        if self._shared is not None:
+            for held in self._held.get(node, {}).values():
+                self._shared.load(held)
+        for name, values in state.slots.items():
+            parameter = self.members[node][name]
+            load_slots(optimizer, parameter, state.step, values, self._torch_slots, expected[parameter].like)
+            if self._shared is not None:
+                self._shared.load(values, parameter)
+
+    def _held_slots(self, state: NodeState, names: Collection[str]) -> dict[str, dict[str, Tensor]]:
+        """Slots of parameters that are switched off, each with its own step where steps matter."""
+        counts = self.spec.own is not None or "betas" in self.spec.settings
+        own = {"step": torch.tensor(state.step)} if counts else {}
+        return {name: {**own, **values} for name, values in state.slots.items() if values and name in names}
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -195,19 +256,22 @@ class GroupOptimizer:
             if norm is not None:
                 nn.utils.clip_grad_norm_(parameters, norm)
             if self._rate is not None:
-                self._set_rates(self._rate, optimizer.param_groups)
+                self._set_rates(optimizer.param_groups)
             step()
             self._count()
 
         return run
 
-    def _set_rates(self, rate: Callable[[int], float], groups: list[dict[str, Any]]) -> None:
-        """Set learning rates; parameters whose nodes have done the same number of steps share a torch group."""
+    def _set_rates(self, groups: list[dict[str, Any]]) -> None:
+        """Set each group's own rate times the schedule's factor.
+
+        Parameters of a group whose nodes have done the same number of steps stay together.
+        """
         if self._diverged:
             groups[:] = [part for group in groups for part in self._by_steps(group)]
             self._diverged = False
         for group in groups:
-            group["lr"] = rate(self.steps(group["params"][0]))
+            group["lr"] = group["initial_lr"] * self.spec.schedule.factor(self.steps(group["params"][0]))
 
     def _by_steps(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         by_steps: dict[int, list[nn.Parameter]] = {}
@@ -293,18 +357,28 @@ class GroupOptimizer:
     def states(self, *, copies: bool) -> dict[str, NodeState]:
         """State by node: steps over its whole life, and slots by parameter; copies, or the very tensors."""
         return {
-            node: NodeState(self._steps_before[node] + self._steps[node], self._slots(named, copies=copies))
-            for node, named in self.members.items()
+            node: NodeState(self._steps_before[node] + self._steps[node], _cloned(slots) if copies else slots)
+            for node, slots in ((node, self._slots(node)) for node in self.members)
         }
 
-    def _slots(self, named: Mapping[str, nn.Parameter], *, copies: bool) -> dict[str, dict[str, Tensor]]:
-        result: dict[str, dict[str, Tensor]] = {}
+    def _slots(self, node: str) -> dict[str, dict[str, Tensor]]:
+        """Slots of a node, those of switched-off parameters as they were given."""
+        result = {name: own_slots(values) | _step_of(values) for name, values in self._held.get(node, {}).items()}
         if self._optimizer is None:
             return result
-        counters = {} if self._counters is None else self._counters.slots()
-        for name, parameter in named.items():
-            if slots := read_slots(self._optimizer, parameter, self._torch_slots) | counters.get(parameter, {}):
-                result[name] = {slot: value.clone() for slot, value in slots.items()} if copies else slots
+        shared = {} if self._shared is None else self._shared.slots()
+        named, count = self.members[node], self._steps_before[node] + self._steps[node]
+        steps = read_steps(self._optimizer, named.values())
+        for i, (name, parameter) in enumerate(named.items()):
+            slots = read_slots(self._optimizer, parameter, self._torch_slots)
+            step = steps.get(parameter, count)
+            if step != count or (parameter in steps and not slots):
+                slots["step"] = torch.tensor(step)
+            for slot, value in shared.get(parameter, {}).items():
+                if i == 0 or value.ndim == 0:  # larger ones are kept once
+                    slots[slot] = value
+            if slots:
+                result[name] = slots
         return result
 
     def snapshot(self) -> GroupSnapshot:
@@ -319,3 +393,11 @@ class GroupOptimizer:
         if self._optimizer is not None and snapshot.optimizer is not None:
             snapshot.optimizer.restore(self._optimizer)
             self._diverged = True
+
+
+def _step_of(slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {"step": slots["step"]} if "step" in slots else {}
+
+
+def _cloned(slots: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    return {name: {slot: value.clone() for slot, value in values.items()} for name, values in slots.items()}

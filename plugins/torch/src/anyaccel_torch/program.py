@@ -23,8 +23,10 @@ from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
 from anyaccel_torch.segment_parameters import (
     check_frozen,
     initial_states,
+    modules_as_is,
     segment_modules,
     shared_with_all,
+    switched_off,
     trained_parameters,
 )
 from anyaccel_torch.state_guard import (
@@ -53,8 +55,9 @@ class TorchProgram(MultiStepProgram):
     """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
-    user has switched off; each is trained once, in however many nodes it is. A node with `trainable=False` stays in
-    evaluation mode, BatchNorm and dropout included, and passes gradients through. Torch's global random state belongs
+    user has switched off; each is trained once, in however many nodes it is. A node with `trainable=False` is in
+    evaluation mode, BatchNorm and dropout included, and passes gradients through; others are in training mode as a
+    whole, or as they are with `modes="as_is"`. Torch's global random state belongs
     to the program until `close`.
 
     Args:
@@ -82,7 +85,8 @@ class TorchProgram(MultiStepProgram):
         check_frozen(segment, self._losses)
         self._modules = segment_modules(segment, self._losses)
         self._seeds = [state for module in self._modules for state in seed_states(module)]
-        self._modes, self._random = TrainingModes(self._modules), RandomState(self._devices, self._seeds)
+        self._modes = TrainingModes(self._modules, modules_as_is(segment))
+        self._random = RandomState(self._devices, self._seeds)
         self._groups = self._create_groups()
         self._trained = [parameter for group in self._groups for parameter in group.parameters]
         every = [parameter for module in self._modules for parameter in parameters(module).values()]
@@ -105,7 +109,11 @@ class TorchProgram(MultiStepProgram):
         sparse = any(getattr(part, "sparse", False) for module in self._modules for part in submodules(module))
         return [
             GroupOptimizer(
-                group, trained_parameters(self.segment, self._losses, group.nodes, seen), states, sparse=sparse
+                group,
+                trained_parameters(self.segment, self._losses, group.nodes, seen),
+                states,
+                switched_off=switched_off(self.segment, group.nodes),
+                sparse=sparse,
             )
             for group in self.segment.groups
         ]
@@ -143,13 +151,14 @@ class TorchProgram(MultiStepProgram):
             done, tables = self._compiler.run(columns, orders, start, n_steps, batch_size, n_microbatches)
             if done == n_steps and tables:
                 return torch.cat(tables) if len(tables) > 1 else tables[0]
-            started = time.perf_counter()
+            started, on_processor = time.perf_counter(), time.process_time()
             batches = self._batches(columns, orders, start + done * batch_size, n_steps - done, batch_size)
             if n_microbatches == 1:
                 losses = self._eager.run(batches)
             else:
                 losses = self._eager.run_microbatched(batches, n_microbatches)
-            self._compiler.record_eager_time((time.perf_counter() - started) / max(1, n_steps - done), batch_size)
+            seconds, on_processor = time.perf_counter() - started, time.process_time() - on_processor
+            self._compiler.record_eager_time(seconds, on_processor, max(1, n_steps - done), batch_size)
             table = self._loss_table(losses)
             return torch.cat([*tables, table]) if tables else table
 

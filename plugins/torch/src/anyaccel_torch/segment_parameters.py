@@ -27,6 +27,12 @@ def segment_modules(segment: Segment, losses: Sequence[BoundLoss]) -> dict[nn.Mo
     return modules
 
 
+def modules_as_is(segment: Segment) -> list[nn.Module]:
+    """The modules of a segment whose submodules keep their modes."""
+    models = (operation.model for operation in segment.operations if operation.modes == "as_is")
+    return [model for model in models if isinstance(model, nn.Module)]
+
+
 def trained_parameters(
     segment: Segment, losses: Sequence[BoundLoss], nodes: Sequence[str], seen: set[int]
 ) -> dict[str, dict[str, nn.Parameter]]:
@@ -49,13 +55,24 @@ def trained_parameters(
     return members
 
 
+def switched_off(segment: Segment, nodes: Sequence[str]) -> dict[str, set[str]]:
+    """Names of the parameters with `requires_grad=False`, by node."""
+    models = {operation.label: operation.model for operation in segment.operations}
+    modules = {node: model for node in nodes if isinstance(model := models.get(node), nn.Module)}
+    return {
+        node: {name for name, value in parameters(module).items() if not value.requires_grad}
+        for node, module in modules.items()
+    }
+
+
 def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
     """Refuse a segment that would change a frozen node through what its model shares with a trained one.
 
     Raises:
         GraphError: they share a parameter that is trained, or a module that acts otherwise in training mode.
     """
-    trained = {op.label: op.model for op in segment.operations if op.trainable and isinstance(op.model, nn.Module)}
+    in_training = [op for op in segment.operations if op.trainable and op.label not in segment.frozen]
+    trained = {op.label: op.model for op in in_training if isinstance(op.model, nn.Module)}
     own_losses = {loss.label: loss.module for loss in losses if loss.module is not None}
     on_trained = {term.label: term.on for term in segment.losses if term.on in trained}
     holders = [(f"node {label!r}", model) for label, model in trained.items()]

@@ -20,23 +20,38 @@ from anyaccel_torch.module_state import states, submodules
 
 
 class TrainingModes:
-    """The training modes of all submodules of some modules."""
+    """The training modes of all submodules of some modules.
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    Args:
+        modules: whose modes are saved.
+        as_is: those of them whose submodules train in the modes that they are in now.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], as_is: Iterable[nn.Module] = ()) -> None:
         self._saved = {part: part.training for module in modules for part in submodules(module)}
+        self._as_is = {module: [part for part in submodules(module) if part.training] for module in as_is}
+        self._entered: set[nn.Module] = set()
 
     def enter(self, module: nn.Module, *, training: bool) -> None:
         """Switch a module to training or evaluation mode, if it is not in it.
 
-        Submodules that were in evaluation mode inside a module in training mode stay in it: that is how users freeze
-        the statistics of a BatchNorm. Keras layers do not read modes: there it is done by `layer.trainable = False`.
+        In training mode are then all submodules, also those that were in evaluation mode inside the module, unless the
+        module's own `train` leaves them in it. Keras layers do not read modes: `layer.trainable = False` freezes them.
         """
-        if module.training is training:
+        kept = self._as_is.get(module) if training else None
+        if kept is not None:
+            self._enter_as_is(module, kept)
+        elif module.training is not training or (training and module not in self._entered):
+            module.train(training)
+            if training:
+                self._entered.add(module)
+
+    def _enter_as_is(self, module: nn.Module, kept: Sequence[nn.Module]) -> None:
+        if kept and kept[0].training:  # the others were switched with it
             return
-        module.train(training)
-        if training and self._saved[module]:
-            for part in module.modules():
-                part.training = self._saved.get(part, True)
+        module.train(False)
+        for part in kept:
+            part.training = True
 
     def restore(self) -> None:
         """Set every submodule's mode to what it was, without calling `train`, which users override."""

@@ -58,8 +58,17 @@ class StepCompiler:
         self._failed = False
         self._captured_values: Values | None = None
 
-    def record_eager_time(self, seconds: float, batch: int) -> None:
-        """Remember what an uncompiled step takes: the least at the largest batch, as other work may disturb it."""
+    def record_eager_time(self, seconds: float, processor: float, n_steps: int, batch: int) -> None:
+        """Remember what an uncompiled step takes: the least at the largest batch, as other work may disturb it.
+
+        Args:
+            seconds: of some steps by the clock.
+            processor: of the same by the processor, which counts on a CPU: other processes may take their share.
+            n_steps: their number.
+            batch: rows of each.
+        """
+        on_host = all(device.type == "cpu" for device in self._devices)
+        seconds = (min(seconds, processor) if on_host and processor else seconds) / n_steps
         known = self._eager_time
         if known is None or batch > known[1] or (batch == known[1] and seconds < known[0]):
             self._eager_time = seconds, batch

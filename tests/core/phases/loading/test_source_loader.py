@@ -33,6 +33,7 @@ from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.loading import loader_factory, source_loader
 from anyaccel.phases.loading.source_loader import BatchSourceLoader
 from anyaccel.phases.progress.log import LineProgress
+from anyaccel.segment import TensorSpec
 from anyaccel.specs import Optimizer
 
 ROWS = 50
@@ -789,3 +790,65 @@ def test_ctrl_c_ends_a_phase_over_a_slow_source(wait: str) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def by_the_model(model: Any, told: list[Any], n_batches: int = 6) -> Callable[[], Iterator[Any]]:
+    """Batches whose targets the trained model makes, as in reinforcement learning."""
+
+    def batches() -> Iterator[Any]:
+        draw = np.random.default_rng(5)
+        for _ in range(n_batches):
+            x = draw.normal(size=(4, 3)).astype("float32")
+            told.append(np.array(model.parameters["weight"]))
+            yield x, np.asarray(model(x)) * 0.5 + 1
+
+    return batches
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_batches_that_the_model_makes_are_made_after_the_step_before(accumulate: int) -> None:
+    model, told, told_by_hand = Dense(1), list[Any](), list[Any]()
+    model.build([TensorSpec((3,), "float32")], 0)
+    weight, bias = (model.parameters[name].copy() for name in ("weight", "bias"))
+    source = IterableSource("src", by_the_model(model, told), features="x", targets="y", read_ahead=0)
+    graph = ModelGraph([ModelNode("net", model, source.reference())], Optimizer("sgd", lr=0.1))
+    phase = TrainPhase("t", data=source, losses=[MSE], accumulate=accumulate)
+    Experiment("e", graph, progress="none").run_phase(phase)
+    own = Dense(1)
+    own.build([TensorSpec((3,), "float32")], 0)
+    own.parameters.update(weight=weight, bias=bias)
+    left = by_the_model(own, told_by_hand)()
+    for _ in range(6 // accumulate):
+        rows = list(itertools.islice(left, accumulate))
+        x, y = (np.concatenate(column) for column in zip(*rows, strict=True))
+        error = 2 * (x @ own.parameters["weight"].T + own.parameters["bias"] - y) / len(x)
+        own.parameters.update(
+            weight=own.parameters["weight"] - 0.1 * error.T @ x, bias=own.parameters["bias"] - 0.1 * error.sum(0)
+        )
+    np.testing.assert_allclose(told, told_by_hand, rtol=1e-5)
+    np.testing.assert_allclose(model.parameters["weight"], own.parameters["weight"], rtol=1e-5)
+    assert len({weights.tobytes() for weights in told}) == 6 // accumulate
+
+
+def test_an_interrupt_ends_a_batch_that_is_made_on_demand() -> None:
+    def batches() -> Iterator[Any]:
+        for number in range(10):
+            if number == 3:
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(5)
+            yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+    source = IterableSource("src", batches, features="x", targets="y", read_ahead=0)
+    graph = ModelGraph([ModelNode("net", Dense(1), source.reference())], Optimizer("sgd", lr=0.1))
+    began = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        Experiment("e", graph, progress="none").run_phase(TrainPhase("t", data=source, losses=[MSE]))
+    assert time.perf_counter() - began < 4
+    assert graph.optimizer_states["net"].step == 3
+
+
+@pytest.mark.parametrize("wrong", [1, -1, 0.0, False, "0"])
+def test_read_ahead_is_none_or_0(wrong: Any) -> None:
+    with pytest.raises(SourceError, match=r"source 'src': read_ahead=.* is neither None nor 0") as caught:
+        IterableSource("src", [], features="x", read_ahead=wrong)
+    assert "write read_ahead=0" in caught.value.hint

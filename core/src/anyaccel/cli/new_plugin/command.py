@@ -8,6 +8,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,11 @@ def _report(
     print_line(f"What to replace; `grep -rn {MARKER} .` finds what is left:")
     for file, number, text in marked_places(files):
         print_line(f"  {file}:{number}  {text}")
+    if kind == "chip" and find_spec(name) is not None:
+        print_line(
+            f"{name} is an installed package. If it is a framework, not a chip, delete this project and run "
+            f"`anyaccel new-plugin {name} --kind framework`"
+        )
 
 
 def marked_places(files: Mapping[str, str]) -> list[tuple[str, int, str]]:

@@ -206,7 +206,7 @@ def _subject_values(base: BaseBackend, values: Mapping[str, str]) -> dict[str, s
         installed["anyaccel.testing"] = ["Subject"]
     if template == "numpy":
         standard["collections.abc"].append("Iterator")
-        installed["anyaccel.numpy_backend"] = ["BatchNorm", "Dense", "Sequential", "simulate", "zeros"]
+        installed["anyaccel.numpy_backend"] = ["Activation", "BatchNorm", "Dense", "Sequential", "simulate", "zeros"]
     own = {f"{values['package']}.backend": [f"{values['class_name']}Backend"]}
     return {
         "imports": import_lines(standard, installed, own),

@@ -116,6 +116,9 @@ class Source(WithRoles, ABC):
 class BatchSource(Source):
     """A source that itself decides which rows make a batch, and in which order they come."""
 
+    read_ahead: int | None = None
+    """0 if each batch is asked for only when the step before it is done; None if a thread may read ahead."""
+
     @abstractmethod
     def batches(self, epoch: int) -> Generator[Columns]:
         """The batches of an epoch (0 is the first), each as arrays in host memory by column name, [rows, *shape].

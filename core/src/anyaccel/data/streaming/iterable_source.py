@@ -37,6 +37,9 @@ class IterableSource(BatchSource):
         steps: batches of an epoch, after which the source is closed. Needed if it has no end, which cannot be detected
             in general: without `steps`, an epoch of such a source lasts until it is interrupted. An iterator continues
             in the next epoch where it stopped.
+        read_ahead: None lets a thread read batches before they are needed. 0 asks for a batch only when the step before
+            it is done, for batches that the trained model makes (reinforcement learning): the models then have their
+            current values, in every framework. The first batch is read when the graph is built.
 
     Values may be NumPy arrays, lists of numbers, Arrow or pandas columns, and tensors of any framework whose plugin is
     installed, on any device; they keep their dtype.
@@ -44,8 +47,8 @@ class IterableSource(BatchSource):
     Raises:
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles.
-        SourceError: `source` is not a source of batches, never ends without `steps`, or `steps` is not a number of 1 or
-            more.
+        SourceError: `source` is not a source of batches, never ends without `steps`, `steps` is not a number of 1 or
+            more, or `read_ahead` is neither None nor 0.
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class IterableSource(BatchSource):
         targets: Names = (),
         tags: Names = (),
         steps: int | None = None,
+        read_ahead: int | None = None,
     ) -> None:
         super().__init__(label, features, targets, tags)
         self._source = source
         self._factory = iterator_factory(label, source)
         self._limit = _checked_steps(label, steps)
+        self.read_ahead = _checked_read_ahead(label, read_ahead)
         if self._limit is None and never_ends(source):
             raise SourceError(
                 f"source {label!r}, a {type(source).__name__}, never ends",
@@ -205,3 +210,12 @@ def _checked_steps(label: str, steps: Any) -> int | None:
     if not is_integer(steps) or steps < 1:
         raise SourceError(f"source {label!r}: steps={shown(steps)} is not a number of batches", hint="write steps=1000")
     return int(steps)
+
+
+def _checked_read_ahead(label: str, read_ahead: Any) -> int | None:
+    if read_ahead is not None and not (is_integer(read_ahead) and read_ahead == 0):
+        raise SourceError(
+            f"source {label!r}: read_ahead={shown(read_ahead)} is neither None nor 0",
+            hint="write read_ahead=0 to ask for a batch only when the step before it is done, or leave it out",
+        )
+    return None if read_ahead is None else 0

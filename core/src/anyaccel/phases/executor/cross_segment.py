@@ -90,11 +90,11 @@ class CrossSegmentStep:
         cuts = [(low, min(low + microbatch_size, batch)) for low in range(0, batch, microbatch_size)]
         return self._step(rows, [(partial(_part_of, step, cut), cut[1] - cut[0]) for cut in cuts])
 
-    def try_step(self, rows: StageRows, step: StepRows) -> None:
-        """One step that the watcher does not see; the caller restores a snapshot afterwards."""
+    def try_step(self, rows: StageRows, step: StepRows, microbatch_size: int | None = None) -> None:
+        """As `train_step`, unseen by the watcher; the caller restores a snapshot afterwards."""
         watcher, self.watcher = self.watcher, None
         try:
-            self._step(rows, [(step.get, 1)])
+            self.train_step(rows, step, microbatch_size)
         finally:
             self.watcher = watcher
             for stage in self._stages:

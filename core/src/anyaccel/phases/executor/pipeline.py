@@ -32,7 +32,7 @@ class ChunkRunner:
 
     Attributes:
         train_step: trains one step with some rows of each feature set in it, so many at once at most.
-        try_step: trains one step for a test of memory; the caller restores a snapshot afterwards.
+        try_step: the same for a test of memory; the caller restores a snapshot afterwards.
         evaluate: gives outputs by value name (None where rows that they need are missing) and losses, on the devices.
         one_by_one: trains several equal steps without a program that takes them in one call.
         stage: the only stage, if its program takes several steps in one call; else None.
@@ -43,7 +43,7 @@ class ChunkRunner:
     """
 
     train_step: TrainStep
-    try_step: Callable[[StepRows], None]
+    try_step: Callable[[StepRows, int | None], None]
     evaluate: Evaluate
     one_by_one: TrainSteps
     stage: PipelineStage | None = None
@@ -123,6 +123,12 @@ class Pipeline:
             issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
             for program in programs
         )
+
+    @property
+    def on_host(self) -> bool:
+        """Whether everything is computed on a CPU."""
+        devices = (operation.device for stage in self._stages for operation in stage.segment.operations)
+        return all(device.kind == "cpu" for device in devices)
 
     def runner(self, columns: DeviceColumns) -> ChunkRunner:
         """What trains and evaluates with the rows of a chunk."""

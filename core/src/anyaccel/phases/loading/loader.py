@@ -33,11 +33,13 @@ class BatchLoader(ABC):
 
     Attributes:
         residency: `"resident"` or `"streamed"`.
+        reads_ahead: whether rows are read before the step before them is done.
         repeatable: whether an epoch can be loaded again from any step on, with the same rows.
         n_steps: steps of an epoch; None if that is not known beforehand.
     """
 
     residency: ClassVar[str]
+    reads_ahead: bool = True
     repeatable: bool = True
     n_steps: int | None
 

@@ -64,6 +64,18 @@ def prefetch(make: Callable[[], Generator[T]], depth: int = 1) -> Generator[T]:
         _drain(items)  # an error put there meanwhile and its frames would keep each other alive
 
 
+def on_demand(make: Callable[[], Generator[T]]) -> Generator[T]:
+    """Yield what a generator yields, each item computed when it is asked for, in the thread that asks."""
+    with closing(make()) as generator:
+        while True:
+            with interrupts.allowed():
+                item = next(generator, None)
+            if item is None:
+                return
+            yield item
+            del item  # as in `prefetch`
+
+
 def _drain(items: queue.SimpleQueue[Any]) -> None:
     with contextlib.suppress(queue.Empty):
         while True:

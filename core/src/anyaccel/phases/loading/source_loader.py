@@ -21,7 +21,7 @@ from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, uniform_range
 from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
-from anyaccel.phases.loading.prefetch import prefetch
+from anyaccel.phases.loading.prefetch import on_demand, prefetch
 from anyaccel.phases.loading.streaming import BUFFERS, StreamingLoader, arrived
 
 BLOCK_SECONDS = 0.05
@@ -79,6 +79,7 @@ class BatchSourceLoader(BatchLoader):
     ) -> None:
         self.n_steps = None if source.steps is None else -(-source.steps // accumulate)
         self.repeatable = source.repeats
+        self.reads_ahead = source.read_ahead != 0
         self._columns = tuple(columns)
         self._source, self._ranges, self._accumulate = source, ranges, accumulate
         self._row_bytes = max(sum(column.spec.nbytes for column in columns), 1)
@@ -92,10 +93,11 @@ class BatchSourceLoader(BatchLoader):
         self._first = True
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """Blocks of batches, made ahead; the batches of steps before `start_step` are read, and left out."""
+        """Blocks of batches, made ahead if the source lets them; those of steps before `start_step` are left out."""
         buffers, self._buffers = self._buffers or [_Buffers() for _ in range(BUFFERS)], []  # of this thread alone
         again, self._epoch = self._epoch == epoch, epoch
-        with closing(prefetch(partial(self._blocks, epoch, start_step, buffers, again))) as blocks:
+        make = partial(self._blocks, epoch, start_step, buffers, again)
+        with closing(prefetch(make) if self.reads_ahead else on_demand(make)) as blocks:
             for block in blocks:
                 steps, n_rows = tuple(self._steps(block.sizes)), block.n_rows
                 columns = with_orders(self._columns, arrived(block.copies), self._in_order(n_rows))
@@ -193,7 +195,7 @@ class BatchSourceLoader(BatchLoader):
     def _takes_more(self, filled: int, step: int, capacity: int, seconds: float) -> bool:
         """Whether a block takes another step like the last; one that makes buffers grow has to come fast."""
         n_rows = filled + step
-        if self._first or n_rows * self._row_bytes > self._block_bytes:
+        if self._first or not self.reads_ahead or n_rows * self._row_bytes > self._block_bytes:
             return False
         return seconds < (BLOCK_SECONDS if n_rows <= capacity else BLOCK_SECONDS / 2)
 

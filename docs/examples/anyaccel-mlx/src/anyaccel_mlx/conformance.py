@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
 from anyaccel import Backend
@@ -73,3 +74,8 @@ class MlxSubject(Subject):
     def parameter_free_model(self) -> Make:
         """Tanh."""
         return nn.Tanh
+
+    @pytest.fixture
+    def random_state(self) -> Make:
+        """Of the state from which all layers draw."""
+        return lambda: [np.array(key) for key in mx.random.state]
