@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import signal
 import sys
 import threading
 import time
@@ -175,6 +177,34 @@ def test_an_error_in_a_worker_is_reported_and_workers_end() -> None:
     with pytest.raises(SourceError, match=r"batch 2 of source 'data' in epoch 0 .*ValueError: unreadable row"):
         experiment.run_phase(aa.TrainPhase("t", data=given, losses=MSE))
     assert workers_end()
+    assert len(trained(experiment.graph, loader(), n_epochs=1).epochs) == 1
+
+
+class Killed:
+    """A data set whose reading kills the process, as the system does where memory runs out."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        if row >= 3 * SIZE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return X[row], Y[row]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_worker_that_is_killed_is_reported_with_source_and_batch(n_workers: int) -> None:
+    given = loader(Killed(), num_workers=n_workers, multiprocessing_context="forkserver")
+    experiment = aa.Experiment("e", graph_of("torch"), progress="none")
+    message = (  # as torch notices it first
+        r"batch [0-3] of source 'data' in epoch 0 \(both counted from 0\) did not come: "
+        r"(RuntimeError: DataLoader worker \(pid.*|Connection.*|EOFError.*)\. "
+        r"Hint: the worker was killed, .*num_workers=0 to read in this process"
+    )
+    with pytest.raises(SourceError, match=message) as told:
+        experiment.run_phase(aa.TrainPhase("t", data=given, losses=MSE))
+    assert told.value.__cause__ is not None and workers_end()
     assert len(trained(experiment.graph, loader(), n_epochs=1).epochs) == 1
 
 

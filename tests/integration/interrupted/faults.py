@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import subprocess
 import sys
 import tempfile
@@ -39,7 +41,9 @@ def _process() -> None:
 
 
 def _shared_memory() -> None:
-    Path("/dev/shm", Path(tempfile.gettempdir()).name).write_bytes(b"planted")
+    planted = Path(f"/dev/shm/planted_{os.getpid()}")
+    planted.write_bytes(b"")
+    atexit.register(planted.unlink, missing_ok=True)
 
 
 def _file() -> None:
@@ -79,7 +83,7 @@ def _error_in_thread() -> Iterator[None]:
 FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str]] = {
     "thread": (_at_the_end(_thread), "left ['thread planted"),
     "process": (_at_the_end(_process), "time.sleep(30)  # planted"),
-    "shared memory": (_at_the_end(_shared_memory), "left ['/dev/shm/"),
+    "shared memory": (_at_the_end(_shared_memory), "left ['/dev/shm/planted_"),
     "file": (_at_the_end(_file), "/planted"),
     "step ahead": (_step_ahead, ", told "),
     "lost signal": (_lost, "was lost"),

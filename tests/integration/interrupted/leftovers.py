@@ -13,8 +13,8 @@ from pathlib import Path
 
 # multiprocessing's own, which serve the next loader; and torch's compiler keeps its processes for the next compilation.
 LASTING = ("forkserver", "resource_tracker", "compile_worker")
-# That of tqdm, which torch's compiler uses, lasts; a C compiler that torch's compiler kills leaves its temporary file.
-LASTING_THREADS, LASTING_FILES = ("tqdm_monitor", "sender"), re.compile(r"cc\w+\.s|pymp-.*")
+# That of tqdm, which torch's compiler uses; a C compiler that this kills leaves its temporary file; and its cache.
+LASTING_THREADS, LASTING_FILES = ("tqdm_monitor", "sender"), re.compile(r"cc\w+\.s|pymp-.*|torchinductor_.*")
 
 
 def leftovers() -> set[str]:
@@ -61,7 +61,7 @@ def _shared_memory() -> set[str]:
 
 
 def _is_of_another(name: str) -> bool:
-    numbers = [int(part) for part in name.split("_") if part.isdigit()]
+    numbers = [int(part) for part in re.split(r"[_.-]", name) if part.isdigit()]
     return any(number != os.getpid() and Path(f"/proc/{number}").exists() for number in numbers)
 
 

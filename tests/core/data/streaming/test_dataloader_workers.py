@@ -124,3 +124,36 @@ def test_more_workers_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> N
     assert IterableSource("s", [np.ones(2)], features="x").notes() == ()
     (note,) = IterableSource("s", Loader(5, "spawn"), features="x").notes()
     assert note == "source 's' has 5 workers on 4 cores; 3 are advised for each device"
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (RuntimeError("DataLoader worker (pid(s) 12, 13) exited unexpectedly"), True),
+        (RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. "), True),
+        (ConnectionResetError(104, "Connection reset by peer"), True),
+        (EOFError(), True),
+        (EOFError("Caught EOFError in DataLoader worker process 0.\nOriginal Traceback ..."), False),
+        (RuntimeError("DataLoader timed out after 5 seconds"), False),
+        (RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nDataLoader worker (pid 1) is it"), False),
+    ],
+)
+def test_an_ended_worker_is_told_from_code_that_raises(error: Exception, ended: bool) -> None:
+    assert module.worker_ended(error) is ended
+
+
+def test_a_batch_of_an_ended_worker_says_what_to_do() -> None:
+    class Loader:
+        num_workers, multiprocessing_context = 1, "spawn"
+
+        def __iter__(self) -> Any:
+            yield {"x": np.zeros(2)}
+            raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
+
+    with pytest.raises(SourceError) as told:
+        list(IterableSource("s", Loader(), features="x").batches(3))
+    assert str(told.value) == (
+        "batch 1 of source 's' in epoch 3 (both counted from 0) did not come: RuntimeError: DataLoader worker (pid 12) "
+        "is killed by signal: Killed. Hint: the worker was killed, often because memory ran out, or its code ended it: "
+        "take fewer workers, or num_workers=0 to read in this process."
+    )

@@ -13,6 +13,10 @@ from anyaccel.registry import registry
 
 MOST_WORKERS = 8
 """The most workers that are suggested for one device: more seldom read faster, and each takes memory."""
+ENDED_HINT = (
+    "the worker was killed, often because memory ran out, or its code ended it: take fewer workers, or num_workers=0 "
+    "to read in this process"
+)
 _EPOCH_OWNERS = ("", "sampler", "batch_sampler", "dataset")
 
 
@@ -70,6 +74,14 @@ def check_fork(label: str, source: Any) -> None:
             "held",
             hint="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
         )
+
+
+def worker_ended(error: Exception) -> bool:
+    """Whether an error of torch's loader means that a worker process has ended, and not that its code raised."""
+    text = str(error)
+    if isinstance(error, (ConnectionError, EOFError)):  # what it had sent is fetched from the process
+        return not text.startswith("Caught ")
+    return text.startswith("DataLoader worker (pid") and ("exited unexpectedly" in text or "killed by signal" in text)
 
 
 def set_epoch(source: Any, epoch: int) -> None:

@@ -13,7 +13,13 @@ from anyaccel.data.roles import Names
 from anyaccel.data.sampling.sampler import integer
 from anyaccel.data.streaming.base import BatchSource, Columns
 from anyaccel.data.streaming.batch_schema import BatchSchema
-from anyaccel.data.streaming.dataloader_workers import check_fork, worker_notes, workers_of
+from anyaccel.data.streaming.dataloader_workers import (
+    ENDED_HINT,
+    check_fork,
+    worker_ended,
+    worker_notes,
+    workers_of,
+)
 from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
@@ -160,6 +166,8 @@ class IterableSource(BatchSource):
             if workers_of(self._source):
                 # These frames are the loader's own, and hold its workers; those of the user were in the worker.
                 traceback.clear_frames(error.__traceback__)
+                if worker_ended(error):
+                    raise failed(f"{position} did not come", error, ENDED_HINT) from error
             raise failed(f"{position} could not be made", error) from error
 
     def _check_count(self, epoch: int, number: int, promised: int | None) -> None:

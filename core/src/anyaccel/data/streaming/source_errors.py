@@ -34,12 +34,11 @@ def error_context(position: object) -> Iterator[None]:
         raise SourceError(f"{position}: {error.problem}", available=error.available, hint=error.hint) from error
 
 
-def failed(what: str, error: Exception) -> SourceError:
+def failed(
+    what: str, error: Exception, hint: str = "see the error above this one, which the source itself raised"
+) -> SourceError:
     """The error for the user's code that raised `error`; `what` says what could not be done."""
-    return SourceError(
-        f"{what}: {type(error).__name__}{_last_line(error)}",
-        hint="see the error above this one, which the source itself raised",
-    )
+    return SourceError(f"{what}: {type(error).__name__}{_last_line(error)}", hint=hint)
 
 
 def _last_line(error: Exception) -> str:
