@@ -173,11 +173,12 @@ class LayerLibrary:
         return lambda inputs: ([list(inputs)], {})
 
     def _functional_packing(self, layer: Any, layout: CallLayout) -> Callable[[Sequence[Any]], Arguments]:
-        tree, structure, names = self.module.tree, layer.input, self._input_names(layer)
+        tree, structure = self.module.tree, layer.input
+        names = self._input_names(layer) if layout.is_named else []
 
         def pack(inputs: Sequence[Any]) -> Arguments:
             positional, named = layout.bind(inputs)
-            flat = [named[name] for name in names] if named else tree.flatten(list(positional))
+            flat = [named[name] for name in names] if named else list(positional)
             return [tree.pack_sequence_as(structure, flat)], {}
 
         return pack
