@@ -508,7 +508,7 @@ def test_an_unbuilt_model_has_no_state_yet(backend: TensorFlowBackend) -> None:
     [
         (sequential, TensorSpec((5,), "float32"), "does not accept float32\\[5\\] per sample.*expected axis -1"),
         (functional, TensorSpec((5,), "float32"), "does not accept float32\\[5\\] per sample"),
-        (lambda: layers.Lambda(lambda x: tf.reduce_sum(x)), X, "returns shape \\[\\] for a batch of 2"),
+        (lambda: layers.Lambda(lambda x: tf.reduce_sum(x)), X, "returns \\[\\] for a batch of 2"),
         (lambda: layers.Lambda(lambda x: [1, 2]), X, "returned a list of int, int"),
     ],
 )
@@ -560,14 +560,14 @@ def test_shapes_that_only_values_tell_are_found_by_running(backend: TensorFlowBa
     ("layer", "spec", "message"),
     [
         (
-            lambda: layers.Lambda(lambda x: tf.transpose(x)),
+            lambda: layers.Lambda(lambda x: tf.repeat(x, 2, axis=0)),
             X,
-            "returns shape \\[6, 2\\] for a batch of 2.*keep the batch",
+            "returns \\[4, 6\\] for a batch of 2.*keep the batch",
         ),
         (
             lambda: layers.Lambda(lambda x: x[:, : x.shape[0]]),
             X,
-            "float32\\[2\\] per sample for a batch of 2, but float32",
+            "returns \\[2, 2\\] for a batch of 2, and",
         ),
         (lambda: layers.Dense(2), TensorSpec((), "float32"), "store the column as \\[n, 1\\]"),
         (lambda: layers.Lambda(lambda x: x @ tf.ones([6, 1])), TensorSpec((6,), "int64"), "cast the data"),

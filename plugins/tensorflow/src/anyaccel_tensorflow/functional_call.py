@@ -85,7 +85,7 @@ class SpecModelCall(FunctionalCall):
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
         """As in `FunctionalCall`."""
-        return (self.model.forward(parameters, inputs, train, key),), None
+        return outputs_of(self.model.forward(parameters, inputs, train, key), layout), None
 
 
 class StatelessCall(FunctionalCall):

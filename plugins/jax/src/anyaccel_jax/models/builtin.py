@@ -14,7 +14,7 @@ from anyaccel.adapter.model_constructors import SequentialCNNConstructor, Sequen
 from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, check_input_shapes
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.host_transfer import check_dtype
-from anyaccel_jax.models.base import Arrays, Model
+from anyaccel_jax.models.base import Arrays, Model, outputs_of
 
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": jax.nn.relu,
@@ -87,7 +87,7 @@ class SpecModel(Model):
             return jnp.where(kept, x / (1.0 - rate), 0.0).astype(x.dtype)
 
         y = self._features(parameters, inputs, drop)
-        return (y.reshape(y.shape[0], *self.spec.output_shape),), None
+        return outputs_of(y.reshape(y.shape[0], *self.spec.output_shape), layout), None
 
     @abstractmethod
     def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout) -> Any:
