@@ -308,7 +308,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelGraph": lambda: (aa.ModelGraph, {"nodes": [node()], "optimizer": "adam", "label": "g", "seed": 0}),
     "ModelGraph.add_node": lambda: (graph().add_node, {"node": node("b", "net")}),
     "ModelGraph.build": lambda: (graph().build, {"force": False}),
-    "ModelGraph.freeze": lambda: (one(graph().freeze), {"given": "net"}),
+    "ModelGraph.freeze": lambda: (one(graph().freeze), {"given": "net", "mode": "eval"}),
     "ModelGraph.from_config": lambda: (
         aa.ModelGraph.from_config,
         {"given": graph().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
@@ -321,7 +321,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelNode": lambda: (
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
-        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"]},
+        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train"},
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "ModelNode.value_names": lambda: (node().value_names, {"count": 1}),

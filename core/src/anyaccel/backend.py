@@ -11,7 +11,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -96,11 +96,12 @@ class Backend(ContractClass, ABC):
         """The framework's own name for the device, such as `"cuda:0"` for gpu:0."""
 
     def native_device(self, device: Device) -> Any:
-        """The framework's own device object, which plans carry; the default gives `device_string`.
-
-        Called when a plan is made, so it must not initialise the device.
-        """
+        """The framework's own device object, which plans carry; must not initialise it. By default `device_string`."""
         return self.device_string(device)
+
+    def thread_rng(self, key: int) -> AbstractContextManager[Any]:
+        """A context, entered often: this thread draws from `key`, not from global generators; `draws` counts it."""
+        return nullcontext()
 
     def owns(self, obj: Any) -> bool:
         """Whether any object is this framework's, by default as `import_roots` says; imports and changes nothing."""

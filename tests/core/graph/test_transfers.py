@@ -245,6 +245,7 @@ def test_a_backend_promises_no_shared_memory_by_default():
     assert route(Silent(), CPU, NumpyBackend(), CPU) == "host"
 
 
+@pytest.mark.filterwarnings("ignore::anyaccel.errors.NaNWarning")
 def test_a_nan_norm_is_not_hidden_by_clipping(serve, chain):
     """As with one segment: parameters become NaN for everybody to see, and are not quietly left unclipped."""
     serve(Guest())

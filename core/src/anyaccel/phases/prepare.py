@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from anyaccel import rng
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Resolution, input_columns, topology
@@ -84,7 +85,7 @@ def prepare(
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
     """
-    plan = resolution.plan
+    plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     known = topology.feature_sets(graph.nodes.values())
     parts = [_draw(phase, part, plan, graph, done, read=True, cache=cache) for part in parts_of(phase)]
     return [
@@ -93,7 +94,7 @@ def prepare(
             rows=drawn.data.rows,
             evaluated=drawn.evaluated,
             metrics=drawn.metrics,
-            factory=_factory(plan, drawn, target_ranges(resolution, accumulates=_accumulates(drawn.part)), known),
+            factory=_factory(plan, drawn, target_ranges(resolution, accumulates=_accumulates(drawn.part)), known, seed),
         )
         for drawn in parts
     ]
@@ -154,7 +155,7 @@ def _training_epochs(part: TrainPhase, rows: Mapping[str, Rows], combinations: S
 
 
 def _factory(
-    plan: Plan, drawn: _Drawn, ranges: Mapping[str, TargetRange], known: Mapping[str, FeatureSet]
+    plan: Plan, drawn: _Drawn, ranges: Mapping[str, TargetRange], known: Mapping[str, FeatureSet], seed: int
 ) -> LoaderFactory:
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
@@ -163,9 +164,9 @@ def _factory(
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
         assert isinstance(part, TrainPhase)
-        return batch_source_loaders(plan, source, ranges, part.accumulate)
+        return batch_source_loaders(plan, source, ranges, part.accumulate, seed)
     assert isinstance(source, MapSource) and epochs is not None
-    return map_source_loaders(plan, source, ranges, epochs)
+    return map_source_loaders(plan, source, ranges, epochs, seed)
 
 
 def _check_sampler_labels(part: Phase, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:

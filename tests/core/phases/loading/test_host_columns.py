@@ -61,6 +61,7 @@ def test_numbers_that_are_too_large_for_the_dtype_of_the_model_are_refused(given
 
 
 @BOTH
+@pytest.mark.filterwarnings("ignore::anyaccel.errors.NaNWarning")
 def test_numbers_that_are_infinite_or_round_are_loaded(given: Given) -> None:
     assert train(given, columns_with(x=0.1)).loss.size
     with np.errstate(all="ignore"):

@@ -18,6 +18,7 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.host_columns import TargetRange
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader
 from anyaccel.phases.loading.source_loader import BLOCK_SECONDS, BatchSourceLoader, MapSourceLoader
+from anyaccel.phases.loading.source_randomness import SourceRandomness
 from anyaccel.phases.loading.streaming import BLOCKS, StreamingLoader
 from anyaccel.registry import registry
 
@@ -156,7 +157,7 @@ class SourceLoaderFactory(LoaderFactory):
 
 
 def batch_source_loaders(
-    plan: Plan, source: BatchSource, ranges: Mapping[str, TargetRange], accumulate: int
+    plan: Plan, source: BatchSource, ranges: Mapping[str, TargetRange], accumulate: int, seed: int
 ) -> SourceLoaderFactory:
     """Loaders of the batches of a source.
 
@@ -165,16 +166,17 @@ def batch_source_loaders(
         source: gives the batches.
         ranges: what the losses take as targets, by value name.
         accumulate: batches for one step.
+        seed: of the graph.
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
-        return BatchSourceLoader(plan.columns, source, ranges, accumulate, int(block_bytes))
+        return BatchSourceLoader(plan.columns, source, ranges, accumulate, int(block_bytes), seed)
 
     return SourceLoaderFactory(plan, source, 1, make_loader)
 
 
 def map_source_loaders(
-    plan: Plan, source: MapSource, ranges: Mapping[str, TargetRange], epochs: EpochPlan
+    plan: Plan, source: MapSource, ranges: Mapping[str, TargetRange], epochs: EpochPlan, seed: int
 ) -> SourceLoaderFactory:
     """Loaders of the items of a data set, as samplers draw them.
 
@@ -183,13 +185,14 @@ def map_source_loaders(
         source: gives the items.
         ranges: what the losses take as targets, by value name.
         epochs: how they are gone over.
+        seed: of the graph.
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
         step_bytes = epochs.batch_size * sum(column.spec.nbytes for column in plan.columns)
         by_bytes = _block_steps(block_bytes, step_bytes, epochs.n_steps)
         block_steps = min(by_bytes, _steps_in_time(source, epochs.batch_size))
-        return MapSourceLoader(plan.columns, source, ranges, epochs, block_steps)
+        return MapSourceLoader(plan.columns, source, ranges, epochs, block_steps, seed)
 
     return SourceLoaderFactory(plan, source, epochs.batch_size, make_loader)
 
@@ -203,7 +206,8 @@ def _steps_in_time(source: MapSource, batch_size: int) -> int:
     """Steps whose items are read before the device has waited for long, at least one."""
     items = np.arange(min(source.rows, _TIMED_ITEMS))
     began = time.perf_counter()
-    source.gather(items)
+    with SourceRandomness(0).drawing():  # what is read here is read again
+        source.gather(items)
     seconds = (time.perf_counter() - began) / len(items)
     return max(1, int(BLOCK_SECONDS / (seconds * batch_size)))
 

@@ -22,6 +22,7 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, 
 from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
 from anyaccel.phases.loading.prefetch import on_demand, prefetch
+from anyaccel.phases.loading.source_randomness import SourceRandomness
 from anyaccel.phases.loading.streaming import BUFFERS, StreamingLoader, arrived
 
 BLOCK_SECONDS = 0.05
@@ -65,6 +66,7 @@ class BatchSourceLoader(BatchLoader):
         ranges: what the losses take as targets, by value name.
         accumulate: batches for one step.
         block_bytes: the most bytes of a block, unless one step has more.
+        seed: what the source draws from global generators follows from it.
     """
 
     residency = "streamed"
@@ -76,6 +78,7 @@ class BatchSourceLoader(BatchLoader):
         ranges: Mapping[str, TargetRange],
         accumulate: int,
         block_bytes: int,
+        seed: int = 0,
     ) -> None:
         self.n_steps = None if source.steps is None else -(-source.steps // accumulate)
         self.repeatable = source.repeats
@@ -84,6 +87,7 @@ class BatchSourceLoader(BatchLoader):
         self._source, self._ranges, self._accumulate = source, ranges, accumulate
         self._row_bytes = max(sum(column.spec.nbytes for column in columns), 1)
         self._block_bytes = block_bytes
+        self._seed, self._randomness = seed, SourceRandomness(seed)
         self._backends = {column.name: column.backend for column in columns}
         self._capacity = 0
         self._buffers: list[_Buffers] = []
@@ -143,12 +147,14 @@ class BatchSourceLoader(BatchLoader):
 
     def _blocks(self, epoch: int, start_step: int, buffers: list[_Buffers], again: bool) -> Generator[_Block]:
         block_bytes = self._block_bytes
+        randomness = self._randomness = self._randomness.next(self._seed, "source", self._source.label, epoch)
         try:
             with closing(self._open(epoch, again)) as batches:
                 left = islice(enumerate(batches), start_step * self._accumulate, None)
                 for buffer in cycle(buffers):
                     buffer.wait()
-                    sizes = self._fill(buffer, left, epoch)
+                    with randomness.drawing():
+                        sizes = self._fill(buffer, left, epoch)
                     if not sizes:
                         break
                     yield self._copied(buffer, sizes)
@@ -227,6 +233,7 @@ class MapSourceLoader(StreamingLoader):
         source: gives the items.
         ranges: what the losses take as targets, by value name.
         plan, block_steps: see `StreamingLoader`.
+        seed: what the data set draws from global generators follows from it.
     """
 
     def __init__(
@@ -236,16 +243,24 @@ class MapSourceLoader(StreamingLoader):
         ranges: Mapping[str, TargetRange],
         plan: EpochPlan,
         block_steps: int,
+        seed: int = 0,
     ) -> None:
         shapes = {column.name: np.empty((0, *column.spec.shape), column.spec.dtype) for column in columns}
         super().__init__(columns, shapes, plan, block_steps)
-        self._source, self._ranges = source, ranges
+        self._source, self._ranges, self._seed = source, ranges, seed
+        self._randomness = SourceRandomness(seed)
+
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
+        """As of `StreamingLoader`."""
+        self._randomness = self._randomness.next(self._seed, "source", self._source.label, epoch)
+        return super().chunks(epoch, start_step)
 
     def fill(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> None:
         """Read the rows of a block, once for each stream that is drawn."""
         for stream in dict.fromkeys(map(stream_of, self._columns)):
             order = block.orders[stream]
-            batch = self._source.gather(order)
+            with self._randomness.drawing():
+                batch = self._source.gather(order)
             for column in self._columns:
                 if stream_of(column) == stream:
                     with error_context(f"source {self._source.label!r}"):
