@@ -71,7 +71,7 @@ class Copies:
             self._free.put(copy)
 
     def try_mutant(self, mutant: Mutant, tests: Sequence[str], limit: float, left_out: int = 0) -> Result:
-        """Run tests over the mutant until one fails or `limit` seconds have passed.
+        """Run tests over the mutant until one fails or lasts longer than `limit` seconds.
 
         A test that does not end is run once more without the mutant: only if it ends there was the mutant noticed. What
         fails is left to `confirmed`.
@@ -97,7 +97,7 @@ class Copies:
         """The results, undecided where the test that failed over a mutant does not pass without it."""
         killers = sorted({result.killer for result in results if result.outcome == "killed"})
         copy = self._free.get()
-        passing = _passing(copy, killers, 300 + 120 * len(killers)) if killers else set()
+        passing = _passing(copy, killers, 600) if killers else set()
         self._free.put(copy)
         return [
             replace(result, outcome="undecided")
@@ -126,7 +126,7 @@ def _passing(copy: Path, tests: Sequence[str], limit: float) -> set[str]:
 
 
 def _run(copy: Path, tests: Sequence[str], limit: float, record: Path, *options: str) -> int | None:
-    """The status of pytest; None if it lasts longer than `limit` seconds. Nothing that it started goes on."""
+    """The status of pytest; None if no test begins or ends for `limit` seconds. Nothing that it started goes on."""
     (record / "tests").write_text("\n".join(tests), "utf-8")
     command = [sys.executable, "-m", "pytest", f"@{record / 'tests'}", "-q", "--tb=no", "-p", "recorder", *options]
     child = subprocess.Popen(
@@ -138,10 +138,18 @@ def _run(copy: Path, tests: Sequence[str], limit: float, record: Path, *options:
         start_new_session=True,
     )
     try:
-        return child.wait(limit)
-    except subprocess.TimeoutExpired:
-        return None
+        return _wait(child, record, limit)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+
+
+def _wait(child: subprocess.Popen[bytes], record: Path, limit: float) -> int | None:
+    written, changed = 0, time.monotonic()
+    while time.monotonic() - changed < limit:
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(1)
+        before, written = written, sum(path.stat().st_size for path in record.iterdir())
+        changed = changed if written == before else time.monotonic()
+    return None

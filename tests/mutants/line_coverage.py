@@ -39,8 +39,8 @@ class Trace:
     def tests(self, mutant: Mutant) -> tuple[list[str], int]:
         """The tests that run the mutant's line, the quickest first, as many as `MOST_SECONDS` allow; and how many more.
 
-        What runs at import is not run by a test: all tests of the file may notice it, those that run lines which
-        mention the name defined there first.
+        What runs at import is not run by a test: all tests of the file may notice it. First come those that run lines
+        which mention the name defined there, then those of test files that mention it.
         """
         code = self._codes[mutant.file]
         if mutant.file not in self._lines:
@@ -48,7 +48,9 @@ class Trace:
         lines, at_import = statement_lines(code, mutant.line)
         reached = self._quickest(mutant.file, lines)
         if at_import:
+            names = names_defined(code, mutant.line)
             reached = self._quickest(mutant.file, lines_of_name(code, mutant.line))
+            reached += [test for test in self._mentioning(names) if test not in reached]
             reached += [test for test in self._quickest(mutant.file, self._lines[mutant.file]) if test not in reached]
         chosen, total = [], 0.0
         for test in reached:
@@ -57,6 +59,15 @@ class Trace:
                 break
             chosen.append(test)
         return chosen, len(reached) - len(chosen)
+
+    def _mentioning(self, names: set[str]) -> list[str]:
+        files = {
+            file: (self._root / file).read_text("utf-8") for file in {test.split("::")[0] for test in self.seconds}
+        }
+        mentioning = {file for file, text in files.items() if names & set(re.findall(r"\w+", text))}
+        return sorted(
+            (test for test in self.seconds if test.split("::")[0] in mentioning), key=self.seconds.__getitem__
+        )
 
     def _quickest(self, file: str, lines: Iterator[int] | Sequence[int] | dict[int, list[str]]) -> list[str]:
         by_line = self._lines[file]
@@ -111,17 +122,27 @@ def statement_lines(code: str, line: int) -> tuple[range, bool]:
     return range(span.start, max(min(span.stop, _body(statement)), line + 1)), not within
 
 
+def names_defined(code: str, line: int) -> set[str]:
+    """The names that the statement at `line`, run at import, defines."""
+    statement = _statement(code, line)
+    if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+        return {statement.name}
+    nodes = ast.walk(statement) if statement else ()
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
 def lines_of_name(code: str, line: int) -> list[int]:
     """Lines that mention a name which the statement at `line`, run at import, defines; and the body of a definition."""
+    statement = _statement(code, line)
+    names = names_defined(code, line)
+    mentioned = {number for number, text in enumerate(code.splitlines(), 1) if names & set(re.findall(r"\w+", text))}
+    return sorted(mentioned | set(_span(statement) if statement else ()))
+
+
+def _statement(code: str, line: int) -> ast.stmt | None:
+    """The innermost statement that the line belongs to."""
     inside = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.stmt) and line in _span(node)]
-    if not inside:
-        return []
-    statement = max(inside, key=lambda node: (_span(node).start, -_span(node).stop))
-    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    names |= {statement.name} if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)) else set()
-    texts = enumerate(code.splitlines(), 1)
-    mentioned = {number for number, text in texts if names & set(re.findall(r"\w+", text))}
-    return sorted(mentioned | set(_span(statement)))
+    return max(inside, key=lambda node: (_span(node).start, -_span(node).stop), default=None)
 
 
 def _span(node: ast.stmt) -> range:

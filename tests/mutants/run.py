@@ -74,7 +74,7 @@ class Examination:
         tests, left_out = trace.tests(mutant)
         if not tests:
             return Result(mutant=mutant, outcome="unreached", seconds=0.0, tests=0)
-        limit = 60 + 4 * sum(trace.seconds[test] for test in tests)
+        limit = 90 + 10 * max(trace.seconds[test] for test in tests)
         return self._copies.try_mutant(mutant, tests, limit, left_out)
 
     def _traced(self) -> Trace:

@@ -340,8 +340,19 @@ def test_inference_leaves_plain_attributes_as_they_were(backend: JaxBackend, ker
     model(np.zeros((2, 3), "float32"))
     del model.center
     before = model.count
-    backend.infer(backend.wrap(model), IN, 0)
-    assert (model.count, len(model.seen), hasattr(model, "center")) == (before, before, False)
+    wrapped = backend.wrap(model)
+    for outputs in (backend.infer(wrapped, IN, 0), backend.infer_training(wrapped, IN)):
+        assert outputs == (TensorSpec((2,), "float32"),)
+        assert (model.count, len(model.seen), hasattr(model, "center")) == (before, before, False)
+
+
+def test_only_a_batch_normalization_that_trains_couples_a_batch(backend: JaxBackend, keras: ModuleType) -> None:
+    norm = keras.layers.BatchNormalization()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), norm])
+    assert backend.batch_coupling(model) == "BatchNormalization"
+    norm.trainable = False
+    assert backend.batch_coupling(model) == ""
+    assert backend.batch_coupling(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])) == ""
 
 
 def frozen_and_trained(kept: Any, taught: Any, *, takes_part: bool) -> None:

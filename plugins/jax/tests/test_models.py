@@ -159,6 +159,11 @@ def test_linen_modules_that_box_their_parameters(backend: JaxBackend, linen: Mod
     assert type(model.variables["params"]["kernel"]).__name__ == "Partitioned"
 
 
+def test_a_linen_module_that_is_not_built_holds_nothing(backend: JaxBackend, linen: ModuleType) -> None:
+    model = ours.Linen(linen.Dense(2))
+    assert not model.is_built and model.variables == model.parameters == model.buffers == {}
+
+
 def test_linens_wishes(backend: JaxBackend, linen: ModuleType) -> None:
     assert backend.dtype_of(linen.Dense(2)) == "float32"
     assert backend.dtype_of(linen.Dense(2, param_dtype=jnp.bfloat16)) == "bfloat16"
@@ -264,6 +269,14 @@ def test_nnx_layouts(backend: JaxBackend, nnx: ModuleType) -> None:
     assert backend.data_format(nnx.Linear(2, 2, rngs=rngs)) == ("", "")
 
 
+def test_only_a_batch_normalization_couples_a_batch(
+    backend: JaxBackend, nnx: ModuleType, nnx_net: Any, eqx: ModuleType, eqx_net: Any
+) -> None:
+    assert backend.batch_coupling(nnx_net()) == "BatchNorm" == backend.batch_coupling(eqx_net())
+    assert backend.batch_coupling(nnx.Linear(2, 2, rngs=nnx.Rngs(0))) == ""
+    assert backend.batch_coupling(eqx.nn.Linear(2, 2, key=jax.random.key(0))) == ""
+
+
 # -- Equinox -----------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +329,11 @@ def test_equinox_dropout_gets_a_key_for_each_sample(train: Train, eqx_net: Any, 
     ((result,), _) = drop.apply({}, {}, [jnp.ones((64, 4))], True, jax.random.key(0))
     assert len({tuple(row) for row in np.asarray(result)}) > 8
     assert (drop(jnp.ones((4, 4))) == 1).all()
+
+
+def test_equal_equinox_modules_have_equal_cache_keys(eqx: ModuleType, eqx_net: Any) -> None:
+    keys = [ours.Equinox(eqx_net(rate)).cache_key for rate in (0.5, 0.5, 0.25)]
+    assert keys[0] == keys[1] != keys[2] and hash(keys[0]) == hash(keys[1])
 
 
 def test_an_equinox_module_without_its_state_raises(eqx: ModuleType, eqx_net: Any) -> None:
@@ -595,9 +613,12 @@ def test_a_function_that_calls_a_haiku_model_with_state_is_refused_in_training(
     TransformedWithState.__module__ = apply.__module__ = "haiku._src.transform"
     net = TransformedWithState(None, apply)
     state = {"mean": jnp.zeros(1)}
+    names = {"net": net, "state": state}
+    exec("def of_globals(params, x): return net.apply(params, state, None, x)[0]", names)  # noqa: S102
     for wrapped in (
         lambda params, x: net.apply(params, state, None, x)[0],
         lambda params, x: apply(params, state, None, x)[0],
+        names["of_globals"],
     ):
         with pytest.raises(PhaseError, match="calls a model of Haiku with state, and its state would not change"):
             train(Function(wrapped, {"w": jnp.ones((3, 1))}))

@@ -21,6 +21,7 @@ from anyaccel.errors import DeviceMismatchError, GraphError, MoveError, OutOfMem
 from anyaccel.segment import NodeState, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax import Function, JaxBackend, SequentialMLP, compute
+from anyaccel_jax.ops import JaxOps
 
 CPU, SECOND = Device("cpu"), Device("cpu", 1)
 ADAM = Optimizer("adam", lr=0.01)
@@ -193,6 +194,20 @@ def test_values_that_a_failed_step_took_along_are_said_to_be_lost(backend: JaxBa
         program.close()
 
 
+def test_values_whose_computation_failed_late_are_not_written() -> None:
+    class Late:
+        def is_deleted(self) -> bool:
+            return False
+
+        def block_until_ready(self) -> None:
+            raise jax.errors.JaxRuntimeError("INTERNAL: the step failed")
+
+    model = Function(linear, {"w": jnp.ones((3, 1))})
+    with pytest.raises(StateError, match="a Function were lost in a step that failed"):
+        JaxOps(lambda array, device: array).write(model, {"w": Late()}, {})
+    np.testing.assert_array_equal(model.parameters["w"], np.ones((3, 1)))
+
+
 def test_a_failure_that_jax_tells_late_is_an_out_of_memory_error(
     backend: JaxBackend, segment_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +350,12 @@ def test_keys_do_not_depend_on_the_users_choice_of_generator(backend: JaxBackend
             program.seed(2**63 + 5)
             result.append(steps(program, resident(backend, data)))
     np.testing.assert_array_equal(result[0], result[1])
+
+
+@pytest.mark.parametrize("seed", [3, 2**32, (7 << 32) + 3, 2**64 - 1])
+def test_a_key_is_made_of_all_64_bits_of_a_seed(seed: int) -> None:
+    high, low = JaxOps(lambda array, device: array).key(seed).tolist()
+    assert (high << 32) + low == seed
 
 
 def test_dropout_drops_its_share_of_elements(backend: JaxBackend) -> None:

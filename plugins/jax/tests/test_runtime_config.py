@@ -130,6 +130,17 @@ def plugin(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize(
+    ("installed", "cuda", "rocm"),
+    [((), False, False), (("jax_cuda13_plugin",), True, False), (("jax_rocm60_plugin", "numpy"), False, True)],
+)
+def test_a_plugin_of_jax_is_there_if_one_of_its_packages_is(
+    installed: tuple[str, ...], cuda: bool, rocm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_config, "find_spec", lambda name: name if name in installed else None)
+    assert (runtime_config.has_plugin("cuda"), runtime_config.has_plugin("rocm")) == (cuda, rocm)
+
+
 def test_gpus_count_only_where_jax_can_use_them(cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with plugin(monkeypatch):
         assert runtime_config.expected_count("gpu") == 0

@@ -76,6 +76,23 @@ def test_infer_leaves_modes_buffers_and_random_state(backend: TorchBackend) -> N
         assert buffer is buffers[name][0] and torch.equal(buffer, buffers[name][1])
 
 
+def test_infer_sees_what_a_model_returns_in_evaluation(backend: TorchBackend) -> None:
+    class Auxiliary(nn.Module):
+        """Gives a second output in training only, as Inception does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.linear(x)
+            return (y, y[:, :1]) if self.training else y
+
+    model = Auxiliary().train()
+    assert backend.infer(model, [spec(3)], 0) == (spec(2),)
+    assert model.training and model.linear.training
+
+
 def test_infer_restores_after_an_error(backend: TorchBackend) -> None:
     model = nn.Sequential(nn.Dropout(), nn.Linear(3, 1))
     with pytest.raises(ShapeError):

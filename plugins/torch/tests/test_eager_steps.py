@@ -16,6 +16,7 @@ from anyaccel.segment import LossTerm, Operation, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch import step_compiler
 from anyaccel_torch.backend import TorchBackend
+from anyaccel_torch.eager_steps import gathered_blocks
 from anyaccel_torch.program import TorchProgram
 
 CPU, META = Device("cpu"), Device("meta")
@@ -44,6 +45,16 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(400, [25, 25, 25, 15]), (479, [25, 25, 25, 15]), (80, [5] * 18), (1, [5] * 18)]
+)
+def test_rows_are_gathered_for_as_many_whole_batches_as_the_bytes_allow(most: int, sizes: list[int]) -> None:
+    columns, order = [torch.arange(400.0).view(100, 4)], torch.randperm(100)  # 16 bytes a row, 80 a batch
+    blocks = [block for (block,) in gathered_blocks(columns, [order], 10, 100, 5, most)]
+    assert [len(block) for block in blocks] == sizes
+    assert torch.equal(torch.cat(blocks), columns[0][order[10:]])
 
 
 @pytest.mark.parametrize("recipe", ["sgd", "momentum", "adam", "adamw"])

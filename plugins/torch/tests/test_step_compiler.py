@@ -198,6 +198,25 @@ def test_failed_or_interrupted_compilation_restores_everything(
 
 
 @pytest.mark.usefixtures("nothing")
+def test_steps_are_run_by_what_was_compiled_and_compiled_once(
+    backend: TorchBackend, segment_of: Make, data: Data, nothing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only with the same numbers: uncompiled steps have these too."""
+    compilations, steps_done = [], []
+    compile_steps, call = steps.compile_steps, steps.CompiledSteps._call
+    monkeypatch.setattr(steps, "compile_steps", lambda *arguments: compilations.append(1) or compile_steps(*arguments))
+    monkeypatch.setattr(steps.CompiledSteps, "_call", lambda self, xs: steps_done.append(len(xs[0])) or call(self, xs))
+    program = compile(backend, segment_of(nn.Linear(3, 1)), data, batch=1)
+    x, y, order = data
+    length = steps.UNROLLED
+    for _ in range(2):
+        steps_done.clear()
+        program.compile([x, y], [order, order], 1)
+        program.train_steps([x, y], [order, order], 0, 2 * length, 1)
+        assert steps_done == [length, length]
+    assert len(compilations) == 1
+
+
 def test_steps_whose_timing_was_disturbed_are_timed_again(
     backend: TorchBackend, segment_of: Make, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:

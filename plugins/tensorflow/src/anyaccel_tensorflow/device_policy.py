@@ -24,7 +24,7 @@ class SharedSetting:
         self._get, self._set, self._strict = get, set_, strict
         self._lock = threading.Lock()
         self._n_holders = 0
-        self._before: Any = None
+        self._before: Any  # while somebody holds it
 
     def acquire(self) -> None:
         """Hold it."""

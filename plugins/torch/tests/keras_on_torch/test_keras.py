@@ -12,6 +12,7 @@ from torch import nn
 import anyaccel as aa
 from anyaccel.errors import PhaseError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, TensorSpec
+from anyaccel.specs import Optimizer
 from anyaccel_torch.backend import TorchBackend
 
 from .models import CPU, Data, Make, dropout_layers, equal_states, initialized, keras, layers, mixed_model
@@ -128,6 +129,28 @@ def test_added_losses_contribute_to_gradients(backend: TorchBackend, segment_of:
     assert loss == training_argument
     for gradient in result:
         torch.testing.assert_close(gradient, expected)
+
+
+def test_a_head_without_a_loss_gets_no_gradient_beside_added_losses(
+    backend: TorchBackend, segment_of: Make, data: Data
+) -> None:
+    """A gradient of zeros would let weight decay shrink it."""
+    x, y, order = data
+    entry = keras.Input((3,))
+    used, unused = layers.Dense(1, kernel_regularizer="l2"), layers.Dense(1)
+    model = initialized(backend, keras.Model(entry, [used(entry), unused(entry)]))
+    before = [layer.kernel.value.detach().clone() for layer in (used, unused)]
+    program = backend.build(
+        segment_of(
+            model,
+            operations=(Operation("a", model, ("x",), ("a", "b"), CPU),),
+            optimizer=Optimizer("adamw", lr=0.1, weight_decay=0.5),
+        )
+    )
+    program.train_steps([x, y], [order, order], 0, 3, 8)
+    program.close()
+    assert not torch.equal(used.kernel.value, before[0])
+    assert torch.equal(unused.kernel.value, before[1])
 
 
 # -- Keras layers inside a module of torch ---------------------------------------------------------------------------

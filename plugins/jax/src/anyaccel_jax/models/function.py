@@ -101,5 +101,5 @@ def _held(apply: Any) -> Iterator[Any]:
 def _has_haiku_state(obj: Any) -> bool:
     """Whether an object comes from `transform_with_state` of Haiku, or is the `apply` of one."""
     if inspect.isfunction(obj):
-        return obj.__module__.startswith("haiku.") and has_parameter(obj, "state")
+        return (obj.__module__ or "").startswith("haiku.") and has_parameter(obj, "state")
     return comes_from(obj, "haiku") and "WithState" in type(obj).__name__

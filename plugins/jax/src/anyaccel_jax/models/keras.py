@@ -28,7 +28,7 @@ class KerasModel(Model):
     generators. Losses that the model adds itself (regularizers) enter the gradients.
 
     Args:
-        layer: the layer or model, which only `build`, `write` and `map_arrays` change.
+        layer: the layer or model, which only `build` and `write` change.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -130,11 +130,6 @@ class KerasModel(Model):
             for name, variable in variables.items():
                 variable.assign(values[name])
         super().write(parameters, buffers)
-
-    def map_arrays(self, function: Any) -> Any:
-        """The layer itself."""
-        super().map_arrays(function)
-        return self.layer
 
 
 def _is_listed(obj: Any) -> bool:

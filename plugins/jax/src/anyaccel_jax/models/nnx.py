@@ -37,7 +37,7 @@ class NnxModel(Model):
     (`train()` or `eval()`), with random streams that follow from the key: those of the user's module do not change.
 
     Args:
-        module: the module, which only `write` and `map_arrays` change.
+        module: the module, which only `write` changes.
     """
 
     def __init__(self, module: Any) -> None:
@@ -118,12 +118,6 @@ class NnxModel(Model):
         """Into the module's own variables."""
         nnx.update(self.module, self._parameter_tree.unflatten(parameters), self._buffer_tree.unflatten(buffers))
         super().write(parameters, buffers)
-
-    def map_arrays(self, function: Any) -> Any:
-        """The module itself, with everything that it holds, its random streams too."""
-        super().map_arrays(function)
-        nnx.update(self.module, jax.tree.map(function, self._random))
-        return self.module
 
 
 def _restart(state: Any, key: Any, number: int) -> Any:
