@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.contract_names import ContractClass
 from anyaccel.device import Device
 from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
@@ -41,7 +40,7 @@ class DeviceInfo:
     total_memory: int = 0
 
 
-class Backend(ContractClass, ABC):
+class Backend(ABC):
     """One framework on one or more kinds of device. A plugin's `backends()` hook returns the instances.
 
     Creating an instance must not import the framework; methods may.
@@ -132,7 +131,7 @@ class AsyncCopy:
     source_reusable: Callable[[], None] = lambda: None
 
 
-class Exchange(ContractClass, ABC):
+class Exchange(ABC):
     """Capability: tensors from and to host memory, and from other frameworks."""
 
     index_dtype: ClassVar[str] = "int64"
@@ -204,7 +203,7 @@ class Exchange(ContractClass, ABC):
         return np.array([float(self.to_host(value)) for value in values], dtype=np.float64)
 
 
-class Compute(ContractClass, ABC):
+class Compute(ABC):
     """Capability: shapes of models, and training and evaluating segments."""
 
     calls_by_keyword: ClassVar[bool] = False

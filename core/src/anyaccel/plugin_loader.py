@@ -21,7 +21,6 @@ import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.backend import Backend, DeviceInfo
-from anyaccel.contract_names import renamed_class
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, PluginError
 from anyaccel.html import text
@@ -207,13 +206,6 @@ def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) ->
         problem = f"{hook}() of plugin {plugin.name} returned {type(value).__name__}, not {kind.__name__}"
         raise _refused(plugin, problem, f"return a {kind.__name__}")
     return kind(value)
-
-
-def load_error(plugin: Plugin, error: BaseException) -> BaseException:
-    """`error` as it is told: an import of a renamed class of the contract becomes a PluginError."""
-    renamed = renamed_class(error) if isinstance(error, ImportError) else ""
-    problem = f"plugin {plugin.name} imports a renamed class of the plugin contract: {renamed}"
-    return PluginError(problem, hint=f"rename it, or update {plugin.source}") if renamed else error
 
 
 @contextmanager

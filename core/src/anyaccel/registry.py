@@ -109,7 +109,7 @@ class Registry:
         except loader.INTERRUPTS:
             raise
         except BaseException as error:  # a broken plugin must break no other: kept, and told when needed
-            return replace(plugin, error=loader.load_error(plugin, error))
+            return replace(plugin, error=error)
 
     def _add(self, plugin: Plugin, module: Any) -> Plugin:
         if plugin.name in self._plugins:

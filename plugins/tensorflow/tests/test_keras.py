@@ -231,10 +231,10 @@ def test_what_only_kerass_own_loop_does_is_refused_in_training_only(make: Callab
 
 
 def test_losses_that_a_model_adds_keep_their_scale_in_accumulated_batches() -> None:
-    decay, result = keras.regularizers.L2(0.1), []
+    decay, small, result = keras.regularizers.L2(0.1), keras.initializers.Constant(0.1), []
     for batch, accumulate in ((12, 1), (6, 2)):
-        dense = layers.Dense(8, kernel_regularizer=decay, activity_regularizer=decay, kernel_initializer=keras.initializers.Constant(0.1))
-        model = keras.Sequential([dense, layers.Dense(3, kernel_initializer=keras.initializers.Constant(0.1))])
+        dense = layers.Dense(8, kernel_regularizer=decay, activity_regularizer=decay, kernel_initializer=small)
+        model = keras.Sequential([dense, layers.Dense(3, kernel_initializer=small)])
         train(graph_of(model), epochs=2, batch=batch, accumulate=accumulate)
         result.append(model.get_weights())
     for one, other in zip(*result, strict=True):

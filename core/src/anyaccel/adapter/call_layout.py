@@ -131,7 +131,7 @@ def _output(result: Any, output: OutputSpec, tensor_type: type, move_axis: Calla
         try:
             value = value[key] if isinstance(value, Mapping) or isinstance(key, int) else getattr(value, key)
         except (KeyError, IndexError, AttributeError, TypeError):
-            break
+            value = None
     if not isinstance(value, tensor_type):
         name = ".".join(map(str, output.path)) or "tensor"
         raise PhaseError(
