@@ -23,7 +23,7 @@ from anyaccel import hookspecs
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, PluginError
-from anyaccel.html import text
+from anyaccel.printable import printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -177,7 +177,11 @@ def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {text(error, 500)}".split())
+    try:
+        words = str(error)[:500]
+    except Exception as failed:  # of a class whose __str__ fails
+        words = f"({type(failed).__name__} in str)"
+    return printable(" ".join(f"{type(error).__name__}: {words}".split()))
 
 
 def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
