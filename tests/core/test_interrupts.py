@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from anyaccel import interrupts
@@ -319,3 +323,54 @@ def test_a_plugin_is_not_blamed_for_what_a_handler_raises(handling: Callable[...
             assert registry.devices() == [("numpy", Device("cpu"))]
         interrupts.check()
     assert told.value.code == signal.SIGTERM and not any(plugin.is_broken for plugin in registry.plugins)
+
+
+@pytest.mark.parametrize("method", ["devices", "owns", "import"])
+@pytest.mark.parametrize("wrap", [lambda handler: handler, functools.partial], ids=["function", "partial"])
+def test_nor_is_it_outside_a_phase(handling: Callable[..., None], method: str, wrap: Callable[..., Any]) -> None:
+    """There the handler raises at once, and the same call gives its answer afterwards."""
+    signals = [signal.SIGTERM]
+
+    def interrupted(when: str) -> None:
+        while when == method and signals:
+            os.kill(os.getpid(), signals.pop())
+
+    class Backend(type(built_in_backend())):  # type: ignore[misc]
+        def devices(self) -> tuple[Device, ...]:
+            interrupted("devices")
+            return (Device("cpu"),)
+
+        def owns(self, obj: object) -> bool:
+            interrupted("owns")
+            return bool(super().owns(obj))
+
+    class Entry:
+        name, value, dist = "other", "other", None
+
+        def load(self) -> object:
+            interrupted("import")
+            return types.SimpleNamespace()
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(number)
+
+    handling(signal.SIGTERM, wrap(leave))
+    registry = Registry(Backend, lambda: [Entry()])  # type: ignore[list-item]
+    with pytest.raises(SystemExit, match=str(int(signal.SIGTERM))):
+        registry.devices()
+        registry.owners(np.zeros(1))
+    assert registry.devices() == [("numpy", Device("cpu"))] and registry.owners(np.zeros(1)) == ("numpy",)
+    assert not any(plugin.is_broken for plugin in registry.plugins)
+
+
+def test_a_plugin_that_leaves_by_itself_is_blamed_also_where_signals_have_handlers(
+    handling: Callable[..., None],
+) -> None:
+    class Backend(type(built_in_backend())):  # type: ignore[misc]
+        def devices(self) -> tuple[Device, ...]:
+            raise SystemExit(3)
+
+    handling(signal.SIGTERM, lambda number, frame: None)
+    registry = Registry(Backend, list)
+    assert registry.devices() == []
+    assert [plugin.cause for plugin in registry.plugins] == ["devices() of its backend for numpy raised SystemExit: 3"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -114,7 +115,7 @@ def check_backends(plugin: Plugin) -> None:
         wrong += [f"a computed {name}" for name in facts if inspect.getattr_static(backend, name) is not facts[name]]
         if wrong:
             problem = f"plugin {plugin.name} offers a backend with {', '.join(wrong)}"
-            raise _refused(plugin, problem, "write them so", available=_FORMS)
+            raise _refused(plugin, problem, "write them so, as attributes of the class", available=_FORMS)
         if backend.framework == BUILT_IN:
             raise PluginError(f"plugin {plugin.name} offers the framework {BUILT_IN!r}, core's own", hint="rename it")
 
@@ -141,8 +142,7 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
     "environment": _are_words,
     "fork_safe": lambda value: isinstance(value, bool),
 }
-_FORMS = "attributes of the class: a lower-case word as framework; "
-_FORMS += "tuples of words as kinds, import_roots and environment; True or False as fork_safe"
+_FORMS = "a lower-case word as framework; tuples of words as kinds, import_roots, environment; a bool as fork_safe"
 
 
 # method -> what it returns, whether an answer is that, and what stands for a wrong answer
@@ -155,8 +155,15 @@ _ANSWERS: dict[str, tuple[str, Callable[[Backend, Any], bool], Callable[..., Any
     "native_device": ("a device", lambda backend, found: found is not None, str),
 }
 _MOST_DEVICES = 10_000  # so that a generator without an end ends
-INTERRUPTS = (KeyboardInterrupt, GeneratorExit)
-"""What no plugin is blamed for. All else is a fault: panics of native code (Rust's) are no Exception either."""
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Called in `except`: raise what no plugin is blamed for: Ctrl-C, GeneratorExit, what a signal's handler raised."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(getattr(handler, "func", handler), "__code__", None) for handler in handlers}
+    calls = {call.frame.f_code for call in inspect.trace(0)}
+    if isinstance(error, (KeyboardInterrupt, GeneratorExit)) or not codes.isdisjoint(calls):
+        raise error
 
 
 def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
@@ -169,9 +176,8 @@ def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
         answer = getattr(backend, method)(*arguments)
         answer = tuple(islice(answer, _MOST_DEVICES)) if method == "devices" else answer
         fault = "" if is_right(backend, answer) else f"returned {answer!r:.200}, not {expected}"
-    except INTERRUPTS:
-        raise
-    except BaseException as error:
+    except BaseException as error:  # panics of native code (Rust's) are no Exception
+        raise_interrupt(error)
         fault = f"raised {_one_line(error)}"
     return (stand_in(*arguments), fault) if fault else (answer, "")
 
@@ -185,8 +191,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
-    own = all(isinstance(value, Device) and value.kind in backend.kinds for value in values)
-    return own and len(set(values)) == len(values)
+    return len({each for each in values if isinstance(each, Device) and each.kind in backend.kinds}) == len(values)
 
 
 def _is_info(value: Any) -> bool:

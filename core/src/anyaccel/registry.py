@@ -106,9 +106,8 @@ class Registry:
     def _try(self, plugin: Plugin, load: Callable[[], Any]) -> Plugin:
         try:
             return self._add(plugin, load())
-        except loader.INTERRUPTS:
-            raise
         except BaseException as error:  # a broken plugin must break no other: kept, and told when needed
+            loader.raise_interrupt(error)
             return replace(plugin, error=error)
 
     def _add(self, plugin: Plugin, module: Any) -> Plugin:
@@ -249,9 +248,8 @@ class Registry:
         actual = self.ask(backend, "device_info", device).vendor if vendor else ""
         if actual and actual != vendor:
             problem, available = f"{device} is a device of {actual}, not of {vendor}", ", ".join(map(str, usable))
-            raise DeviceUnavailableError(
-                problem, available=available, hint=f"write '{device}' for a device of any vendor"
-            )
+            hint = f"write '{device}' for a device of any vendor"
+            raise DeviceUnavailableError(problem, available=available, hint=hint)
         return backend
 
     def unavailable_reason(self, framework: str, device: Device) -> str:
@@ -298,10 +296,8 @@ class Registry:
         try:
             if (answer := backend.owns(obj)) is True or answer is False:
                 return answer
-        except loader.INTERRUPTS:
-            raise
-        except BaseException:
-            pass
+        except BaseException as error:
+            loader.raise_interrupt(error)
         return bool(self.ask(backend, "owns", obj))
 
     def _no_plugin(self, framework: str) -> FrameworkError:

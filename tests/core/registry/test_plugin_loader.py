@@ -241,7 +241,7 @@ def test_facts_of_another_type_are_refused(make, fact, value):
     setattr(backend, fact, value)
     found = make(offers("odd", backend)).plugins[-1]
     assert f"offers a backend with {fact}={value!r}" in found.cause and "tuples of words as kinds" in found.cause
-    assert found.hint == "write them so, or update anyaccel-odd"
+    assert found.hint == "write them so, as attributes of the class, or update anyaccel-odd"
 
 
 @pytest.mark.parametrize("fact", ["framework", "kinds", "import_roots", "environment"])

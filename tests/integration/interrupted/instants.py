@@ -40,7 +40,7 @@ class Stages:
         self.inside: list[str] = []
         """The stages that the main thread is in, the innermost last."""
         self.seconds: dict[str, float] = {}
-        """The longest call, by stage, of all phases."""
+        """How long a call lasts, by stage: the latest that came to its end; before there is one, the longest."""
         self._lines: dict[str, int] = {}
         """The most lines of a call, by stage, of the phases that were traced."""
         self._calls: dict[str, int] = {}
@@ -69,21 +69,27 @@ class Stages:
             self._calls[stage] = self._calls.get(stage, 0) + 1
             before, began, trace = self.inside, time.perf_counter(), sys.gettrace()
             self.inside = [*before, stage]
-            counts = self._aim is None
+            counts, ended = self._aim is None, False
             try:
                 if counts:
                     sys.settrace(self._counting(stage))
                 elif self._aim == (stage, self._calls[stage]):
                     self._start(stage)
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                ended = True
+                return result
             finally:
                 if counts:
                     sys.settrace(trace)
                 else:
-                    self.seconds[stage] = max(self.seconds.get(stage, 0.0), time.perf_counter() - began)
+                    self._note_seconds(stage, time.perf_counter() - began, ended)
                 self.inside = before
 
         return entered
+
+    def _note_seconds(self, stage: str, seconds: float, ended: bool) -> None:
+        # Not the longest of all: the call that compiled first lasts a thousand times as long as those after it.
+        self.seconds[stage] = seconds if ended else max(seconds, self.seconds.get(stage, 0.0))
 
     def _start(self, stage: str) -> None:
         if stage not in self._lines or self.seconds.get(stage, 0.0) > SHORT:
