@@ -67,7 +67,7 @@ def bind_call(
     layers = keras.outermost(model) if isinstance(model, nn.Module) else []
     if not layers:
         is_plain = layout is in_training is POSITIONAL
-        return model if is_plain else _with_layout(model, layout, in_training)  # type: ignore[no-any-return]
+        return model if is_plain else _with_layout(model, layout, in_training)
     library = keras.library()
     layer = model if library.is_layer(model) else _frame(model, layers)
     pack = library.packing(layer, n_inputs, layout)
