@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +53,17 @@ RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(version)] or [RUNNING]
 # Small networks crawl where the threads of several processes share a core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
+WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
 MAIN = FOUND[0]  # the oldest found: sessions that run once run where the least is promised
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "unit", "lowest", "backend", "mixed", "thirdparty", "wheel", "docs"]
+# Of the interpreters found, the oldest and the newest; `nox -s unit` takes those between, too.
+UNIT = list(dict.fromkeys(f"unit-{version}" for version in (MAIN, FOUND[-1])))
+nox.options.sessions = ["lint", "types", *UNIT, "lowest", "backend", "mixed", "thirdparty", "wheel", "docs"]
 if SUPPORTED[0] not in FOUND:
     nox.options.sessions.remove("lowest")  # the oldest dependencies have no wheels for newer interpreters
 
@@ -130,8 +136,24 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=FOUND)
 def unit(session: nox.Session) -> None:
-    """Core where no framework is installed, on every interpreter found; on the first also the kit, and coverage."""
+    """Core where no framework is installed: on the first Python also the kit, and coverage; on others core's wheel."""
+    if session.python != MAIN:  # the kit over its wrong backends says nothing about an interpreter
+        with built_wheels(session, "core") as wheels:
+            session.install(*map(str, wheels.glob("*.whl")), *group("test", "guests", "lint", "types"))
+            check_no_framework(session)
+            run_away(session, wheels, "tests/core", *session.posargs)
+        return
     session.install(*CORE, *group("test", "guests", "lint", "types"))
+    check_no_framework(session)
+    tests = ("tests/core", "tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", *tests, *spread("loadfile"), *session.posargs)
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+
+
+def check_no_framework(session: nox.Session) -> None:
+    """Fail if a framework is installed in the session's environment."""
     session.run(
         "python",
         "-c",
@@ -139,14 +161,6 @@ def unit(session: nox.Session) -> None:
         f"found = [name for name in {FRAMEWORKS!r} if u.find_spec(name)]\n"
         "sys.exit(f'a framework is installed here: {found}' if found else 0)",
     )
-    if session.python != MAIN:  # the kit over its wrong backends says nothing about an interpreter
-        session.run("pytest", "tests/core", *spread(), *session.posargs)
-        return
-    tests = ("tests/core", "tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
-    session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *tests, *spread("loadfile"), *session.posargs)
-    session.run("coverage", "combine", "--quiet")
-    session.run("coverage", "report")
 
 
 @nox.session(python=SUPPORTED[0])
@@ -184,42 +198,49 @@ def mixed(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 def thirdparty(session: nox.Session) -> None:
     """A stranger's plugin, from its own wheel and with core's: its tests, far from the sources."""
-    project = ROOT / "docs/examples/anyaccel-mlx"
-    with tempfile.TemporaryDirectory() as folder:
-        wheels, away = Path(folder, "wheels"), Path(folder, "away")
-        session.install(*group("wheel"))
-        for source in (ROOT / "core", project):
-            session.run("python", "-m", "build", "--outdir", str(wheels), str(source), silent=True)
+    project = "docs/examples/anyaccel-mlx"
+    with built_wheels(session, "core", project) as wheels, tempfile.TemporaryDirectory() as folder:
         session.install(*map(str, sorted(wheels.glob("*.whl"))), *group("test", "thirdparty"))
-        shutil.copytree(project / "tests", away / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(project / "pyproject.toml", away)
-        with session.chdir(away):
-            session.run("pytest", "tests", *session.posargs, env={"PYTHONPATH": None, "PYTHONSAFEPATH": "1"})
+        shutil.copytree(ROOT / project / "tests", Path(folder, "tests"), ignore=WITHOUT_CACHES)
+        shutil.copy(ROOT / project / "pyproject.toml", folder)
+        with session.chdir(folder):
+            session.run("pytest", "tests", *session.posargs, env=AWAY)
             session.run("anyaccel", "conform", "mlx")
 
 
 @nox.session(python=MAIN)
 def wheel(session: nox.Session) -> None:
-    """What a user gets: wheels built from source distributions, installed and tested far from the sources."""
-    with tempfile.TemporaryDirectory() as folder:
-        wheels, away = Path(folder, "wheels"), Path(folder, "away")
-        session.install(*group("wheel"))
-        for source in ("core", *(f"plugins/{name}" for name in PLUGINS)):
-            session.run("python", "-m", "build", "--outdir", str(wheels), source, silent=True)
+    """What a user gets: wheels built from source distributions, installed and tested far from the sources.
+
+    Core's own tests run over its wheel in `unit`, where there is a second Python; otherwise here.
+    """
+    with built_wheels(session, "core", *(f"plugins/{name}" for name in PLUGINS)) as wheels:
         session.install(*map(str, sorted(wheels.glob("*.whl"))), *group("test", "guests", *PLUGINS))
-        copy_tests(away)
-        env = {"ANYACCEL_TEST_WHEELS": str(wheels), "PYTHONPATH": None, "PYTHONSAFEPATH": "1", **compiled_once(session)}
+        core = ("tests/core",) if len(FOUND) == 1 else ()
+        run_away(session, wheels, *core, "tests/packaging", *session.posargs)
+        for name in PLUGINS:  # with the Subject that its own wheel carries; 2 says that there is nothing to test
+            env = {**AWAY, **compiled_once(session)}
+            session.run("anyaccel", "conform", name, env=env, success_codes=[0 if has_backend(name) else 2])
+
+
+@contextmanager
+def built_wheels(session: nox.Session, *sources: str) -> Iterator[Path]:
+    """A folder with the wheels of distributions of this tree, each built from its source distribution."""
+    session.install(*group("wheel"))
+    with tempfile.TemporaryDirectory() as wheels:
+        for source in sources:
+            session.run("python", "-m", "build", "--outdir", wheels, source, silent=True)
+        yield Path(wheels)
+
+
+def run_away(session: nox.Session, wheels: Path, *arguments: str) -> None:
+    """Run tests with pytest's settings in a folder that has no sources."""
+    with tempfile.TemporaryDirectory() as away:
+        shutil.copytree(ROOT / "tests", Path(away, "tests"), ignore=WITHOUT_CACHES)
+        shutil.copy(ROOT / "pyproject.toml", away)
+        env = {"ANYACCEL_TEST_WHEELS": str(wheels), **AWAY, **compiled_once(session)}
         with session.chdir(away):
-            session.run("pytest", "tests/core", "tests/packaging", *spread(), *session.posargs, env=env)
-            for name in PLUGINS:  # with the Subject that its own wheel carries; 2 says that there is nothing to test
-                session.run("anyaccel", "conform", name, env=env, success_codes=[0 if has_backend(name) else 2])
-
-
-def copy_tests(away: Path) -> None:
-    """Put the tests and pytest's settings into a folder that has no sources."""
-    without_caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "tests", away / "tests", ignore=without_caches)
-    shutil.copy(ROOT / "pyproject.toml", away)
+            session.run("pytest", *arguments, *spread(), env=env)
 
 
 def install_docs(session: nox.Session, *more: str) -> None:

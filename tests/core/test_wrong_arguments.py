@@ -200,6 +200,10 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.AppliedLoss,
         {"loss": "mse", "on": "net", "inputs": ["outputs", "targets"], "weight": 1.0, "label": "l"},
     ),
+    "AppliedLoss.from_output": lambda: (
+        aa.AppliedLoss.from_output,
+        {"on": "net", "output": "loss", "weight": 1.0, "label": "own"},
+    ),
     "AppliedLoss.from_config": lambda: (aa.AppliedLoss.from_config, {"config": LOSS.get_config()}),
     "Beyond": lambda: (aa.Beyond, {"column": "x", "distance": 1.0}),
     "Comparison.column": lambda: (aa.compare(history()).column, {"name": "loss"}),
@@ -324,7 +328,6 @@ CALLS: dict[str, Callable[[], Call]] = {
         | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train"},
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
-    "ModelNode.value_names": lambda: (node().value_names, {"count": 1}),
     "Optimizer": lambda: (
         aa.Optimizer,
         {"name": "adam", **OPTIMIZER, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0},

@@ -25,8 +25,6 @@ MIGRATION = "docs/how-to/migrate-0.1.md"
 # These name the old names on purpose.
 ALLOWED = {
     MIGRATION,
-    "core/src/anyaccel/contract_names.py",
-    "tests/core/registry/test_contract_names.py",
     Path(__file__).relative_to(ROOT).as_posix(),
 }
 

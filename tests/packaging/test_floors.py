@@ -19,7 +19,7 @@ import pytest
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("printable", "suggestions", "install_hints", "host_memory", "rng", "lazy_attributes", "interrupts"),
     ("errors", "html"),
-    ("arguments", "contract_names", "containers", "device", "display"),
+    ("arguments", "containers", "device", "display"),
     ("specs",),
     ("segment",),
     ("program",),
@@ -41,7 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # What a library needs that only places and moves: NumPy and pluggy, and these modules. The NumPy backend is a plugin;
 # the plugin loader names it by text, as an entry point names any other.
 KERNEL = {
-    *("printable", "errors", "suggestions", "install_hints", "html", "contract_names", "containers", "device"),
+    *("printable", "errors", "suggestions", "install_hints", "html", "containers", "device"),
     *("specs", "segment", "program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
 }
 KERNEL_LINES = 2500

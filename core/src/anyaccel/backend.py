@@ -8,6 +8,7 @@ that older plugins keep working.
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,12 +17,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.contract_names import ContractClass
 from anyaccel.device import Device
 from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
-from anyaccel.segment import Segment, TensorSpec
+from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
 
 
@@ -40,7 +40,7 @@ class DeviceInfo:
     total_memory: int = 0
 
 
-class Backend(ContractClass, ABC):
+class Backend(ABC):
     """One framework on one or more kinds of device. A plugin's `backends()` hook returns the instances.
 
     Creating an instance must not import the framework; methods may.
@@ -131,7 +131,7 @@ class AsyncCopy:
     source_reusable: Callable[[], None] = lambda: None
 
 
-class Exchange(ContractClass, ABC):
+class Exchange(ABC):
     """Capability: tensors from and to host memory, and from other frameworks."""
 
     index_dtype: ClassVar[str] = "int64"
@@ -203,9 +203,11 @@ class Exchange(ContractClass, ABC):
         return np.array([float(self.to_host(value)) for value in values], dtype=np.float64)
 
 
-class Compute(ContractClass, ABC):
+class Compute(ABC):
     """Capability: shapes of models, and training and evaluating segments."""
 
+    calls_by_keyword: ClassVar[bool] = False
+    """Whether programs and `infer_outputs` heed `Operation.arguments` and `Operation.results`."""
     keeps_modes = False
     """Whether `Operation.modes="as_is"` is supported: layers have training modes of their own, which last."""
 
@@ -217,10 +219,11 @@ class Compute(ContractClass, ABC):
         """
         return model
 
-    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """Whether a built model may write to its inputs; called for models fed by another framework.
 
-        If True, the default, the plan copies such a value on its device instead of sharing memory.
+        If True, the default, the plan copies such a value on its device instead of sharing memory. `arguments` are as
+        in `Operation`, given where a backend `calls_by_keyword`.
         """
         return True
 
@@ -244,9 +247,24 @@ class Compute(ContractClass, ABC):
             ShapeError: the model does not accept these inputs; has the framework's own message.
         """
 
-    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """As `infer`, of a built model in training mode; `()`, the default, where that is not known."""
+    def infer_outputs(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+    ) -> tuple[OutputSpec, ...]:
+        """As `infer`, for a call with inputs at the paths `arguments` (see `Operation`), of outputs at any depth.
+
+        The default calls `infer`, so that `arguments` are not used: define both if `calls_by_keyword`.
+        """
+        return positional_outputs(self.infer(model, inputs, seed))
+
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
+        """As `infer_outputs`, of a built model in training mode; `()`, the default, where that is not known."""
         return ()
+
+    def signature(self, model: Any) -> inspect.Signature | None:
+        """The signature of a call of the model, with its inputs alone; None, the default, where it is not known."""
+        return None
 
     @abstractmethod
     def dtype_of(self, model: Any) -> str | None:

@@ -22,10 +22,9 @@ import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.backend import Backend, DeviceInfo
-from anyaccel.contract_names import renamed_class
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, PluginError
-from anyaccel.html import text
+from anyaccel.printable import printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -184,7 +183,11 @@ def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {text(error, 500)}".split())
+    try:
+        words = str(error)[:500]
+    except Exception as failed:  # of a class whose __str__ fails
+        words = f"({type(failed).__name__} in str)"
+    return printable(" ".join(f"{type(error).__name__}: {words}".split()))
 
 
 def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
@@ -212,13 +215,6 @@ def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) ->
         problem = f"{hook}() of plugin {plugin.name} returned {type(value).__name__}, not {kind.__name__}"
         raise _refused(plugin, problem, f"return a {kind.__name__}")
     return kind(value)
-
-
-def load_error(plugin: Plugin, error: BaseException) -> BaseException:
-    """`error` as it is told: an import of a renamed class of the contract becomes a PluginError."""
-    renamed = renamed_class(error) if isinstance(error, ImportError) else ""
-    problem = f"plugin {plugin.name} imports a renamed class of the plugin contract: {renamed}"
-    return PluginError(problem, hint=f"rename it, or update {plugin.source}") if renamed else error
 
 
 @contextmanager

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anyaccel.contract_names import ContractClass
 from anyaccel.segment import NodeState, Segment
 
 
-class Program(ContractClass, ABC):
+class Program(ABC):
     """A segment made ready to run: bound callables, no lookups left. It owns its state until `close`.
 
     Inputs are in the order of `segment.inputs` and outputs in the order of `segment.outputs`, on the devices that the

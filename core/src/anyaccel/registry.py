@@ -108,7 +108,7 @@ class Registry:
             return self._add(plugin, load())
         except BaseException as error:  # a broken plugin must break no other: kept, and told when needed
             loader.raise_interrupt(error)
-            return replace(plugin, error=loader.load_error(plugin, error))
+            return replace(plugin, error=error)
 
     def _add(self, plugin: Plugin, module: Any) -> Plugin:
         if plugin.name in self._plugins:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,27 @@ class TensorSpec:
         return math.prod(self.shape) * (max(int(bits.group()) // 8, 1) if bits else 1)
 
 
+Path = tuple[str | int, ...]
+"""The way to a value in nested containers: keys of mappings and names of fields, and positions in sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """An output of a model: the path to it in what the model returns, its spec per sample, and the axis of the batch.
+
+    `batch_axis` is None for one value for a whole batch, such as a loss that the model computes: `spec` has its shape.
+    """
+
+    path: Path
+    spec: TensorSpec
+    batch_axis: int | None = 0
+
+
+def positional_outputs(specs: Sequence[TensorSpec]) -> tuple[OutputSpec, ...]:
+    """Outputs of a model that returns a tensor, or a flat tuple of them, batch first."""
+    return tuple(OutputSpec((i,) if len(specs) > 1 else (), spec) for i, spec in enumerate(specs))
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One node of a segment: a model, or, if `model` is None, the concatenation of its inputs along `axis` of a sample.
@@ -36,6 +57,10 @@ class Operation:
     `inputs` and `outputs` are names of values; the last `training_only` outputs are missing in evaluation. `trainable`
     says whether it runs in training mode in a training step, as a whole or with `modes="as_is"` those parts that are in
     it; `Segment.groups` say which parameters change.
+
+    `arguments` has a path for each input: its position or keyword in the model's call, then the way into a dict or list
+    there; empty where the inputs are the positional arguments. `results` and `training_results` have an OutputSpec for
+    each output in that mode; empty where a model returns a tensor, or a flat tuple, list or dict of them, batch first.
     """
 
     label: str
@@ -45,6 +70,9 @@ class Operation:
     device: Device
     trainable: bool = True
     axis: int = -1
+    arguments: tuple[Path, ...] = ()
+    results: tuple[OutputSpec, ...] = ()
+    training_results: tuple[OutputSpec, ...] = ()
     training_only: int = 0
     modes: str = "train"
 

@@ -29,6 +29,8 @@ SCHEDULES: dict[str, dict[str, float | None]] = {
     "step": {"rate": None, "every": None},
 }
 LOSSES = ("mse", "mae", "cross_entropy", "binary_cross_entropy")
+FROM_OUTPUT = "from_output"
+"""The name of a loss that a model computes itself."""
 LOSS_ALIASES = {"mean_squared_error": "mse", "l2": "mse", "mean_absolute_error": "mae", "l1": "mae"}
 LOSS_ALIASES |= {"ce": "cross_entropy", "bce": "binary_cross_entropy"}
 
@@ -209,7 +211,7 @@ class Loss(Spec):
         kwargs = dict(_checked("", "loss_kwargs", {} if loss_kwargs is None else loss_kwargs))
         if isinstance(loss, str):
             name = LOSS_ALIASES.get(loss.lower(), loss.lower())
-            if name not in LOSSES:
+            if name not in (*LOSSES, FROM_OUTPUT):
                 raise _unknown("loss", loss, LOSSES)
             own = None
         else:

@@ -364,7 +364,7 @@ def test_dropout_drops_its_share_of_elements(backend: JaxBackend) -> None:
     parameters = {name: jnp.ones_like(parameter) / parameter.size for name, parameter in model.parameters.items()}
     parameters |= {"layers.0.weight": jnp.ones((20_000, 1)), "layers.0.bias": jnp.zeros(20_000)}
     parameters["layers.1.bias"] = jnp.zeros(1)
-    y, _ = model.apply(parameters, {}, [jnp.ones((4, 1))], True, jax.random.key(0))
+    (y,), _ = model.apply(parameters, {}, [jnp.ones((4, 1))], True, jax.random.key(0))
     np.testing.assert_allclose(y, 1.0, atol=0.02)
     assert len(set(np.asarray(y).ravel())) == 4
 

@@ -33,7 +33,7 @@ def by_optax(optax: Any, transformation: Any, batches: Batches, factor: Callable
     parameters = own.parameters
     state = transformation.init(parameters)
     for step, (x, y) in enumerate(batches):
-        loss = lambda p, x=x, y=y: ((own.apply(p, {}, [x], True, None)[0] - y) ** 2).mean()  # noqa: E731
+        loss = lambda p, x=x, y=y: ((own.apply(p, {}, [x], True, None)[0][0] - y) ** 2).mean()  # noqa: E731
         changes, state = transformation.update(jax.grad(loss)(parameters), state, parameters)
         parameters = optax.apply_updates(parameters, jax.tree.map(lambda c, s=step: c * factor(s), changes))
     return parameters

@@ -169,15 +169,25 @@ def test_a_callback_of_an_experiment_logs_all_phases(runs, folders, experiment, 
 def test_steps_are_written_with_every_n_steps(runs, read, experiment, train, on):
     losses = []
     watch = on("step_end", lambda run: losses.append(run.step_losses()))
-    callback = TensorBoard(runs, every_n_steps=5)
+    callback = TensorBoard(runs, every_n_steps=2)
     experiment().run_phase(train(callbacks=[watch, callback]))
     written = read(runs / "demo/train-1")
     assert written.under("step/") == ["loss.one", "loss.two"]
     steps, values = written.scalars["step/loss.one"]
-    assert steps == [4, 9] and len(losses) == 12
-    assert values == pytest.approx([losses[4]["one"], losses[9]["one"]], rel=1e-6)
+    assert steps == [1, 3, 5, 7, 9, 11] and len(losses) == 12
+    assert values == pytest.approx([losses[step]["one"] for step in steps], rel=1e-6)
     assert written.scalars["train/loss"][0] == [0, 1, 2]
-    assert repr(callback) == f"TensorBoard({str(runs)!r}, every_n_steps=5)"
+    assert repr(callback) == f"TensorBoard({str(runs)!r}, every_n_steps=2)"
+
+
+def test_steps_between_two_that_are_written_are_averaged(runs, read, experiment, train, on):
+    losses = []
+    experiment().run_phase(train(callbacks=[on("step_end", lambda run: losses.append(run.step_losses()))]))
+    experiment().run_phase(train(callbacks=[TensorBoard(runs, every_n_steps=2)]))
+    steps, values = read(runs / "demo/train-1").scalars["step/loss.one"]
+    assert steps == [1, 3, 5, 7, 9, 11]
+    means = [(losses[step - 1]["one"] + losses[step]["one"]) / 2 for step in steps]
+    assert values == pytest.approx(means, rel=1e-5)
 
 
 def test_steps_are_not_listened_to_without_every_n_steps(registry, runs):

@@ -59,6 +59,7 @@ def test_epochs_of_a_label_continue_after_the_last_run(logged, read, folders, ex
         assert read(logged / "demo" / folder).scalars["train/loss"] == (steps, float32(results.loss))
 
 
+@pytest.mark.filterwarnings("ignore::anyaccel.errors.NaNWarning")
 def test_figures_that_are_not_finite_are_written(logged, read, experiment, train):
     with np.errstate(all="ignore"):
         results = experiment(optimizer=aa.Optimizer("sgd", lr=1e30)).run_phase(train())

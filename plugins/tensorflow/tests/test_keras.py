@@ -231,10 +231,10 @@ def test_what_only_kerass_own_loop_does_is_refused_in_training_only(make: Callab
 
 
 def test_losses_that_a_model_adds_keep_their_scale_in_accumulated_batches() -> None:
-    decay, result = keras.regularizers.L2(0.1), []
+    decay, small, result = keras.regularizers.L2(0.1), keras.initializers.Constant(0.1), []
     for batch, accumulate in ((12, 1), (6, 2)):
-        dense = layers.Dense(8, kernel_regularizer=decay, activity_regularizer=decay, kernel_initializer="ones")
-        model = keras.Sequential([dense, layers.Dense(3, kernel_initializer="ones")])
+        dense = layers.Dense(8, kernel_regularizer=decay, activity_regularizer=decay, kernel_initializer=small)
+        model = keras.Sequential([dense, layers.Dense(3, kernel_initializer=small)])
         train(graph_of(model), epochs=2, batch=batch, accumulate=accumulate)
         result.append(model.get_weights())
     for one, other in zip(*result, strict=True):
@@ -508,7 +508,7 @@ def test_an_unbuilt_model_has_no_state_yet(backend: TensorFlowBackend) -> None:
     [
         (sequential, TensorSpec((5,), "float32"), "does not accept float32\\[5\\] per sample.*expected axis -1"),
         (functional, TensorSpec((5,), "float32"), "does not accept float32\\[5\\] per sample"),
-        (lambda: layers.Lambda(lambda x: tf.reduce_sum(x)), X, "returns shape \\[\\] for a batch of 2"),
+        (lambda: layers.Lambda(lambda x: tf.reduce_sum(x)), X, "returns \\[\\] for a batch of 2"),
         (lambda: layers.Lambda(lambda x: [1, 2]), X, "returned a list of int, int"),
     ],
 )
@@ -560,14 +560,14 @@ def test_shapes_that_only_values_tell_are_found_by_running(backend: TensorFlowBa
     ("layer", "spec", "message"),
     [
         (
-            lambda: layers.Lambda(lambda x: tf.transpose(x)),
+            lambda: layers.Lambda(lambda x: tf.repeat(x, 2, axis=0)),
             X,
-            "returns shape \\[6, 2\\] for a batch of 2.*keep the batch",
+            "returns \\[4, 6\\] for a batch of 2.*keep the batch",
         ),
         (
             lambda: layers.Lambda(lambda x: x[:, : x.shape[0]]),
             X,
-            "float32\\[2\\] per sample for a batch of 2, but float32",
+            "returns \\[2, 2\\] for a batch of 2, and",
         ),
         (lambda: layers.Dense(2), TensorSpec((), "float32"), "store the column as \\[n, 1\\]"),
         (lambda: layers.Lambda(lambda x: x @ tf.ones([6, 1])), TensorSpec((6,), "int64"), "cast the data"),

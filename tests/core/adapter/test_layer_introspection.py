@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from anyaccel.adapter.call_layout import CallLayout
 from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_generators, unique_names
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.specs import Loss
@@ -180,9 +181,11 @@ def test_inputs_are_packed_as_the_layer_takes_them(library):
         def call(self, *inputs):
             pass
 
-    assert library.packing(Pair(), 2)([1, 2]) == library.packing(Any(), 2)([1, 2]) == [1, 2]
-    assert library.packing(Listed(), 2)([1, 2]) == [[1, 2]] and library.packing(Listed(), 1)([1]) == [1]
-    assert library.packing(Functional([], ["a", "b"]), 2)([1, 2]) == [{"a": 1, "b": 2}]
+    assert library.packing(Pair(), 2)([1, 2]) == library.packing(Any(), 2)([1, 2]) == ([1, 2], {})
+    assert library.packing(Listed(), 2)([1, 2]) == ([[1, 2]], {}) and library.packing(Listed(), 1)([1]) == ([1], {})
+    assert library.packing(Functional([], ["a", "b"]), 2)([1, 2]) == ([{"a": 1, "b": 2}], {})
+    named = CallLayout([("y",), ("x",)])
+    assert library.packing(Pair(), 2, named)([1, 2]) == ((), {"y": 1, "x": 2})
 
 
 def test_the_data_format_is_that_of_the_first_and_last_layer_that_is_not_elementwise(library):

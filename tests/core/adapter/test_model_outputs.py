@@ -5,15 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.adapter.model_outputs import input_error, input_hint, output_tuple, probe_output_specs
+from anyaccel.adapter.call_layout import leaves
+from anyaccel.adapter.model_outputs import input_error, input_hint, output_tuple, probe_outputs
 from anyaccel.errors import ShapeError
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import OutputSpec, TensorSpec
 
 A, B = np.zeros((2, 1)), np.ones((2, 3))
-
-
-def spec_of(output):
-    return TensorSpec(output.shape[1:], output.dtype.name)
 
 
 @pytest.mark.parametrize(
@@ -41,20 +38,47 @@ def test_anything_else_is_refused(result, told):
         output_tuple(result, np.ndarray, "array")
 
 
+def dtype_name(output):
+    return output.dtype.name
+
+
+def probe(returned, **settings):
+    return probe_outputs("Net", lambda batch: leaves(returned(batch), np.ndarray), dtype_name, **settings)
+
+
 def test_specs_are_those_of_one_sample():
-    specs = probe_output_specs("Net", lambda batch: [np.zeros((batch, 4)), np.zeros(batch, "int64")], spec_of)
-    assert specs == (TensorSpec((4,), "float64"), TensorSpec((), "int64"))
+    outputs = probe(lambda batch: [np.zeros((batch, 4)), np.zeros(batch, "int64")])
+    specs = TensorSpec((4,), "float64"), TensorSpec((), "int64")
+    assert outputs == (OutputSpec((0,), specs[0]), OutputSpec((1,), specs[1]))
 
 
-def test_an_output_without_a_batch_is_refused():
-    for shape in ((), (1,), (4, 2)):
-        with pytest.raises(ShapeError, match=r"Net returns shape \[.*\] for a batch of 2.*Hint: swap"):
-            probe_output_specs("Net", lambda batch, shape=shape: [np.zeros(shape)], spec_of, hint="swap")
+def test_the_batch_is_found_on_any_axis():
+    outputs = probe(lambda batch: {"out": np.zeros((batch, 5, 6)), "state": (np.zeros((1, batch, 6)),)})
+    assert [(output.path, output.batch_axis, output.spec.shape) for output in outputs] == [
+        (("out",), 0, (5, 6)),
+        (("state", 0), 1, (1, 6)),
+    ]
 
 
-def test_a_spec_that_depends_on_the_batch_size_is_refused():
-    with pytest.raises(ShapeError, match=r"float64\[2\] per sample for a batch of 2, but float64\[3\] .* batch of 3"):
-        probe_output_specs("Net", lambda batch: [np.zeros((batch, batch))], spec_of)
+def test_what_is_there_once_for_a_batch_has_no_batch_axis():
+    outputs = probe(lambda batch: {"loss": np.zeros(()), "logits": np.zeros((batch, 3))})
+    assert [(output.path, output.batch_axis) for output in outputs] == [(("loss",), None), (("logits",), 0)]
+
+
+def test_what_depends_on_the_batch_in_another_way_is_left_out_beside_outputs():
+    outputs = probe(lambda batch: (np.zeros((batch, 3)), np.zeros((batch, batch)), np.zeros((batch * 4, 2))))
+    assert [output.path for output in outputs] == [(0,)]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4, 2)])
+def test_without_any_batch_a_model_is_refused(shape):
+    with pytest.raises(ShapeError, match=r"Net returns \[.*\] for a batch of 2, and \[.*\] for a .*Hint: swap"):
+        probe(lambda batch: [np.zeros(shape)], hint="swap")
+
+
+def test_an_output_that_depends_on_the_batch_size_is_refused():
+    with pytest.raises(ShapeError, match=r"returns \[2, 2\] for a batch of 2, and \[3, 3\] for a batch of 3"):
+        probe(lambda batch: [np.zeros((batch, batch))])
 
 
 def test_the_error_for_inputs_names_them():

@@ -44,8 +44,9 @@ def test_unknown_names(fs: FeatureSet) -> None:
     message = "'fs' has no feature 'wid'. Available: features: a, b, wide, wider, n. Hint: did you mean 'wide'"
     with pytest.raises(ColumnError, match=message):
         fs.reference("wid")
-    with pytest.raises(ColumnError, match=r"'fs' has no feature 'y', it is a target. Available: features: a,"):
-        fs.reference("y")
+    with pytest.raises(ColumnError, match=r"'fs' has no feature 'who', it is a tag. Available: features: a,"):
+        fs.reference("who")
+    assert fs.reference("y").features == ("y",)  # for models that compute their loss
     with pytest.raises(ColumnError, match=r"'fs' has no tag 'qqq'. Available: tags: who. Hint: use one of these names"):
         fs.reference(tags="qqq")
 

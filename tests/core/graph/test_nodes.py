@@ -35,7 +35,7 @@ def test_an_upstream_is_a_reference_a_label_or_a_node(table, mlp):
     )
 
 
-@pytest.mark.parametrize("upstream", [None, 3, {"a": 1}])
+@pytest.mark.parametrize("upstream", [None, 3, {1, 2}])
 def test_another_object_as_upstream_is_refused(upstream, mlp):
     with pytest.raises(GraphError, match=rf"'n' has an upstream of type {type(upstream).__name__}.*give feature_set"):
         ModelNode("n", mlp(), upstream)

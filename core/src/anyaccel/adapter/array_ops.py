@@ -56,6 +56,9 @@ LossFunction = Callable[[Sequence[Any]], LossResult]
 class ArrayOps(ABC):
     """What training needs of a framework. Models are functions of (parameters, buffers, inputs).
 
+    A backend that `calls_by_keyword` gives `vjp`, `call` and `apply` one more parameter, `layout`, a `CallLayout` that
+    is passed where a call is not positional: `bind` gives its arguments, and `outputs` the outputs in its results.
+
     Arrays have `shape`, `ndim` and `dtype`, arithmetic with each other and with numbers, `==`, and indexing by slices,
     `...` and None.
     """
@@ -97,10 +100,16 @@ class ArrayOps(ABC):
         """As `Exchange.gather_rows`."""
 
     def call(
-        self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: tuple[Any, ...]
+        self,
+        model: Any,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple[Any, ...],
+        layout: Any = None,
     ) -> tuple[Any, ...]:
         """Outputs in evaluation mode. The default takes those of `vjp`; override it where that costs more."""
-        return self.vjp(model, parameters, buffers, inputs, False, 0).outputs
+        keywords = {} if layout is None else {"layout": layout}
+        return self.vjp(model, parameters, buffers, inputs, False, 0, **keywords).outputs
 
     def astype(self, array: Any, dtype: Any) -> Any:
         """The array in a dtype of the framework's; the default calls `array.astype`."""

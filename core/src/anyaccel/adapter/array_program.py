@@ -87,7 +87,8 @@ class ArrayProgram(MultiStepProgram):
         if op.model is None:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
-        outputs = self._ops.call(op.model, self._state.parameters[owner], self._buffers[owner], inputs)
+        parameters, buffers = self._state.parameters[owner], self._buffers[owner]
+        outputs = self._ops.call(op.model, parameters, buffers, inputs, **self._dataflow.calls[op.label])
         return tuple(operation_outputs(op, outputs, training=False))
 
     def _apply_recorded(
@@ -113,7 +114,8 @@ class ArrayProgram(MultiStepProgram):
         return applied
 
     def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
-        return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key)
+        keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
+        return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
 
     def _random_key(self, op: Operation) -> Any:
         """The key of an operation in this step, as `vjp` takes it."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
+from anyaccel.adapter.call_layout import POSITIONAL, Arguments, CallLayout
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.specs import Loss
 
@@ -154,22 +155,52 @@ class LayerLibrary:
 
     # -- calling ---------------------------------------------------------------------------------------------------
 
-    def packing(self, layer: Any, n_inputs: int) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """How `n_inputs` inputs become the positional arguments of a layer.
+    def packing(
+        self, layer: Any, n_inputs: int, layout: CallLayout = POSITIONAL
+    ) -> Callable[[Sequence[Any]], Arguments]:
+        """How `n_inputs` inputs become the arguments of a layer.
 
-        A functional model takes the structure of its `input`; a layer whose `call` has fewer positional parameters
-        than there are inputs takes them as one list.
+        A functional model takes the structure of its `input`, which is filled by the names of its inputs, or in their
+        order; a layer whose `call` has fewer positional parameters than there are inputs takes them as one list.
         """
         if self.is_functional(layer):
-            tree, structure = self.module.tree, layer.input
-            return lambda inputs: [tree.pack_sequence_as(structure, list(inputs))]
+            return self._functional_packing(layer, layout)
+        parameters = self._call_parameters(layer)
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        takes_all = len(positional) >= n_inputs or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        if layout.is_named or n_inputs == 1 or takes_all:
+            return layout.bind
+        return lambda inputs: ([list(inputs)], {})
+
+    def _functional_packing(self, layer: Any, layout: CallLayout) -> Callable[[Sequence[Any]], Arguments]:
+        tree, structure = self.module.tree, layer.input
+        names = self._input_names(layer) if layout.is_named else []
+
+        def pack(inputs: Sequence[Any]) -> Arguments:
+            positional, named = layout.bind(inputs)
+            flat = [named[name] for name in names] if named else list(positional)
+            return [tree.pack_sequence_as(structure, flat)], {}
+
+        return pack
+
+    def _input_names(self, layer: Any) -> list[str]:
+        """Names of a functional model's inputs, in the order of its flat structure: keys of a dict, else their own."""
+        structure = layer.input
+        is_flat = isinstance(structure, Mapping) and len(structure) == len(layer.inputs)
+        return sorted(structure) if is_flat else [str(each.name) for each in layer.inputs]
+
+    def _call_parameters(self, layer: Any) -> list[inspect.Parameter]:
         parameters = inspect.signature(layer.call).parameters.values()
-        if n_inputs == 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            return lambda inputs: inputs
-        positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        if len([name for name in positional if name not in ("training", "mask")]) >= n_inputs:
-            return lambda inputs: inputs
-        return lambda inputs: [list(inputs)]
+        return [parameter for parameter in parameters if parameter.name not in ("training", "mask")]
+
+    def signature(self, layer: Any) -> inspect.Signature:
+        """As `Compute.signature`; inputs of a functional model that takes a dict are by keyword only."""
+        if not self.is_functional(layer):
+            return inspect.Signature(self._call_parameters(layer))
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        kind = kinds[isinstance(layer.input, Mapping)]
+        names = [name for name in self._input_names(layer) if name.isidentifier()]
+        return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.data_format`, for a layer for images, or a sequence that begins or ends with one."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, LossFunction, LossResult, at_least_float32, cast
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
+from anyaccel.specs import FROM_OUTPUT
 
 
 def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
@@ -19,6 +21,8 @@ def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
     """
     if term.loss.own is not None:
         return ops.custom_loss(term.loss)
+    if term.loss.name == FROM_OUTPUT:
+        return partial(_from_output, ops)
     if len(term.inputs) != 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes two inputs, outputs and targets, "
@@ -135,6 +139,15 @@ def _binary_cross_entropy(ops: ArrayOps, logits: Any, targets: Any) -> LossResul
         return 0.5 * (1.0 + xp.tanh(0.5 * logits)) - probabilities, -logits
 
     return _result(ops, total, math.prod(logits.shape), gradients)
+
+
+def _from_output(ops: ArrayOps, inputs: Sequence[Any]) -> LossResult:
+    """A loss that a model gave: the mean over as many rows as the second input has, or one for each row."""
+    value = at_least_float32(ops, inputs[0])
+    if value.ndim:
+        return _result(ops, ops.xp.sum(value), math.prod(value.shape), lambda: (ops.xp.full_like(value, 1.0), None))
+    rows = int(inputs[1].shape[0])
+    return _result(ops, value * rows, rows, lambda: (ops.xp.full_like(value, rows), None))
 
 
 _FORMULAS: dict[str, Callable[[ArrayOps, Any, Any], LossResult]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.errors import GraphError, ShapeError
-from anyaccel.segment import Operation, TensorSpec
+from anyaccel.segment import Operation, OutputSpec, Path, TensorSpec
 
 _PROBED_BATCHES = (2, 3)
 
@@ -55,40 +55,67 @@ def operation_outputs(operation: Operation, outputs: Sequence[Any], *, training:
     return outputs
 
 
-def probe_output_specs(
+def probe_outputs(
     model_name: str,
-    run: Callable[[int], Sequence[Any]],
-    spec_of: Callable[[Any], TensorSpec],
+    run: Callable[[int], Mapping[Path, Any]],
+    dtype_name: Callable[[Any], str],
     hint: str = "keep the batch as the first axis of what the model returns",
-) -> tuple[TensorSpec, ...]:
-    """Specs per sample of a model's outputs, which must be the same for batches of 2 and of 3 samples.
+) -> tuple[OutputSpec, ...]:
+    """The outputs of a model, from calls with batches of 2 and of 3 samples.
+
+    The batch is the axis whose length follows that of the batch; an output without one is there once for a whole batch.
+    What depends on the batch size in another way (a matrix of all pairs of samples) is no output of a node, and is left
+    out beside outputs.
 
     Args:
         model_name: how errors name the model.
-        run: the outputs for a batch of so many samples.
-        spec_of: the spec per sample of an output.
-        hint: what to do where an output has no batch axis.
+        run: the outputs by their paths, for a batch of so many samples.
+        dtype_name: the name of a tensor's dtype, as in a TensorSpec.
+        hint: what to do where no output has a batch.
 
     Raises:
-        ShapeError: an output does not have the batch as its first axis, or its spec depends on the batch size.
+        ShapeError: no output has the batch as one of its axes.
     """
-    outputs_by_batch = [tuple(run(batch)) for batch in _PROBED_BATCHES]
-    for batch, outputs in zip(_PROBED_BATCHES, outputs_by_batch, strict=True):
-        for shape in (tuple(output.shape) for output in outputs):
-            if shape[:1] != (batch,):
-                raise ShapeError(
-                    f"{model_name} returns shape {list(shape)} for a batch of {batch}",
-                    available="the first axis of every output must be the batch",
-                    hint=hint,
-                )
-    first, second = (tuple(map(spec_of, outputs)) for outputs in outputs_by_batch)
-    if first != second:
-        shown = [", ".join(map(str, specs)) for specs in (first, second)]
-        raise ShapeError(
-            f"{model_name} returns {shown[0]} per sample for a batch of 2, but {shown[1]} for a batch of 3",
-            hint="make the output of the model for a sample independent of the batch size",
-        )
-    return first
+    first, second = map(run, _PROBED_BATCHES)
+    shapes = [{path: tuple(map(int, each.shape)) for path, each in outputs.items()} for outputs in (first, second)]
+    found = [
+        OutputSpec(path, TensorSpec(_without(shape, axis), dtype_name(first[path])), axis)
+        for path, shape in shapes[0].items()
+        if (axis := _batch_axis(shape, shapes[1].get(path))) != _NO_OUTPUT
+    ]
+    if not any(output.batch_axis is not None for output in found):
+        raise _no_batch(model_name, shapes[0], shapes[1], hint)
+    return tuple(found)
+
+
+_NO_OUTPUT = -1
+
+
+def _batch_axis(shape: tuple[int, ...], other: tuple[int, ...] | None) -> int | None:
+    """The axis of the batch, from the shapes for both batches; None where the shape is the same for both."""
+    if other is None or len(shape) != len(other):
+        return _NO_OUTPUT
+    differ = [axis for axis, extents in enumerate(zip(shape, other, strict=True)) if extents[0] != extents[1]]
+    if not differ:
+        return None
+    is_batch = len(differ) == 1 and (shape[differ[0]], other[differ[0]]) == _PROBED_BATCHES
+    return differ[0] if is_batch else _NO_OUTPUT
+
+
+def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
+
+
+def _no_batch(
+    model_name: str, first: Mapping[Path, tuple[int, ...]], second: Mapping[Path, tuple[int, ...]], hint: str
+) -> ShapeError:
+    shown = [", ".join(str(list(shape)) for shape in shapes.values()) for shapes in (first, second)]
+    return ShapeError(
+        f"{model_name} returns {shown[0]} for a batch of {_PROBED_BATCHES[0]}, "
+        f"and {shown[1]} for a batch of {_PROBED_BATCHES[1]}",
+        available="one axis of an output must be the batch, whatever its size",
+        hint=hint,
+    )
 
 
 def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint: str) -> ShapeError:

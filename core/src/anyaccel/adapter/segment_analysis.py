@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, LossResult
+from anyaccel.adapter.call_layout import POSITIONAL, layout_of
 from anyaccel.adapter.losses import loss_function
 from anyaccel.device import Device
 from anyaccel.errors import GraphError
@@ -153,6 +154,8 @@ class SegmentDataflow:
         segment: what is computed.
         ops: the framework.
         layout: where values and parameters are.
+        calls, training_calls: by operation, what its call is given besides in evaluation and in training: its `layout`,
+            where it is not positional.
 
     Raises:
         SpecError: a loss that the framework lacks.
@@ -163,6 +166,8 @@ class SegmentDataflow:
         self.segment = segment
         self.ops = ops
         self.layout = SegmentLayout(segment, ops) if layout is None else layout
+        self.calls = {op.label: _call_keywords(op, training=False) for op in segment.operations}
+        self.training_calls = {op.label: _call_keywords(op, training=True) for op in segment.operations}
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
 
     def run(self, inputs: Sequence[Any], call: Callable[[Operation, tuple[Any, ...]], Sequence[Any]]) -> StepValues:
@@ -193,6 +198,11 @@ class SegmentDataflow:
             for term, loss in self._losses
             if not values.lacks(term.inputs)
         ]
+
+
+def _call_keywords(op: Operation, *, training: bool) -> dict[str, Any]:
+    layout = layout_of(op, training=training)
+    return {} if layout is POSITIONAL else {"layout": layout}
 
 
 def loss_sums(results: Sequence[tuple[LossTerm, LossResult]]) -> dict[str, tuple[Any, Any]]:

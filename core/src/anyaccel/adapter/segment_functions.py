@@ -75,7 +75,8 @@ class SegmentFunctions:
         if op.model is None:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
-        outputs = self._ops.call(self._model_of(op.model), parameters[owner], buffers[owner], inputs)
+        call, keywords = self._ops.call, self._dataflow.calls[op.label]
+        outputs = call(self._model_of(op.model), parameters[owner], buffers[owner], inputs, **keywords)
         return tuple(operation_outputs(op, outputs, training=False))
 
     def _outputs(self, values: StepValues, excluded: Container[str]) -> dict[str, Any]:
@@ -119,7 +120,9 @@ class SegmentFunctions:
         owner, source = self._layout.owner[op.label], primals if op.label in self._layout.trained else rest
         before, model = buffers.get(owner, rest["buffers"][owner]), self._model_of(op.model)
         own_key = self._ops.fold(key, self._numbers[op.label])
-        outputs, after = self._ops.apply(model, source["parameters"][owner], before, inputs, op.trainable, own_key)
+        keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
+        parameters = source["parameters"][owner]
+        outputs, after = self._ops.apply(model, parameters, before, inputs, op.trainable, own_key, **keywords)
         if op.trainable and after is not None:
             buffers[owner] = after
         return tuple(operation_outputs(op, outputs, training=op.trainable))

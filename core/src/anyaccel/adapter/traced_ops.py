@@ -202,6 +202,7 @@ class TracedOps(ArrayOps):
         train: bool,
         key: Any,
         differentiate: Sequence[bool] | None = None,
+        **layout: Any,
     ) -> VjpResult:
         """As in `ArrayOps`, by `apply` and `value_and_pullback`.
 
@@ -220,7 +221,9 @@ class TracedOps(ArrayOps):
         def function(primals: Any, rest: Any) -> tuple[Any, Any]:
             traced, constant = iter(primals["inputs"]), iter(rest["inputs"])
             arguments = tuple(next(traced) if is_active else next(constant) for is_active in active)
-            outputs, changed = self.apply(model, primals["parameters"], rest["buffers"], arguments, train, rest["key"])
+            outputs, changed = self.apply(
+                model, primals["parameters"], rest["buffers"], arguments, train, rest["key"], **layout
+            )
             values = {str(i): output for i, output in enumerate(outputs) if is_differentiable(self, output)}
             return values, ({str(i): output for i, output in enumerate(outputs) if str(i) not in values}, changed)
 

@@ -71,7 +71,8 @@ class TracedProgram(ArrayProgram):
 
     def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
         differentiate = [name in self._layout.needs_cotangent for name in op.inputs]
-        return self._traced.vjp(op.model, parameters, buffers, inputs, op.trainable, key, differentiate)
+        keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
+        return self._traced.vjp(op.model, parameters, buffers, inputs, op.trainable, key, differentiate, **keywords)
 
     # -- forward and back ------------------------------------------------------------------------------------------
 

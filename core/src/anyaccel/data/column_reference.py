@@ -14,11 +14,13 @@ from anyaccel.suggestions import did_you_mean
 CONFIG_KEYS = ("feature_set", "features", "targets", "tags", "stream")
 
 
-def columns_of_role(rows: Rows, role: str, columns: tuple[str, ...], given: Names) -> tuple[str, ...]:
-    """The given names, or all `columns` of a role for None."""
+def columns_of_role(
+    rows: Rows, role: str, columns: tuple[str, ...], given: Names, also: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """The given names, which may be of `also`, too; all `columns` of a role for None."""
     names = columns if given is None else names_of(given)
     for position, name in enumerate(names):
-        if name not in columns:
+        if name not in columns and name not in also:
             actual = f", it is a {rows.role(name)}" if name in rows.columns else ""
             raise ColumnError(
                 f"{rows.label!r} has no {role} {name!r}{actual}",

@@ -301,7 +301,8 @@ class Reference:
 
     Args:
         feature_set: whose columns they are.
-        features, targets, tags: names of columns of that role; None takes all of them, in their order.
+        features, targets, tags: names of columns of that role; None takes all of them, in their order. Targets that are
+            named as features become an input, for models that compute their loss; a node takes them by keyword only.
         stream: the stream of a phase's sampler that the rows come from, such as `"pair"`; None is its first.
 
     Raises:
@@ -327,7 +328,11 @@ class Reference:
             problem = f"a reference cannot be made to {shown(feature_set)}"
             raise DataError(problem, hint="write feature_set.reference(...)")
         object.__setattr__(self, "feature_set", feature_set)
-        object.__setattr__(self, "features", columns_of_role(feature_set, "feature", feature_set.features, features))
+        object.__setattr__(
+            self,
+            "features",
+            columns_of_role(feature_set, "feature", feature_set.features, features, feature_set.targets),
+        )
         object.__setattr__(self, "targets", columns_of_role(feature_set, "target", feature_set.targets, targets))
         object.__setattr__(self, "tags", columns_of_role(feature_set, "tag", feature_set.tags, tags))
         object.__setattr__(self, "stream", checked_stream(feature_set.label, stream))

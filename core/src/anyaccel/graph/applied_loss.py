@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from anyaccel import arguments
 from anyaccel.errors import SpecError
-from anyaccel.specs import Loss, Spec, assign_fields
+from anyaccel.specs import FROM_OUTPUT, Loss, Spec, assign_fields
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -51,6 +51,23 @@ class AppliedLoss(Spec):
         weight = arguments.number(SpecError, where, "weight", weight, lambda it: it >= 0, at_least_0, 1.0)
         loss = loss if isinstance(loss, Loss) else Loss(loss)
         assign_fields(self, loss=loss, on=on, inputs=tuple(inputs), weight=float(weight), label=label)
+
+    @classmethod
+    def from_output(cls, on: str, output: str = "loss", *, weight: float = 1.0, label: str | None = None) -> Self:
+        """A loss that a model computes itself and returns among its outputs.
+
+        Args:
+            on: label of the node.
+            output: name of the output: a scalar, the mean over the batch, or one for each sample. A scalar is weighted
+                by the number of samples in the batch.
+            weight: as of an AppliedLoss.
+            label: as of an AppliedLoss.
+
+        Raises:
+            SpecError: an argument of the wrong type or out of range.
+        """
+        output = arguments.text(SpecError, "AppliedLoss.from_output: ", "output", output, "an output", "'loss'")
+        return cls(Loss(FROM_OUTPUT), on, (f"outputs.{output}",), weight, label)
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict for `from_config`."""

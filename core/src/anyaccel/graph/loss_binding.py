@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from anyaccel.backend import ComputingBackend
-from anyaccel.errors import ColumnError, SpecError
+from anyaccel.errors import ColumnError, ShapeError, SpecError
 from anyaccel.graph import input_columns
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan_entries import Assignment
-from anyaccel.graph.shape_inference import Shapes
+from anyaccel.graph.shape_inference import Shapes, is_floating
 from anyaccel.segment import LossTerm, TensorSpec
-from anyaccel.specs import LOSSES, OPTIMIZERS, Loss, Optimizer
+from anyaccel.specs import FROM_OUTPUT, LOSSES, OPTIMIZERS, Loss, Optimizer
 
 _SYMMETRIC = ("mse", "mae")
 
@@ -50,6 +50,8 @@ class LossBinder:
         """
         assignment = self.assigned[loss.on]
         check_supported(loss.on, loss.loss, assignment.backend)
+        if loss.loss.name == FROM_OUTPUT:
+            return self._from_output(loss, assignment)
         outputs = {text: self._outputs(loss, text) for text in loss.inputs}
         if loss.loss.own is None:
             self._check_named(loss, outputs)
@@ -68,9 +70,34 @@ class LossBinder:
             weight=loss.weight,
         )
 
+    def _from_output(self, loss: AppliedLoss, assignment: Assignment) -> LossTerm:
+        """A loss that the node's model computes; it is weighted by the rows of the node's first input."""
+        name = f"{loss.on}.{loss.inputs[0].partition('.')[2]}"
+        name = self.shapes.aliases.get(name, name)
+        whole = self.shapes.batch_values(loss.on)
+        known = [*whole, *(each for each in self.shapes.specs if each.startswith(f"{loss.on}."))]
+        if name not in (*known, loss.on):
+            raise ColumnError(
+                f"the loss on {loss.on!r} is the output {name!r}, which its model does not return",
+                available=", ".join(known) or f"{loss.on} (its only output)",
+                hint="name an output; a model that computes a loss only if it gets targets needs them as an input",
+            )
+        spec = whole[name].spec if name in whole else self.shapes.specs[name]
+        if spec.shape or not is_floating(spec.dtype):
+            raise ShapeError(
+                f"the loss on {loss.on!r} is the output {name!r}, {spec}, which is no loss",
+                available="a floating scalar for a batch, or for each sample",
+                hint="let the model return the mean over the batch",
+            )
+        inputs = (name, self.shapes.inputs[loss.on][0])
+        return LossTerm(
+            label=loss.label, on=loss.on, loss=loss.loss, inputs=inputs, device=assignment.device, weight=loss.weight
+        )
+
     def _outputs(self, loss: AppliedLoss, text: str) -> tuple[str, ...]:
         """The outputs that an input names: `outputs`, `outputs.NAME`, a label or `label.NAME`; none for a column."""
         name = f"{loss.on}.{text.partition('.')[2]}" if text.startswith("outputs.") else text
+        name = self.shapes.aliases.get(name, name)
         if text == "outputs" or name in self.nodes:
             return self.shapes.outputs[loss.on if text == "outputs" else name]
         if name in self.shapes.specs and name.partition(".")[0] in self.nodes:

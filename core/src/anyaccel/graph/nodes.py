@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Number
 from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
-from anyaccel.arguments import integer, shown, text
+from anyaccel.arguments import shown, text
 from anyaccel.data import Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
 from anyaccel.numpy_backend.estimator import Estimator
+from anyaccel.segment import Path
 from anyaccel.specs import Optimizer, is_own_optimizer
 from anyaccel.suggestions import did_you_mean
 
@@ -79,8 +80,8 @@ class ModelNode:
         label: its name in the graph.
         model: a model of any framework that has a plugin, or an estimator with `fit` and `predict`. Several nodes with
             the same object share its parameters.
-        upstream_ref: what feeds it: `feature_set.reference(...)`, a node or its label, or a list of these for a model
-            with several inputs.
+        upstream_ref: what feeds it: `feature_set.reference(...)`, or a node or its label. A list of these are the
+            positional arguments of the model's call, a dict those by keyword; each may be a list or dict again.
         accelerator: the node's own device, used instead of the phase's; it is strict.
         optimizer: the node's own optimizer, used instead of the graph's.
         framework: the model's framework, where its class does not show it.
@@ -102,6 +103,7 @@ class ModelNode:
     label: str
     model: Any
     upstreams: tuple[Upstream, ...]
+    arguments: tuple[Path, ...]
     accelerator: Accelerator | None
     optimizer: Optimizer | None
     framework: str | None
@@ -124,7 +126,7 @@ class ModelNode:
     ) -> None:
         self.label = check_label(label, "a node")
         self.model = _checked_model(label, model)
-        self.upstreams = _upstreams(label, upstream_ref)
+        self.upstreams, self.arguments = _arguments(label, upstream_ref)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
         self.optimizer = checked_optimizer(optimizer, f"node {label!r}")
         self.framework = None if framework is None else text(GraphError, f"node {label!r}: ", "framework", framework)
@@ -141,22 +143,6 @@ class ModelNode:
         if output is None:
             return self.label
         return f"{self.label}.{text(GraphError, f'node {self.label!r}: ', 'output', output)}"
-
-    def value_names(self, count: int) -> tuple[str, ...]:
-        """Names of the node's `count` outputs: the label for one, `label.OUTPUT` for several.
-
-        Raises:
-            GraphError: `outputs` has another number of names.
-        """
-        integer(GraphError, f"node {self.label!r}: ", "count", count, 0)
-        if self.outputs is not None and len(self.outputs) != count:
-            raise GraphError(
-                f"node {self.label!r} names {len(self.outputs)} outputs, and its model gives {count}",
-                hint="name each, or none",
-            )
-        if count == 1 and self.outputs is None:
-            return (self.label,)
-        return tuple(f"{self.label}.{name}" for name in (self.outputs or map(str, range(count))))
 
 
 @dataclass(eq=False, slots=True, init=False, repr=False)
@@ -231,13 +217,49 @@ def _outputs(label: str, given: Any) -> tuple[str, ...]:
 def _upstreams(label: str, given: Any) -> tuple[Upstream, ...]:
     several = given if isinstance(given, (list, tuple)) else [given]
     if not several:
-        raise GraphError(
-            f"node {label!r} has no upstream", hint="give feature_set.reference(...) or the label of a node"
-        )
+        raise _no_upstream(label)
     return tuple(_upstream(label, upstream) for upstream in several)
 
 
-def _upstream(label: str, given: Any) -> Upstream:
+def _no_upstream(label: str) -> GraphError:
+    return GraphError(f"node {label!r} has no upstream", hint="give feature_set.reference(...) or the label of a node")
+
+
+def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path, ...]]:
+    """What feeds a model, and the path of each in its call; no paths where all are positional arguments."""
+    if not isinstance(given, (list, tuple, Mapping)):
+        return _upstreams(label, given), ()
+    pairs = list(_paths(label, given, ()))
+    if not pairs:
+        raise _no_upstream(label)
+    upstreams, paths = zip(*pairs, strict=True)
+    is_positional = paths == tuple((i,) for i in range(len(paths)))
+    checked = (
+        _upstream(label, each, by_keyword=isinstance(path[0], str)) for each, path in zip(upstreams, paths, strict=True)
+    )
+    return tuple(checked), () if is_positional else paths
+
+
+def _paths(label: str, given: Any, path: Path) -> Iterator[tuple[Any, Path]]:
+    if isinstance(given, Mapping):
+        items: Iterable[tuple[Any, Any]] = given.items()
+    elif isinstance(given, (list, tuple)):
+        items = enumerate(given)
+    else:
+        yield given, path
+        return
+    for key, item in items:
+        if not isinstance(key, (str, int)) or (isinstance(given, Mapping) and not isinstance(key, str)):
+            raise GraphError(
+                f"node {label!r} has an upstream under {key!r}, which is not text",
+                hint="write {'NAME': feature_set.reference(...)}, with the names that the model's call has",
+            )
+        yield from _paths(label, item, (*path, key))
+
+
+def _upstream(label: str, given: Any, *, by_keyword: bool = False) -> Upstream:
+    if isinstance(given, Reference) and not by_keyword:
+        _refuse_targets(label, given)
     if isinstance(given, (str, Reference)):
         return given
     if isinstance(given, (ModelNode, ConcatNode)):
@@ -246,6 +268,18 @@ def _upstream(label: str, given: Any) -> Upstream:
         f"node {label!r} has an upstream of type {type(given).__name__}",
         hint="give feature_set.reference(...), a node, or the label of a node",
     )
+
+
+def _refuse_targets(label: str, given: Reference) -> None:
+    """A model that gets its targets among its features would learn to repeat them."""
+    leaking = [name for name in given.features if name in given.feature_set.targets]
+    if leaking:
+        raise GraphError(
+            f"node {label!r} takes {', '.join(leaking)} as an input, which is a target of {given.feature_set.label!r}",
+            available=f"features: {', '.join(given.feature_set.features)}",
+            hint="for a model that computes its loss, give all inputs by name: "
+            f"{{'labels': {given.feature_set.label}.reference({leaking[0]!r}), ...}}",
+        )
 
 
 def column_name(reference: Reference, role: str = "features") -> str:

@@ -21,7 +21,12 @@ from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
 from anyaccel.graph.segment_builder import SegmentBuilder
 from anyaccel.graph.shape_inference import Shapes
-from anyaccel.graph.training_outputs import check_in_training, check_training_outputs, training_only_inputs
+from anyaccel.graph.training_outputs import (
+    check_in_training,
+    check_training_outputs,
+    infer_training,
+    training_only_inputs,
+)
 from anyaccel.graph.transfers import Crossings
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.registry import Registry, registry
@@ -210,15 +215,14 @@ class _Resolver:
         """What a model gives in training is inferred once for a built graph."""
         shapes = self._shapes
         for label in in_training:
-            model = self._model(label)
-            if model is None or not shapes.outputs[label] or getattr(self._nodes[label], "modes", "") == "as_is":
+            node = self._nodes[label]
+            if not isinstance(node, ModelNode) or not shapes.outputs[label] or node.modes == "as_is":
                 continue
             if label not in shapes.training:
                 backend = self._assigned[label].backend
-                shapes.training[label] = tuple(backend.infer_training(model, shapes.wanted(label)))
-            usual, extra = shapes.outputs[label], shapes.training_only.get(label, ())
-            known, beyond = ([shapes.specs[name] for name in names] for names in (usual, extra))
-            check_training_outputs(label, known, beyond, shapes.training[label])
+                shapes.training[label] = infer_training(node, backend, shapes.wanted(label))
+            extra = len(shapes.training_only.get(label, ()))
+            check_training_outputs(label, shapes.returned[label], extra, shapes.training[label])
 
     def _check_not_frozen(self, in_training: Sequence[str]) -> None:
         """A model that one node trains must not be that of a frozen node, which would change."""

@@ -10,7 +10,17 @@ from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment, Column
 from anyaccel.graph.shape_inference import Shapes, is_floating
-from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
+from anyaccel.graph.training_outputs import training_results, with_batch
+from anyaccel.segment import (
+    LossTerm,
+    NodeState,
+    Operation,
+    OutputSpec,
+    ParameterGroup,
+    Segment,
+    TensorSpec,
+    positional_outputs,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +77,32 @@ class SegmentBuilder:
     def _operation(self, label: str) -> Operation:
         node = self.nodes[label]
         model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
+        added = self._batch_values(label)
         extra = self.shapes.training_only.get(label, ()) if label in self.in_training else ()
+        usual = self.shapes.outputs[label]
+        returned, training = self.shapes.returned.get(label, ()), self.shapes.training.get(label, ())
+        results = [*with_batch(returned), *added.values()]
+        in_training = training_results(returned, training, len(usual) + len(extra))
+        in_training[len(usual) : len(usual)] = added.values()
         return Operation(
             label=label,
             model=model,
             inputs=self.inputs[label],
-            outputs=(*self.shapes.outputs[label], *extra),
+            outputs=(*usual, *added, *extra),
             device=self.assigned[label].device,
             trainable=label in self.in_training,
             axis=axis,
+            arguments=self.shapes.arguments.get(label, ()),
+            results=_unless_in_order(results, returned),
+            training_results=_unless_in_order(in_training, training or returned),
             training_only=len(extra),
             modes=node.modes if isinstance(node, ModelNode) else "train",
         )
+
+    def _batch_values(self, label: str) -> dict[str, OutputSpec]:
+        """What a node's model returns once for a batch, where a loss takes it."""
+        taken = {name for term in self.terms if term.on == label for name in term.inputs}
+        return {name: output for name, output in self.shapes.batch_values(label).items() if name in taken}
 
     def _spec(self, name: str) -> TensorSpec:
         return self.columns[name].spec if name in self.columns else self.shapes.specs[name]
@@ -88,6 +112,12 @@ class SegmentBuilder:
         needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
         needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
         return needed
+
+
+def _unless_in_order(results: Sequence[OutputSpec], returned: Sequence[OutputSpec]) -> tuple[OutputSpec, ...]:
+    """The results of an operation; empty where a model returns them alone, in order and batch first."""
+    is_plain = list(returned) == list(positional_outputs([output.spec for output in results]))
+    return () if is_plain else tuple(results)
 
 
 def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:

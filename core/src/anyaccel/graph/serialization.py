@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
+from anyaccel.adapter.call_layout import CallLayout
 from anyaccel.arguments import flag, shown
 from anyaccel.backend import Compute
 from anyaccel.data import FeatureSet, Reference
@@ -15,7 +16,7 @@ from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
 _MODEL_KEYS = {
-    *("type", "label", "upstreams", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
+    *("type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
     *("frozen_mode", "model"),
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
@@ -110,6 +111,7 @@ def _node_config(node: Node) -> dict[str, Any]:
         "type": "model",
         "label": node.label,
         "upstreams": upstreams,
+        "arguments": [list(path) for path in node.arguments] or None,
         "accelerator": node.accelerator.get_config() if node.accelerator else None,
         "optimizer": node.optimizer.get_config() if node.optimizer else None,
         "framework": node.framework,
@@ -173,7 +175,7 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
     node = ModelNode(
         plain["label"],
         models[plain["label"]] if plain["label"] in models else _read_model(plain, models, allow),
-        _read_upstreams(plain, sets),
+        _read_arguments(plain, sets),
         Accelerator.from_config(plain["accelerator"]) if plain.get("accelerator") is not None else None,
         optimizer=Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") is not None else None,
         framework=plain.get("framework"),
@@ -195,6 +197,19 @@ def _mode(entry: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str:
 def _read_upstreams(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> list[Any]:
     ups = entries(entry, "upstreams", f"node {entry['label']!r}")
     return [up if isinstance(up, str) else Reference.from_config(up, sets) for up in ups]
+
+
+def _read_arguments(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) -> Any:
+    """What feeds a model, as ModelNode takes it."""
+    upstreams = _read_upstreams(entry, sets)
+    if not entry.get("arguments"):
+        return upstreams
+    paths = entries(entry, "arguments", f"node {entry['label']!r}")
+    if len(paths) != len(upstreams) or not all(isinstance(path, (list, tuple)) and path for path in paths):
+        problem = f"node {entry['label']!r}: arguments={shown(paths)} are not the paths of {len(upstreams)} upstreams"
+        raise ConfigError(problem, hint=_HINT)
+    positional, by_keyword = CallLayout([tuple(path) for path in paths]).bind(upstreams)
+    return by_keyword or positional
 
 
 def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequence[type]) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 from anyaccel import rng
 from anyaccel.backend import Compute, ComputingBackend
-from anyaccel.data import Reference, joined_spec
 from anyaccel.errors import (
     AmbiguousOwnerError,
     AnyaccelError,
@@ -20,16 +19,16 @@ from anyaccel.errors import (
     NoBackendError,
     ShapeError,
 )
-from anyaccel.graph import topology
+from anyaccel.graph import node_values, topology
 from anyaccel.graph.data_format_check import check_data_formats
 from anyaccel.graph.memory_sharing import share_while_building
-from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, column_name, shown_name
-from anyaccel.graph.training_outputs import check_not_wired, named_beyond
+from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
+from anyaccel.graph.training_outputs import check_not_wired, infer_training, named_beyond
 from anyaccel.install_hints import hint_of
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.numpy_backend.estimator_methods import is_estimator, is_fittable, no_predict_error
 from anyaccel.registry import Registry
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import OutputSpec, Path, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +44,13 @@ class Shapes:
             has no outputs.
         specs: of every value: columns as they are stored, outputs as the models give them.
         dtypes: dtype to which each node's floating inputs are cast, or None.
+        arguments: by node, the path of each input in the call of its model; empty where they are positional.
+        returned: by node, what its model returns in evaluation; its outputs are those with a batch.
+        aliases: other names of values: `LABEL.PATH` of an only output, which has the name `LABEL`.
         unfitted: labels of the estimators that are not fitted.
         lifted: labels of the nodes that take a scalar column as [1].
         training_only: names of the outputs that exist only in training, of each node that has such; `specs` has them.
-        training: specs of what each node's model gives in training, as far as that was asked for.
+        training: what each node's model returns in training, as far as that was asked for.
     """
 
     order: tuple[str, ...]
@@ -58,10 +60,18 @@ class Shapes:
     outputs: Mapping[str, tuple[str, ...]]
     specs: Mapping[str, TensorSpec]
     dtypes: Mapping[str, str | None]
+    arguments: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    returned: Mapping[str, tuple[OutputSpec, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     unfitted: tuple[str, ...] = ()
     lifted: frozenset[str] = frozenset()
     training_only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    training: dict[str, tuple[TensorSpec, ...]] = field(default_factory=dict, compare=False, repr=False)
+    training: dict[str, tuple[OutputSpec, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def batch_values(self, label: str) -> dict[str, OutputSpec]:
+        """What a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
+        whole = (output for output in self.returned.get(label, ()) if output.batch_axis is None)
+        return {f"{label}.{node_values.path_name(output.path)}": output for output in whole}
 
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
         """Specs of a node's inputs as it receives them: floating columns in its own dtype, outputs as they are."""
@@ -213,6 +223,9 @@ class _Inference:
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._outputs: dict[str, tuple[str, ...]] = {}
         self._dtypes: dict[str, str | None] = {}
+        self._arguments: dict[str, tuple[Path, ...]] = {}
+        self._returned: dict[str, tuple[OutputSpec, ...]] = {}
+        self._aliases: dict[str, str] = {}
         self._computed: set[str] = set()
         self._lifted: set[str] = set()
         self._training_only: dict[str, tuple[str, ...]] = {}
@@ -231,6 +244,9 @@ class _Inference:
             outputs=self._outputs,
             specs=self._specs,
             dtypes=self._dtypes,
+            arguments=self._arguments,
+            returned=self._returned,
+            aliases=self._aliases,
             unfitted=unfitted(self._nodes),
             lifted=frozenset(self._lifted),
             training_only=self._training_only,
@@ -250,20 +266,30 @@ class _Inference:
             return
         for upstream in (each for each in node.upstreams if isinstance(each, str)):
             check_not_wired(label, upstream, self._training_only.get(upstream.partition(".")[0], ()))
-        self._inputs[label] = _inputs(node, self._outputs, self._specs)
-        results = self._results(label, node)
-        extra = self._training_beyond(label, node, results)
-        names = _value_names(node, len(results) + len(extra))
-        self._specs.update(zip(names, (*results, *extra), strict=True))
-        self._outputs[label] = names[: len(results)]
-        if extra:
-            self._training_only[label] = names[len(results) :]
-        self._computed.update(names)
+        self._inputs[label] = node_values.input_names(node, self._outputs, self._aliases, self._specs)
+        if isinstance(node, ModelNode):
+            node_values.check_call(node, self._backends[label])
+            self._arguments[label] = node.arguments
+        self._add_outputs(label, node, self._results(label, node))
         if isinstance(node, ModelNode) and self._dtypes[label] is None:
             self._dtypes[label] = self._backends[label].dtype_of(node.model)
 
-    def _results(self, label: str, node: Node) -> Sequence[TensorSpec]:
-        """Specs of a node's outputs; scalar columns enter as [1] if the model does not accept them otherwise."""
+    def _add_outputs(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> None:
+        outputs = [output for output in returned if output.batch_axis is not None]
+        extra = self._training_beyond(label, node, returned)
+        every = [*outputs, *extra]
+        names = node_values.output_names(node, [output.path for output in every]) if every else ()
+        self._specs.update(zip(names, (output.spec for output in every), strict=True))
+        self._outputs[label] = names[: len(outputs)]
+        if extra:
+            self._training_only[label] = names[len(outputs) :]
+        self._computed.update(names)
+        self._returned[label] = tuple(returned)
+        if names == (label,) and outputs[0].path:
+            self._aliases[f"{label}.{node_values.path_name(outputs[0].path)}"] = label
+
+    def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
+        """What a node's model returns; scalar columns enter as [1] if the model does not accept them otherwise."""
         names = self._inputs[label]
         scalars = [self._specs[name] for name in names if name not in self._computed and not self._specs[name].shape]
         try:
@@ -278,20 +304,23 @@ class _Inference:
         self._lifted.add(label)
         return results
 
-    def _given(self, label: str, node: Node, *, lift: bool) -> Sequence[TensorSpec]:
+    def _given(self, label: str, node: Node, *, lift: bool) -> Sequence[OutputSpec]:
         specs = self._received(label, lift=lift)
+        if isinstance(node, ConcatNode):
+            return [OutputSpec((), _concatenated(node, specs))]
         return _outputs(node, specs, self._backends[label], self._seed, self._cast_hint(label))
 
     def _received(self, label: str, *, lift: bool) -> list[TensorSpec]:
         dtype = self._dtypes[label]
         return [_received(name, self._specs, self._computed, dtype, lift) for name in self._inputs[label]]
 
-    def _training_beyond(self, label: str, node: Node, results: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-        """Specs of the outputs that a node names beyond those of evaluation."""
-        if not isinstance(node, ModelNode) or not results or len(node.outputs or ()) <= len(results):
+    def _training_beyond(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> Sequence[OutputSpec]:
+        """The outputs that a node names beyond those of evaluation."""
+        count = sum(output.batch_axis is not None for output in returned)
+        if not isinstance(node, ModelNode) or not count or len(node.outputs or ()) <= count:
             return ()
         specs = self._received(label, lift=label in self._lifted)
-        return named_beyond(node, results, self._backends[label].infer_training(node.model, specs))
+        return named_beyond(node, returned, infer_training(node, self._backends[label], specs))
 
     def _cast_hint(self, label: str) -> str:
         """What to do where a node may refuse the dtype of an estimator's floating output."""
@@ -304,47 +333,13 @@ class _Inference:
         return ""
 
 
-def _value_names(node: Node, count: int) -> tuple[str, ...]:
-    if not count:
-        return ()
-    return node.value_names(count) if isinstance(node, ModelNode) else (node.label,)
-
-
-def _inputs(node: Node, outputs: Mapping[str, tuple[str, ...]], specs: dict[str, TensorSpec]) -> tuple[str, ...]:
-    names: list[str] = []
-    for upstream in node.upstreams:
-        if isinstance(upstream, Reference):
-            name, spec = column_name(upstream), joined_spec(upstream.feature_set, upstream.features)
-            if specs.setdefault(name, spec) != spec:
-                raise GraphError(
-                    f"node {node.label!r}: {shown_name(upstream)!r} is two different inputs, {specs[name]} and {spec}",
-                    hint="rename the column that has a '+' in its name",
-                )
-            names.append(name)
-        else:
-            names.extend(_outputs_named(node, upstream, outputs))
-    return tuple(names)
-
-
-def _outputs_named(node: Node, upstream: str, outputs: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    label, _, output = upstream.partition(".")
-    if not output:
-        return outputs[label]
-    if upstream not in outputs[label]:
-        raise topology.unknown_node(
-            f"node {node.label!r} takes {upstream!r}, which {label!r} does not output", upstream, outputs[label]
-        )
-    return (upstream,)
-
-
 def _outputs(
-    node: Node, specs: Sequence[TensorSpec], backend: Compute, seed: int, cast_hint: str
-) -> Sequence[TensorSpec]:
-    if isinstance(node, ConcatNode):
-        return [_concatenated(node, specs)]
+    node: ModelNode, specs: Sequence[TensorSpec], backend: Compute, seed: int, cast_hint: str
+) -> Sequence[OutputSpec]:
     try:
         with _named_framework(node):
-            return backend.infer(node.model, specs, rng.key(seed, "weights", node.label))
+            key = rng.key(seed, "weights", node.label)
+            return backend.infer_outputs(node.model, specs, node.arguments, key)
     except EstimatorError as error:
         raise EstimatorError(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint

@@ -4,38 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from anyaccel.backend import Compute
 from anyaccel.errors import GraphError, PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.node_values import path_name
 from anyaccel.graph.nodes import ModelNode
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import OutputSpec, TensorSpec
 
-Specs = Sequence[TensorSpec]
-
-
-def named_beyond(node: ModelNode, evaluated: Specs, training: Specs) -> tuple[TensorSpec, ...]:
-    """Specs of the outputs that a node names, and that its model gives in training only; none if others differ too."""
-    goes_on = tuple(training[: len(evaluated)]) == tuple(evaluated)
-    is_named = node.outputs is not None and len(node.outputs) == len(training) > len(evaluated)
-    return tuple(training[len(evaluated) :]) if goes_on and is_named else ()
+Outputs = Sequence[OutputSpec]
 
 
-def check_training_outputs(label: str, usual: Specs, extra: Specs, training: Specs) -> None:
+def infer_training(node: ModelNode, backend: Compute, inputs: Sequence[TensorSpec]) -> tuple[OutputSpec, ...]:
+    """What a node's built model returns in training; empty where that is not known."""
+    arguments = (node.arguments,) if node.arguments else ()
+    return tuple(backend.infer_training(node.model, inputs, *arguments))
+
+
+def with_batch(returned: Outputs) -> list[OutputSpec]:
+    """The outputs of a node among what its model returns."""
+    return [output for output in returned if output.batch_axis is not None]
+
+
+def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec] | None:
+    """The outputs in training, those of evaluation first, found by their paths or else in order; None if they differ.
+
+    Args:
+        evaluated: what a model returns in evaluation.
+        training: what it returns in training.
+    """
+    usual, given = with_batch(evaluated), with_batch(training)
+    by_path = {output.path: output for output in given}
+    is_named = all(output.path in by_path for output in usual)
+    first = [by_path[output.path] for output in usual] if is_named else given[: len(usual)]
+    if [output.spec for output in first] != [output.spec for output in usual]:
+        return None
+    return [*first, *(output for output in given if output not in first)]
+
+
+def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list[OutputSpec]:
+    """The outputs that a node names, and that its model gives in training only; none if others differ too."""
+    outputs, count = matched(evaluated, training), len(with_batch(evaluated))
+    is_named = outputs is not None and node.outputs is not None and len(node.outputs) == len(outputs) > count
+    return outputs[count:] if outputs is not None and is_named else []
+
+
+def check_training_outputs(label: str, evaluated: Outputs, extra: int, training: Outputs) -> None:
     """Check that a model gives in training what the graph knows of.
 
     Args:
         label: of its node, which is trained.
-        usual: specs of its outputs in evaluation.
-        extra: specs of those that exist in training only.
-        training: what it gives in training; empty if that is not known.
+        evaluated: what it returns in evaluation.
+        extra: number of its named outputs that exist in training only.
+        training: what it returns in training; empty if that is not known.
 
     Raises:
         PhaseError: it gives something else.
     """
-    if not training or tuple(training) == (*usual, *extra):
+    usual, given, outputs = with_batch(evaluated), with_batch(training), matched(evaluated, training)
+    if not training:
         return
-    problem = f"node {label!r}: its model gives {_shown(training)} in training, but {_shown(usual)} in evaluation"
-    if tuple(training[: len(usual)]) == tuple(usual) and len(training) > len(usual):
-        names = [f"out{i}" for i in range(len(training))]
+    if outputs is not None and len(outputs) == len(usual) + extra:
+        _check_batch_values(label, evaluated, training)
+        return
+    problem = f"node {label!r}: its model gives {_shown(given)} in training, but {_shown(usual)} in evaluation"
+    if outputs is not None and len(outputs) > len(usual):
+        names = [path_name(output.path) for output in outputs]
+        names = names if all(map(str.isidentifier, names)) else [f"out{i}" for i in range(len(outputs))]
         raise PhaseError(
             problem,
             available="outputs that exist only in training have names, and losses of their own",
@@ -50,8 +84,26 @@ def check_training_outputs(label: str, usual: Specs, extra: Specs, training: Spe
     )
 
 
-def _shown(specs: Specs) -> str:
-    return f"{len(specs)} output{'s' * (len(specs) != 1)} ({', '.join(map(str, specs))} per sample)"
+def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> None:
+    """A loss that a model computes in training alone would be left out of the gradients."""
+    known = {output.path for output in evaluated}
+    for output in training:
+        if output.batch_axis is None and not output.spec.shape and output.path not in known:
+            raise PhaseError(
+                f"node {label!r}: its model gives {path_name(output.path)!r}, one number for a batch, in training only",
+                available="losses of a model that it returns in both modes: AppliedLoss.from_output(...)",
+                hint="return it in evaluation, too, or leave it out in training",
+            )
+
+
+def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec]:
+    """The first `count` outputs in training, those of evaluation first; as in evaluation where nothing is known."""
+    return (matched(evaluated, training) or with_batch(evaluated))[:count]
+
+
+def _shown(outputs: Outputs) -> str:
+    specs = ", ".join(str(output.spec) for output in outputs)
+    return f"{len(outputs)} output{'s' * (len(outputs) != 1)} ({specs} per sample)"
 
 
 def training_only_inputs(losses: Iterable[AppliedLoss], names: Collection[str]) -> dict[str, tuple[str, ...]]:

@@ -82,7 +82,8 @@ class Crossings:
 
     def _writes(self, target: str, taker: Operation) -> bool:
         backend = self.assigned[target].backend
-        return taker.model is not None and backend.mutates_inputs(taker.model, self.shapes.wanted(target))
+        arguments = (taker.arguments,) if taker.arguments else ()
+        return taker.model is not None and backend.mutates_inputs(taker.model, self.shapes.wanted(target), *arguments)
 
     def _gradients(self, segment: Segment, crossings: Mapping[tuple[str, Device], Crossing]) -> Iterator[Crossing]:
         """The way back of values whose takers pass gradients on."""

@@ -23,7 +23,7 @@ from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, running
-from anyaccel.segment import Segment, TensorSpec
+from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
 
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
@@ -148,9 +148,11 @@ class NumpyBackend(Backend, Exchange, Compute, Memory):
         """Build the module if needed, and run it on a batch of two samples of zeros."""
         return model_state.infer(model, inputs, seed)
 
-    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
         """Run the module on a batch of two samples of zeros, in training mode."""
-        return model_state.infer_training(model, inputs)
+        return positional_outputs(model_state.infer_training(model, inputs))
 
     def dtype_of(self, model: Any) -> str | None:
         """`Module.dtype`, else the dtype of its first floating parameter."""
@@ -160,7 +162,7 @@ class NumpyBackend(Backend, Exchange, Compute, Memory):
         """In the module's order."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.parameters.items()}
 
-    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """Never: imported memory is read-only."""
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Compute, Program
-from anyaccel.segment import Segment, TensorSpec
+from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.array_trees import keras_backend
 from anyaccel_jax.placement import JaxPlacement
@@ -34,7 +35,7 @@ class JaxCompute(JaxPlacement, Compute):
 
         return wrap(model)
 
-    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """As `Compute.mutates_inputs`: never, arrays are immutable."""
         return False
 
@@ -50,17 +51,32 @@ class JaxCompute(JaxPlacement, Compute):
         """As `Compute.untrainable_reason`, for models of Keras."""
         return self._model(model).untrainable_reason
 
+    calls_by_keyword = True
+
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; on shapes alone, in evaluation mode."""
-        from anyaccel_jax.shape_inference import infer
+        outputs = self.infer_outputs(model, inputs, (), seed)
+        return tuple(output.spec for output in outputs if output.batch_axis is not None)
 
-        return infer(self._model(model), inputs, seed)
+    def infer_outputs(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+    ) -> tuple[OutputSpec, ...]:
+        """As `Compute.infer_outputs`; on shapes alone, in evaluation mode."""
+        from anyaccel_jax.shape_inference import infer_outputs
 
-    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return infer_outputs(self._model(model), inputs, arguments, seed)
+
+    def signature(self, model: Any) -> inspect.Signature | None:
+        """As `Compute.signature`."""
+        return self._model(model).signature
+
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
         """As `Compute.infer_training`; on shapes alone."""
         from anyaccel_jax.shape_inference import infer_training
 
-        return infer_training(self._model(model), inputs)
+        return infer_training(self._model(model), inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""

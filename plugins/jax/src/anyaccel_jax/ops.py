@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from anyaccel.adapter import LossFunction, StepFunction, StepLoop, TracedOps, UpdateRule
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.error_translation import translate_errors, with_translated_errors
 from anyaccel_jax.losses import scalar_loss
-from anyaccel_jax.models.base import LIBRARIES, Model, outputs_of
+from anyaccel_jax.models.base import LIBRARIES, Model
 from anyaccel_jax.models.dispatch import as_model
 from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import optax_rule
@@ -59,7 +60,7 @@ class JaxOps(TracedOps):
         self._move_array = move_array
         self._keeps_models = keeps_models
         self._models: dict[int, Model] = {}
-        self._compiled: dict[tuple[int, bool], Any] = {}
+        self._compiled: dict[tuple[int, bool, CallLayout], Any] = {}
 
     def _model(self, model: Any) -> Model:
         if not self._keeps_models:
@@ -114,20 +115,27 @@ class JaxOps(TracedOps):
         inputs: tuple[Any, ...],
         train: bool,
         key: Any,
+        layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
         """`Model.apply`, compiled by itself: a segment on several devices is not compiled as a whole."""
         if self.eager:
-            return _apply(self._model(model), train, parameters, buffers, inputs, key)
-        if (id(model), train) not in self._compiled:
-            self._compiled[id(model), train] = jax.jit(partial(_apply_referenced, weakref.ref(model), train))
-        result: OutputsAndBuffers = self._compiled[id(model), train](dict(parameters), dict(buffers), inputs, key)
+            return _apply(self._model(model), train, layout, parameters, buffers, inputs, key)
+        known = id(model), train, layout
+        if known not in self._compiled:
+            self._compiled[known] = jax.jit(partial(_apply_referenced, weakref.ref(model), train, layout))
+        result: OutputsAndBuffers = self._compiled[known](dict(parameters), dict(buffers), inputs, key)
         return result
 
     def call(
-        self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: tuple[Any, ...]
+        self,
+        model: Any,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple[Any, ...],
+        layout: Any = POSITIONAL,
     ) -> tuple[Any, ...]:
         """In evaluation mode; random numbers, if any, are the same in every call."""
-        return self.apply(model, parameters, buffers, inputs, False, self.key(0))[0]
+        return self.apply(model, parameters, buffers, inputs, False, self.key(0), layout)[0]
 
     # -- functions -------------------------------------------------------------------------------------------------
 
@@ -244,14 +252,17 @@ def _lost_values(model: Any) -> StateError:
     )
 
 
-def _apply(model: Model, train: bool, parameters: Any, buffers: Any, inputs: Any, key: Any) -> OutputsAndBuffers:
-    outputs, after = model.apply(parameters, buffers, inputs, train, _wrap_key(key))
-    return outputs_of(outputs), after
+def _apply(
+    model: Model, train: bool, layout: CallLayout, parameters: Any, buffers: Any, inputs: Any, key: Any
+) -> OutputsAndBuffers:
+    return model.apply(parameters, buffers, inputs, train, _wrap_key(key), layout)
 
 
-def _apply_referenced(reference: Any, train: bool, parameters: Any, buffers: Any, inputs: Any, key: Any) -> Any:
+def _apply_referenced(
+    reference: Any, train: bool, layout: CallLayout, parameters: Any, buffers: Any, inputs: Any, key: Any
+) -> OutputsAndBuffers:
     """With a weak reference to the model, which exists while functions are traced."""
-    return _apply(as_model(reference()), train, parameters, buffers, inputs, key)
+    return _apply(as_model(reference()), train, layout, parameters, buffers, inputs, key)
 
 
 def _wrap_key(key: Any) -> Any:

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_output_specs
+from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
+from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, ShapeError
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_jax.error_translation import first_line, translate_errors
 from anyaccel_jax.host_transfer import check_dtype
-from anyaccel_jax.models.base import Model, outputs_of
+from anyaccel_jax.models.base import Model
 
 
-def infer(model: Model, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-    """Specs per sample of what `model` returns for `inputs`; see `Compute.infer`.
+def infer_outputs(
+    model: Model, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+) -> tuple[OutputSpec, ...]:
+    """The outputs of `model` for `inputs`; see `Compute.infer_outputs`.
 
     Raises:
-        ShapeError: the model does not accept the inputs, returns no arrays, or does not keep the batch as first axis.
+        ShapeError: the model does not accept the inputs, returns no arrays, or none with a batch.
         MoveError: an input of a dtype that JAX does not keep.
     """
     for spec in inputs:
         check_dtype(spec.dtype)
     name = type(model).__name__ if repr(model).startswith("<") else repr(model)
+    layout = ProbeLayout(arguments)
     try:
         with translate_errors(f"the parameters of a {name}"):
-            model.build(inputs, seed)
+            model.build(inputs, seed, layout)
             snapshot = model.attribute_snapshot()
         try:
-            return probe_output_specs(name, lambda batch: _outputs(model, inputs, batch), _spec_of)
+            return probe_outputs(
+                name, lambda batch: layout.by_path(_outputs(model, inputs, layout, batch)), _dtype_name
+            )
         finally:
             snapshot.restore()
     except AnyaccelError:
@@ -39,17 +46,16 @@ def infer(model: Model, inputs: Sequence[TensorSpec], seed: int) -> tuple[Tensor
         raise input_error(name, inputs, first_line(error), _hint(inputs, error)) from error
 
 
-def infer_training(model: Model, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Specs per sample of what a built model returns in training mode; see `Compute.infer_training`.
+def infer_training(model: Model, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
+    """What a built model returns in training mode; see `Compute.infer_training`.
 
     Raises:
-        ShapeError: it returns no arrays then, or does not keep the batch as first axis.
+        ShapeError: it returns no arrays then, or none with a batch.
     """
-    snapshot = model.attribute_snapshot()
+    snapshot, layout = model.attribute_snapshot(), ProbeLayout(arguments)
     try:
-        return probe_output_specs(
-            f"in training, {model!r}", lambda batch: _outputs(model, inputs, batch, train=True), _spec_of
-        )
+        run = partial(_outputs, model, inputs, layout, train=True)
+        return probe_outputs(f"in training, {model!r}", lambda batch: layout.by_path(run(batch)), _dtype_name)
     except ShapeError:
         raise
     except Exception:  # the first step has the right error
@@ -58,20 +64,22 @@ def infer_training(model: Model, inputs: Sequence[TensorSpec]) -> tuple[TensorSp
         snapshot.restore()
 
 
-def _outputs(model: Model, inputs: Sequence[TensorSpec], batch: int, *, train: bool = False) -> tuple[Any, ...]:
+def _outputs(
+    model: Model, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, train: bool = False
+) -> tuple[Any, ...]:
     """The outputs, as shapes and dtypes."""
     struct: Any = jax.ShapeDtypeStruct
     given = [struct((batch, *spec.shape), getattr(jax.numpy, spec.dtype)) for spec in inputs]
 
     def evaluate(parameters: Any, buffers: Any, inputs: Any) -> Any:
-        return outputs_of(model.apply(parameters, buffers, inputs, train, jax.random.key(0))[0])
+        return model.apply(parameters, buffers, inputs, train, jax.random.key(0), layout)[0]
 
     outputs: tuple[Any, ...] = jax.eval_shape(evaluate, model.parameters, model.buffers, given)
     return outputs
 
 
-def _spec_of(output: Any) -> TensorSpec:
-    return TensorSpec(tuple(output.shape[1:]), output.dtype.name)
+def _dtype_name(output: Any) -> str:
+    return str(output.dtype.name)
 
 
 def _hint(inputs: Sequence[TensorSpec], error: Exception) -> str:

@@ -24,7 +24,7 @@ class RunLogger:
         self._run = run
         self._rates: tuple[ScheduledRate, ...] = ()
         self._nvidia = NvidiaStats()
-        self._n_plans, self._n_steps, self._n_epoch_steps = 0, 0, 0
+        self._n_plans, self._n_epoch_steps = 0, 0
         try:
             self._file = EventFile(create_run_dir(root, run.experiment or run.graph.label, run.phase.label))
         except OSError as error:
@@ -45,12 +45,11 @@ class RunLogger:
         self._n_plans += 1
         self._rates = scheduled_rates(self._run)
 
-    def write_step(self, every_n_steps: int) -> None:
-        """The losses of a step, by its number within the run, if it is one in `every_n_steps`."""
-        self._n_steps += 1
-        if self._n_steps % every_n_steps == 0:
-            losses = self._run.step_losses()
-            self._file.scalars(self._n_steps - 1, {f"step/loss.{label}": value for label, value in losses.items()})
+    def write_step(self) -> None:
+        """The losses since the last call, by the number of the last step within the run."""
+        losses = self._run.step_losses()
+        step = self._n_epoch_steps + self._run.step
+        self._file.scalars(step, {f"step/loss.{label}": value for label, value in losses.items()})
 
     def write_epoch(self) -> None:
         """All figures of the last epoch, by its number, as one event."""

@@ -41,10 +41,10 @@ class RunTracker:
         if run in self._loggers:
             self._loggers[run].write_plan()
 
-    def write_step(self, run: Any, every_n_steps: int) -> None:
-        """After a step: write the losses of one in `every_n_steps`."""
+    def write_step(self, run: Any) -> None:
+        """After a step: write the losses since this was last called."""
         if run in self._loggers:
-            self._loggers[run].write_step(every_n_steps)
+            self._loggers[run].write_step()
 
     def write_epoch(self, run: Any) -> None:
         """After an epoch: write its figures."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Compute, Program
-from anyaccel.segment import Segment, TensorSpec
+from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import OPTIMIZERS, Loss, Optimizer
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
@@ -20,6 +21,8 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
     Losses that a Keras model adds itself (regularizers, `add_loss`) enter its gradients with weight 1, as in Keras; the
     losses that a phase reports do not contain them.
     """
+
+    calls_by_keyword = True
 
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""
@@ -34,16 +37,31 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
         return untrainable_reason(model)
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-        """As `Compute.infer`; a built model is traced on shapes alone, and not changed."""
-        from anyaccel_tensorflow.shape_inference import infer
+        """As `Compute.infer`; traces the model in evaluation mode."""
+        outputs = self.infer_outputs(model, inputs, (), seed)
+        return tuple(output.spec for output in outputs if output.batch_axis is not None)
 
-        return infer(model, inputs, seed)
+    def infer_outputs(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+    ) -> tuple[OutputSpec, ...]:
+        """As `Compute.infer_outputs`; traces the model in evaluation mode."""
+        from anyaccel_tensorflow.shape_inference import infer_outputs
 
-    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return infer_outputs(model, inputs, arguments, seed)
+
+    def signature(self, model: Any) -> inspect.Signature | None:
+        """As `Compute.signature`."""
+        from anyaccel_tensorflow.functional_call import signature
+
+        return signature(model)
+
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
         """As `Compute.infer_training`; the model is traced on shapes alone, and not changed."""
         from anyaccel_tensorflow.shape_inference import infer_training
 
-        return infer_training(model, inputs)
+        return infer_training(model, inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""
@@ -59,7 +77,7 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
         """
         return {name: _spec_of(variable) for name, variable in _variables(model).parameters.items()}
 
-    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """As `Compute.mutates_inputs`: never, tensors are immutable."""
         return False
 

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from anyaccel.adapter import Function
+from anyaccel.adapter.call_layout import CallLayout
 from anyaccel_tensorflow.functional_call import FunctionalCall, OutputsAndBuffers, gradient_function, is_differentiable
 from anyaccel_tensorflow.transfers import is_on, move_tensor
 
@@ -62,6 +63,7 @@ def call_on_device(
     inputs: tuple[Any, ...],
     train: bool,
     key: Any,
+    layout: CallLayout,
 ) -> OutputsAndBuffers:
     """A call of a model as one operation whose forward and backward pass are both computed on the model's device."""
     is_active = [is_differentiable(x) for x in inputs]
@@ -75,7 +77,7 @@ def call_on_device(
             own_parameters, floating_inputs = tf.nest.pack_sequence_as(primals, arrays)
             floating = iter(floating_inputs)
             given = [next(floating) if yes else x for yes, x in zip(is_active, inputs, strict=True)]
-            outputs, after = call(own_parameters, buffers, given, train, key)
+            outputs, after = call(own_parameters, buffers, given, train, key, layout)
         kept[:] = outputs, after
         targets = [output for output in outputs if is_differentiable(output)] or [tf.zeros(())]
         gradients_of = gradient_function(tape, targets, arrays)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anyaccel.adapter.model_outputs import output_tuple
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.errors import PhaseError
 from anyaccel_tensorflow import variables
 from anyaccel_tensorflow.builtin_models import SpecModel
@@ -18,6 +18,8 @@ from anyaccel_tensorflow.stateless_rng import random_state
 from anyaccel_tensorflow.variables import keras, tf_variable
 
 Values = Mapping[str, Any]
+_MODES = ("training", "is_training")
+
 OutputsAndBuffers = tuple[tuple[Any, ...], dict[str, Any] | None]
 
 
@@ -45,7 +47,13 @@ class FunctionalCall(ABC):
 
     @abstractmethod
     def __call__(
-        self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any
+        self,
+        parameters: Values,
+        buffers: Values,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
         """Outputs, and buffers afterwards (None where they are unchanged); everything random follows from `key`."""
 
@@ -68,17 +76,29 @@ class SpecModelCall(FunctionalCall):
     """SequentialMLP and SequentialCNN are such functions."""
 
     def __call__(
-        self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any
+        self,
+        parameters: Values,
+        buffers: Values,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
         """As in `FunctionalCall`."""
-        return (self.model.forward(parameters, inputs, train, key),), None
+        return outputs_of(self.model.forward(parameters, inputs, train, key), layout), None
 
 
 class StatelessCall(FunctionalCall):
     """Inside a StatelessScope, Keras reads given values instead of its variables, and keeps what would be assigned."""
 
     def __call__(
-        self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any
+        self,
+        parameters: Values,
+        buffers: Values,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
         """As in `FunctionalCall`; in training, losses that the model adds (regularizers) enter the gradients."""
         named = {**self.variables.parameters, **self.variables.buffers}
@@ -86,7 +106,7 @@ class StatelessCall(FunctionalCall):
         mapping = [(named[name], value) for name, value in values.items()]
         with keras().module.StatelessScope(state_mapping=mapping, collect_losses=train) as scope:
             given = [scope.get_current_value(parameter) for parameter in self.variables.parameters.values()]
-            outputs = outputs_of(call_model(self.model, inputs, train))
+            outputs = outputs_of(call_model(self.model, inputs, train, layout), layout)
             if train:
                 self._refuse_assignments(scope, given)
             added = list(self.model.losses) if train else []
@@ -119,7 +139,13 @@ class AssigningCall(FunctionalCall):
         self._trained = [tf_variable(parameter) for parameter in self.variables.parameters.values()]
 
     def __call__(
-        self, parameters: Values, buffers: Values, inputs: Sequence[Any], train: bool, key: Any
+        self,
+        parameters: Values,
+        buffers: Values,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
         """As in `FunctionalCall`; gradients flow through the variables."""
         for name, value in self._seeded(buffers, train, key).items():
@@ -127,19 +153,23 @@ class AssigningCall(FunctionalCall):
         primals = [parameters[name] for name in self.variables.parameters]
         primals += [x for x in inputs if is_differentiable(x)]
         kept: list[Any] = []
-        floating = self._run(primals, [None if is_differentiable(x) else x for x in inputs], train, kept)
+        constants = [None if is_differentiable(x) else x for x in inputs]
+        floating = self._run(primals, constants, train, layout, kept)
         remaining = iter([floating] if isinstance(floating, tf.Tensor) else floating)
         outputs, after = kept
         values = tuple(next(remaining) if is_differentiable(output) else output for output in outputs)
         return values, ({**buffers, **after} if train else None)
 
-    def _run(self, primals: Sequence[Any], constants: Sequence[Any], train: bool, kept: list[Any]) -> Any:
+    def _run(
+        self, primals: Sequence[Any], constants: Sequence[Any], train: bool, layout: CallLayout, kept: list[Any]
+    ) -> Any:
         """The floating outputs, as an operation whose gradient is that of the variables and floating inputs.
 
         Args:
             primals: the values of the trained variables, then the floating inputs.
             constants: the other inputs, and None in the places of the floating ones.
             train: whether in training mode.
+            layout: of the call.
             kept: gets all outputs, and the buffers that training changes for good.
         """
         count = len(self._trained)
@@ -152,7 +182,7 @@ class AssigningCall(FunctionalCall):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(sources)
                 inputs = [next(floating_inputs) if x is None else x for x in constants]
-                outputs = outputs_of(call_model(self.model, inputs, train))
+                outputs = outputs_of(call_model(self.model, inputs, train, layout), layout)
             kept[:] = outputs, {name: tf.identity(tf_variable(b).read_value()) for name, b in self._lasting.items()}
             targets = [output for output in outputs if is_differentiable(output)] or [tf.zeros(())]
             return targets, gradient_function(tape, targets, sources)
@@ -172,16 +202,27 @@ def gradient_function(tape: tf.GradientTape, targets: Sequence[Any], sources: Se
     return gradients_of
 
 
-def call_model(model: Any, inputs: Sequence[Any], train: bool) -> Any:
+def call_model(model: Any, inputs: Sequence[Any], train: bool, layout: CallLayout = POSITIONAL) -> Any:
     """What a model returns, called with its inputs packed as it takes them and the mode if it has a keyword for it."""
     if keras().is_layer(model):
-        arguments = keras().packing(model, len(inputs))(inputs)
+        arguments, named = keras().packing(model, len(inputs), layout)(inputs)
         with functions_inlined():
-            return model(*arguments, training=train)
+            return model(*arguments, **named, training=train)
     call = _python_call(model)
-    mode = {name: train for name in inspect.signature(call).parameters if name in ("training", "is_training")}
+    mode = {name: train for name in inspect.signature(call).parameters if name in _MODES}
+    arguments, named = layout.bind(inputs)
     with functions_inlined():
-        return call(model, *inputs, **mode)
+        return call(model, *arguments, **named, **mode)
+
+
+def signature(model: Any) -> inspect.Signature | None:
+    """As `Compute.signature`."""
+    if keras().is_layer(model):
+        return keras().signature(model)
+    method: Any = type(model).__call__
+    function = method.python_function if isinstance(method, tf.types.experimental.PolymorphicFunction) else method
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return inspect.Signature([parameter for parameter in parameters if parameter.name not in _MODES])
 
 
 @contextmanager
@@ -195,9 +236,14 @@ def functions_inlined() -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-def outputs_of(result: Any) -> tuple[Any, ...]:
-    """The tensors that a model returned; see `output_tuple`."""
-    return output_tuple(result, tf.Tensor)
+def outputs_of(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Any, ...]:
+    """The outputs in what a model returned; see `CallLayout.outputs`."""
+    return layout.outputs(result, tf.Tensor, _move_axis)
+
+
+def _move_axis(tensor: Any, source: int, to: int) -> Any:
+    order = [axis for axis in range(len(tensor.shape)) if axis != source]
+    return tf.transpose(tensor, [*order[:to], source, *order[to:]])
 
 
 def _python_call(model: Any) -> Callable[..., Any]:

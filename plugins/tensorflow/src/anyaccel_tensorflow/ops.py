@@ -20,6 +20,7 @@ from anyaccel.adapter import (
     TracedOps,
     attributes_key,
 )
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.device import Device
 from anyaccel.segment import Segment
 from anyaccel.specs import Loss
@@ -142,18 +143,24 @@ class TensorFlowOps(TracedOps):
         inputs: tuple[Any, ...],
         train: bool,
         key: Any,
+        layout: CallLayout = POSITIONAL,
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
         """The model's outputs, and its buffers afterwards in training."""
         call = self._call(model)
         if not self.uses_several_devices:
-            return call(parameters, buffers, inputs, train, key)
-        return call_on_device(call, self._devices[id(model)], parameters, buffers, inputs, train, key)
+            return call(parameters, buffers, inputs, train, key, layout)
+        return call_on_device(call, self._devices[id(model)], parameters, buffers, inputs, train, key, layout)
 
     def call(
-        self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], inputs: tuple[Any, ...]
+        self,
+        model: Any,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: tuple[Any, ...],
+        layout: Any = POSITIONAL,
     ) -> tuple[Any, ...]:
         """The model's outputs in evaluation mode."""
-        return self.apply(model, parameters, buffers, inputs, False, None)[0]
+        return self.apply(model, parameters, buffers, inputs, False, None, layout)[0]
 
     # -- differentiation and compilation ---------------------------------------------------------------------------
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from anyaccel import rng
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_output_specs
+from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
+from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, ShapeError
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_tensorflow import runtime_config, variables
 from anyaccel_tensorflow.builtin_models import SequentialCNN, SpecModel
 from anyaccel_tensorflow.error_translation import first_line, translate_errors
@@ -21,22 +23,29 @@ from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.variables import keras, model_variables
 
 
-def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-    """Specs per sample of what `model` returns for `inputs`; see `Compute.infer`.
+def infer_outputs(
+    model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+) -> tuple[OutputSpec, ...]:
+    """The outputs of `model` for `inputs`; see `Compute.infer_outputs`.
 
     Raises:
-        ShapeError: the model does not accept the inputs, returns no tensors, or does not keep the batch as first axis.
+        ShapeError: the model does not accept the inputs, returns no tensors, or none with a batch.
     """
     name = type(model).__name__
     if not callable(model):
         raise ShapeError(f"{name} cannot be called", hint="give it a __call__ that takes a batch and returns outputs")
     runtime_config.allow_memory_growth()
+    layout = ProbeLayout(arguments)
     try:
         with translate_errors(f"a batch through {name}"), tf.device(device_name_of(model) or "/CPU:0"):
-            _build(model, inputs, seed)
+            _build(model, inputs, layout, seed)
             snapshot = keras().attribute_snapshot(model)
             try:
-                return probe_output_specs(name, lambda batch: _trace(model, inputs, batch), _spec_of)
+                return probe_outputs(
+                    name,
+                    lambda batch: layout.by_path(_trace(model, inputs, layout, batch)),
+                    lambda output: output.dtype.name,
+                )
             finally:
                 snapshot.restore()
     except AnyaccelError:
@@ -51,27 +60,23 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
         raise input_error(name, inputs, first_line(error), hint) from error
 
 
-def infer_training(model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Specs per sample of what a built model returns in training mode; see `Compute.infer_training`.
+def infer_training(model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
+    """What a built model returns in training mode; see `Compute.infer_training`.
 
     Raises:
-        ShapeError: it returns no tensors then, or does not keep the batch as first axis.
+        ShapeError: it returns no tensors then, or none with a batch.
     """
-    snapshot = keras().attribute_snapshot(model)
+    snapshot, layout = keras().attribute_snapshot(model), ProbeLayout(arguments)
     try:
         with tf.device(device_name_of(model) or "/CPU:0"):
-            name = f"in training, {type(model).__name__}"
-            return probe_output_specs(name, lambda batch: _trace(model, inputs, batch, train=True), _spec_of)
+            name, run = f"in training, {type(model).__name__}", partial(_trace, model, inputs, layout, train=True)
+            return probe_outputs(name, lambda batch: layout.by_path(run(batch)), lambda output: output.dtype.name)
     except ShapeError:
         raise
     except Exception:  # the first step has the right error
         return ()
     finally:
         snapshot.restore()
-
-
-def _spec_of(output: Any) -> TensorSpec:
-    return TensorSpec(tuple(output.shape[1:]), output.dtype.name)
 
 
 def parameter_dtype(model: Any) -> str | None:
@@ -98,7 +103,7 @@ def is_built(model: Any) -> bool:
 # -- building --------------------------------------------------------------------------------------------------------
 
 
-def _build(model: Any, inputs: Sequence[TensorSpec], seed: int) -> None:
+def _build(model: Any, inputs: Sequence[TensorSpec], layout: CallLayout, seed: int) -> None:
     """Create missing variables from the seed: by the spec of a model that has one, else by a batch of zeros."""
     if isinstance(model, SpecModel):
         model.build([spec.shape for spec in inputs], seed)
@@ -112,7 +117,7 @@ def _build(model: Any, inputs: Sequence[TensorSpec], seed: int) -> None:
         if isinstance(part, SpecModel):
             part.initial_seed = rng.key(seed, path)
     with seeded(seed, include_stream=not keras().is_layer(model)):
-        outputs_of(call_model(model, [_zeros(spec, 2) for spec in inputs], train=False))
+        outputs_of(call_model(model, [_zeros(spec, 2) for spec in inputs], False, layout), layout)
     for variable, value in before:
         variables.write(variable, value)
     if len(list(variables.variables_in(model))) == len(before):  # nothing had to be built
@@ -126,13 +131,15 @@ def _zeros(spec: TensorSpec, batch: int) -> Any:
 # -- tracing ---------------------------------------------------------------------------------------------------------
 
 
-def _trace(model: Any, inputs: Sequence[TensorSpec], batch: int, *, train: bool = False) -> tuple[Any, ...]:
+def _trace(
+    model: Any, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, train: bool = False
+) -> tuple[Any, ...]:
     """The outputs for a batch of this size: symbolic ones, unless their shapes depend on values."""
     call = functional_call(model)
     parameters, buffers = ({name: _shape_of(v) for name, v in named.items()} for named in call.variables)
     given = [tf.TensorSpec([batch, *spec.shape], spec.dtype) for spec in inputs]
     key = key_of(0) if train else None
-    function = compiled(lambda p, b, x: call(p, b, x, train, key)[0])
+    function = compiled(lambda p, b, x: call(p, b, x, train, key, layout)[0])
     outputs = tuple(function.get_concrete_function(parameters, buffers, given).structured_outputs)
     if all(output.shape.is_fully_defined() for output in outputs):
         return outputs

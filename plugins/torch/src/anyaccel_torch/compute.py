@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from anyaccel.backend import Compute, Program
 from anyaccel.errors import StateError
-from anyaccel.segment import Segment, TensorSpec
+from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.placement import TorchPlacement
@@ -22,19 +23,35 @@ if TYPE_CHECKING:
 class TorchCompute(TorchPlacement, Compute):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
+    calls_by_keyword = True
     keeps_modes = True
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""
-        from anyaccel_torch.shape_inference import infer
+        outputs = self.infer_outputs(model, inputs, (), seed)
+        return tuple(output.spec for output in outputs if output.batch_axis is not None)
 
-        return infer(model, inputs, seed)
+    def infer_outputs(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+    ) -> tuple[OutputSpec, ...]:
+        """As `Compute.infer_outputs`; runs the model on zeros in evaluation mode, and leaves it as it was."""
+        from anyaccel_torch.shape_inference import infer_outputs
 
-    def infer_training(self, model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return infer_outputs(model, inputs, arguments, seed)
+
+    def signature(self, model: Any) -> inspect.Signature | None:
+        """As `Compute.signature`: of the module's `forward`, or of a Keras layer's `call`."""
+        from anyaccel_torch.forward_call import signature
+
+        return signature(model)
+
+    def infer_training(
+        self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
+    ) -> tuple[OutputSpec, ...]:
         """As `Compute.infer_training`; runs the model on zeros in training mode, and leaves it as it was."""
         from anyaccel_torch.shape_inference import infer_training
 
-        return infer_training(model, inputs)
+        return infer_training(model, inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
@@ -53,11 +70,11 @@ class TorchCompute(TorchPlacement, Compute):
 
         return {name: tensor_spec(tensor) for name, tensor in _check_built(model, parameters(model)).items()}
 
-    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec]) -> bool:
+    def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """As `Compute.mutates_inputs`; runs the model on zeros and reads torch's version counters."""
         from anyaccel_torch.module_traits import mutates_inputs
 
-        return mutates_inputs(model, inputs)
+        return mutates_inputs(model, inputs, arguments)
 
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`; knows batch normalization as a layer, not as a function."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel.adapter.model_outputs import output_tuple
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.specs import Loss
 from anyaccel_torch import keras
 
@@ -39,17 +40,25 @@ def force_eager() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def output_tensors(result: Any) -> tuple[Tensor, ...]:
-    """The tensors that a module returned: one, or those of a tuple, a list or a dict in its order.
+def output_tensors(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Tensor, ...]:
+    """The tensors that a module returned, as its layout says; by default one, or those of a flat tuple, list or dict.
 
     Raises:
         ShapeError: it returned something else.
     """
-    return output_tuple(result, Tensor)
+    return layout.outputs(result, Tensor, torch.movedim)
 
 
-def bind_call(model: Any, device: torch.device, n_inputs: int) -> Call:
-    """What to call with `n_inputs` tensors: the model itself, if no Keras layer is in it.
+def bind_call(
+    model: Any,
+    device: torch.device,
+    n_inputs: int,
+    layout: CallLayout = POSITIONAL,
+    in_training: CallLayout = POSITIONAL,
+) -> Call:
+    """What to call with `n_inputs` tensors: the model itself, if no Keras layer is in it and the call is positional.
+
+    `layout` is that of a call in evaluation mode, `in_training` that in training mode.
 
     Keras layers do not read `module.training` but take an argument, and create what they create (random numbers,
     constants) on the device of a scope. Losses that they add by themselves (regularizers) are not among the outputs,
@@ -57,18 +66,40 @@ def bind_call(model: Any, device: torch.device, n_inputs: int) -> Call:
     """
     layers = keras.outermost(model) if isinstance(model, nn.Module) else []
     if not layers:
-        return model  # type: ignore[no-any-return]
+        is_plain = layout is in_training is POSITIONAL
+        return model if is_plain else _with_layout(model, layout, in_training)
     library = keras.library()
     layer = model if library.is_layer(model) else _frame(model, layers)
-    pack = library.packing(layer, n_inputs)
+    pack = library.packing(layer, n_inputs, layout)
     keras_device, device_name = library.module.device, str(device)
 
     def call(*inputs: Tensor) -> Any:
         training = model.training
+        arguments, keywords = pack(inputs)
         with keras_device(device_name):
-            result = layer(*pack(inputs), training=training)
+            result = layer(*arguments, **keywords, training=training)
             added = layer.losses if training else ()
-        return _with_losses(output_tensors(result), added) if added else result
+        return _with_losses(output_tensors(result, in_training if training else layout), added)
+
+    return call
+
+
+def signature(model: Any) -> inspect.Signature | None:
+    """The signature of a module's call; None where it is not known."""
+    library = keras.library()
+    if library.is_layer(model):
+        return library.signature(model)
+    try:
+        return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):
+        return None
+
+
+def _with_layout(model: Any, layout: CallLayout, in_training: CallLayout) -> Call:
+    def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+        arguments, keywords = layout.bind(inputs)
+        trains = getattr(model, "training", False)
+        return output_tensors(model(*arguments, **keywords), in_training if trains else layout)
 
     return call
 
@@ -79,7 +110,7 @@ def _frame(module: nn.Module, layers: list[Any]) -> Any:
     An argument that the module itself passes to a layer goes first, as in Keras.
     """
     frame = _frame_class(keras.library().module.Layer)(name=type(module).__name__, dtype="float32", autocast=False)
-    frame.run = lambda *inputs: module(*inputs)  # a function hides the module, which Keras would wrap
+    frame.run = lambda *inputs, **named: module(*inputs, **named)  # a function hides the module, which Keras would wrap
     frame.layers_inside = layers  # so that the losses that they add are collected, and reset at the next call
     frame.built = True
     return frame
@@ -87,8 +118,8 @@ def _frame(module: nn.Module, layers: list[Any]) -> Any:
 
 @cache
 def _frame_class(base: type) -> Any:
-    def call(self: Any, *inputs: Tensor, training: bool | None = None) -> Any:
-        return self.run(*inputs)
+    def call(self: Any, *inputs: Any, training: bool | None = None, **named: Any) -> Any:
+        return self.run(*inputs, **named)
 
     return type("Frame", (base,), {"call": call, "__doc__": "Runs a module inside a call of Keras's."})
 
@@ -109,7 +140,7 @@ class _AddLoss(torch.autograd.Function):
 
 
 def _with_losses(outputs: tuple[Tensor, ...], added: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    floating = [i for i, output in enumerate(outputs) if output.is_floating_point()]
+    floating = [i for i, output in enumerate(outputs) if output.is_floating_point()] if added else []
     if not floating:
         return outputs
     total = torch.stack([loss.sum() for loss in added]).sum() * _share.get()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyaccel.adapter.call_layout import layout_of
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
@@ -98,7 +99,8 @@ class ForwardPlan:
 
     def _bound(self, operation: Operation, device: torch.device) -> Callable[..., Any]:
         """What to call; a model that writes to inputs that others read is called with copies."""
-        model = bind_call(operation.model, device, len(operation.inputs))
+        layouts = layout_of(operation, training=False), layout_of(operation, training=True)
+        model = bind_call(operation.model, device, len(operation.inputs), *layouts)
         if all(self._readers[name] <= 1 for name in operation.inputs):
             return model
         parts = submodules(operation.model) if isinstance(operation.model, torch.nn.Module) else ()

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
+from anyaccel.specs import FROM_OUTPUT
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line, raise_if_device_mismatch
 from anyaccel_torch.forward_call import keras_loss
@@ -71,6 +72,8 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
     """
     if term.loss.own is not None:
         return _bind_own(term, slots, device)
+    if term.loss.name == FROM_OUTPUT:
+        return _bind_output(term, slots)
     if len(slots) != 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes outputs and targets, "
@@ -88,6 +91,20 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
         outputs, targets = prepare(label, _at_least_float32(values[first]), values[second])
         total = function(outputs, targets, reduction="sum")
         return total, _weight(weigh(outputs), total)
+
+    return BoundLoss(term, slots, mean, sum_and_weight)
+
+
+def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
+    """A loss that a module returned: the mean over as many rows as the second input has, or one for each row."""
+    first, second = slots
+
+    def mean(values: Values) -> Tensor:
+        return values[first].mean()  # type: ignore[no-any-return]
+
+    def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
+        value, rows = _at_least_float32(values[first]), len(values[second])
+        return (value.sum(), _weight(value.numel(), value)) if value.ndim else (value * rows, _weight(rows, value))
 
     return BoundLoss(term, slots, mean, sum_and_weight)
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import SequentialCNN
 from anyaccel_torch.module_state import submodules
-from anyaccel_torch.shape_inference import infer
+from anyaccel_torch.shape_inference import infer_outputs
 from anyaccel_torch.tree_utils import tensors_in
 
 _SPATIAL = (
@@ -22,7 +22,7 @@ _SPATIAL = (
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec]) -> bool:
+def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> bool:
     """Whether a module writes to its inputs, by the version counters of the zeros that it is run on.
 
     In-place dropout writes in training only; it counts wherever it is in the module.
@@ -30,9 +30,9 @@ def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec]) -> bool:
     if any(isinstance(part, _DROPOUT) and part.inplace for part in submodules(model)):
         return True
     received: list[torch.Tensor] = []
-    hook = model.register_forward_pre_hook(lambda _, args: received.extend(tensors_in(args)))
+    hook = model.register_forward_pre_hook(lambda _, *given: received.extend(tensors_in(given)), with_kwargs=True)
     try:
-        infer(model, inputs, seed=0)
+        infer_outputs(model, inputs, arguments, seed=0)
     finally:
         hook.remove()
     return any(tensor._version for tensor in received)  # noqa: SLF001

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from anyaccel import rng
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_output_specs
+from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
+from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, ShapeError
-from anyaccel.segment import TensorSpec
+from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
 from anyaccel_torch.error_translation import first_line, translate_errors
-from anyaccel_torch.forward_call import bind_call, force_eager, output_tensors
+from anyaccel_torch.forward_call import bind_call, force_eager
 from anyaccel_torch.module_state import parameters
 from anyaccel_torch.state_guard import evaluating, in_training, seed_generators
 from anyaccel_torch.tree_utils import dtype_name
@@ -30,34 +31,38 @@ from anyaccel_torch.tree_utils import dtype_name
 LARGE_BYTES = 512 * 2**20
 
 
-def infer(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-    """Specs per sample of a model's outputs; see `Compute.infer`.
+def infer_outputs(
+    model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
+) -> tuple[OutputSpec, ...]:
+    """The outputs of a model; see `Compute.infer_outputs`.
 
     Raises:
-        ShapeError: the model does not take the inputs, returns no tensors, or does not keep the batch as first axis.
+        ShapeError: the model does not take the inputs, returns no tensors, or no output has a batch.
     """
-    _build(model, inputs, seed)
-    return probe_output_specs(
+    call = ProbeLayout(arguments)
+    _build(model, inputs, call, seed)
+    return probe_outputs(
         type(model).__name__,
-        lambda batch: _outputs(model, inputs, batch),
-        lambda output: TensorSpec(tuple(output.shape[1:]), dtype_name(output.dtype)),
-        hint="keep the batch first in the model's forward (batch_first=True for recurrent layers and attention)",
+        lambda batch: call.by_path(_outputs(model, inputs, call, batch)),
+        lambda output: dtype_name(output.dtype),
+        hint="keep the batch as an axis of what the model's forward returns",
     )
 
 
-def infer_training(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Specs per sample of a built model's outputs in training mode; see `Compute.infer_training`.
+def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:
+    """What a built model returns in training mode; see `Compute.infer_training`.
 
     Raises:
-        ShapeError: it returns no tensors then, or does not keep the batch as first axis.
+        ShapeError: it returns no tensors then, or none with a batch.
     """
+    layout = ProbeLayout(arguments)
     try:
         probed = _without_values(model) if _is_large(model) else model
-        return probe_output_specs(
+        return probe_outputs(
             f"in training, {type(model).__name__}",
-            lambda batch: _training_outputs(probed, inputs, batch),
-            lambda output: TensorSpec(tuple(output.shape[1:]), dtype_name(output.dtype)),
-            hint="return what has the batch as its first axis, in training too",
+            lambda batch: layout.by_path(_training_outputs(probed, inputs, layout, batch)),
+            lambda output: dtype_name(output.dtype),
+            hint="return what has the batch as an axis, in training too",
         )
     except ShapeError:
         raise
@@ -65,13 +70,15 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[Tens
         return ()
 
 
-def _training_outputs(model: nn.Module, inputs: Sequence[TensorSpec], batch: int) -> tuple[Tensor, ...]:
+def _training_outputs(
+    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int
+) -> tuple[Tensor, ...]:
     device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     scope = device if device.type == "meta" else nullcontext()
     with in_training(model, [device]), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
         warnings.simplefilter("ignore")  # of a step without gradients, which this is not
-        call = bind_call(model, device, len(inputs))
-        return output_tensors(call(*[_zeros(spec, batch, device) for spec in inputs]))
+        call = bind_call(model, device, len(inputs), layout, layout)
+        return call(*[_zeros(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
 
 
 def tensor_spec(tensor: Tensor) -> TensorSpec:
@@ -93,7 +100,7 @@ def unbuilt(model: nn.Module) -> dict[str, BuiltinModel]:
     return {name: part for name, part in model.named_modules() if isinstance(part, BuiltinModel) and not part.is_built}
 
 
-def _build(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> None:
+def _build(model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, seed: int) -> None:
     """Initialize unbuilt parameters: of built-in models from their spec, of torch and Keras by a batch of zeros."""
     if isinstance(model, BuiltinModel):
         model.build([spec.shape for spec in inputs], seed)
@@ -105,7 +112,7 @@ def _build(model: nn.Module, inputs: Sequence[TensorSpec], seed: int) -> None:
     hooks = [part.register_forward_pre_hook(_build_hook(rng.key(seed, name))) for name, part in inner.items()]
     try:
         with keras.seeded_initialization(model, seed):
-            _run(model, inputs, 2, seed)
+            _run(model, inputs, layout, 2, seed)
     finally:
         for hook in hooks:
             hook.remove()
@@ -118,13 +125,13 @@ def _build_hook(seed: int) -> Any:
     return build
 
 
-def _outputs(model: nn.Module, inputs: Sequence[TensorSpec], batch: int) -> tuple[Tensor, ...]:
+def _outputs(model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int) -> tuple[Tensor, ...]:
     if _is_large(model):
         try:
-            return _run(_without_values(model), inputs, batch)
+            return _run(_without_values(model), inputs, layout, batch)
         except Exception:  # not every module can be copied or run without values; the real run has the right error
             pass
-    return _run(model, inputs, batch)
+    return _run(model, inputs, layout, batch)
 
 
 def _is_large(model: nn.Module) -> bool:
@@ -142,7 +149,9 @@ def _without_values(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _run(model: nn.Module, inputs: Sequence[TensorSpec], batch: int, seed: int | None = None) -> tuple[Tensor, ...]:
+def _run(
+    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, seed: int | None = None
+) -> tuple[Tensor, ...]:
     """Outputs for a batch of zeros, in evaluation mode; random numbers come from `seed` if it is given."""
     device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     scope = device if device.type == "meta" else nullcontext()
@@ -151,8 +160,8 @@ def _run(model: nn.Module, inputs: Sequence[TensorSpec], batch: int, seed: int |
             seed_generators([device], seed)
         try:
             with translate_errors(f"a batch of {batch} through {type(model).__name__}"):
-                call = bind_call(model, device, len(inputs))
-                return output_tensors(call(*[_zeros(spec, batch, device) for spec in inputs]))
+                call = bind_call(model, device, len(inputs), layout, layout)
+                return call(*[_zeros(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
         except AnyaccelError:
             raise
         except Exception as error:

@@ -385,7 +385,7 @@ def test_segments_are_closed_if_a_later_one_cannot_be_built(calls, graph_of, exp
 @pytest.mark.usefixtures("calls")
 def test_an_interrupt_in_a_step_gives_state_back_to_all_segments(graph_of, experiment, monkeypatch):
     graph = graph_of("chain", ["one", "two"])
-    apply, left = Dense.apply, [6]
+    apply, left = Dense.apply, [7]  # the first of them when its outputs in training are found
 
     def fail(self, values, inputs, **settings):
         left[0] -= settings["train"]

@@ -109,14 +109,12 @@ def _check_class(text: str, cls: object) -> type[Backend]:
 
 
 def _check_facts(text: str, cls: type[Backend]) -> None:
-    """The facts are written into source files: they must be class attributes and identifiers."""
+    """The facts are written into source files: they must be class attributes."""
     hint = "derive a class from it by hand"
     if not text.partition(":")[2].isidentifier():
         raise PluginError(f"{text} is nested and cannot be imported by name", hint=hint)
     if not (hasattr(cls, "framework") and hasattr(cls, "kinds")):
         raise PluginError(f"{text} sets framework and kinds on its objects, not on the class", hint=hint)
-    if not cls.framework.isidentifier():
-        raise PluginError(f"the framework of {text}, {cls.framework!r}, is not an identifier", hint=hint)
 
 
 def _locate(cls: type[Backend], module: str) -> BaseBackend:

@@ -14,7 +14,7 @@ import numpy as np
 
 from anyaccel.adapter import attributes_key
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
-from anyaccel.adapter.model_outputs import output_tuple
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.segment import TensorSpec
 
 Arrays = Mapping[str, Any]
@@ -44,7 +44,7 @@ class Model(ABC):
         """Whether it has its arrays."""
         return True
 
-    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
+    def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
         """Create the arrays for inputs of these specs, if there are none yet.
 
         Raises:
@@ -53,9 +53,15 @@ class Model(ABC):
 
     @abstractmethod
     def apply(
-        self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any
-    ) -> tuple[Any, Arrays | None]:
-        """What the model returns, and its buffers afterwards (None where they are unchanged), as a pure function.
+        self,
+        parameters: Arrays,
+        buffers: Arrays,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> tuple[tuple[Any, ...], Arrays | None]:
+        """The model's outputs, and its buffers afterwards (None where they are unchanged), as a pure function.
 
         Args:
             parameters: by name.
@@ -63,7 +69,13 @@ class Model(ABC):
             inputs: [batch, ...] each.
             train: whether in training mode.
             key: a key of `jax.random`, from which everything random follows.
+            layout: of the call; its arguments are made of the inputs, and its results become the outputs.
         """
+
+    @property
+    def signature(self) -> inspect.Signature | None:
+        """As `Compute.signature`; None, the default, where it is not known."""
+        return None
 
     def attribute_snapshot(self) -> AttributeSnapshot:
         """The plain attributes that a call of the model may change; by default it is a pure function."""
@@ -107,19 +119,38 @@ class Model(ABC):
 
     def __call__(self, *inputs: Any) -> Any:
         """What the model returns in evaluation mode, with the values that it holds now."""
-        return self.apply(self.parameters, self.buffers, inputs, False, jax.random.key(0))[0]
+        (result,), _ = self.apply(self.parameters, self.buffers, inputs, False, jax.random.key(0), _AsReturned())
+        return result
 
 
-def outputs_of(result: Any) -> tuple[Any, ...]:
-    """The arrays that a model returned; see `output_tuple`."""
-    return output_tuple(result, jax.Array, "array")
+class _AsReturned(CallLayout):
+    """Whatever the model returns is the only output."""
+
+    def outputs(self, result: Any, *_: Any) -> tuple[Any, ...]:
+        """The result itself."""
+        return (result,)
+
+
+def outputs_of(result: Any, layout: CallLayout = POSITIONAL) -> tuple[Any, ...]:
+    """The outputs in what a model returned; see `CallLayout.outputs`."""
+    return layout.outputs(result, jax.Array, jnp.moveaxis, "array")
+
+
+def input_signature(call: Callable[..., Any], n_skipped: int, *, also: Collection[str] = ()) -> inspect.Signature:
+    """The signature of a call without its first parameters, those for the mode, and others that are not inputs."""
+    skipped = {*_MODES, *also}
+    parameters = list(inspect.signature(call).parameters.values())[n_skipped:]
+    return inspect.Signature([parameter for parameter in parameters if parameter.name not in skipped])
+
+
+_ON, _OFF = ("train", "training", "is_training"), ("deterministic", "use_running_average")
+_MODES = (*_ON, *_OFF)
 
 
 def mode_keywords(call: Callable[..., Any], train: bool) -> dict[str, Any]:
     """The keywords, of those in common use, by which a function learns whether it is in training mode."""
     known = inspect.signature(call).parameters
-    on = dict.fromkeys(("train", "training", "is_training"), train)
-    off = dict.fromkeys(("deterministic", "use_running_average"), not train)
+    on, off = dict.fromkeys(_ON, train), dict.fromkeys(_OFF, not train)
     return {name: value for name, value in {**on, **off}.items() if name in known}
 
 

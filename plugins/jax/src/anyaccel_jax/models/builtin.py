@@ -9,11 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
 from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, check_input_shapes
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.host_transfer import check_dtype
-from anyaccel_jax.models.base import Arrays, Model
+from anyaccel_jax.models.base import Arrays, Model, outputs_of
 
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": jax.nn.relu,
@@ -52,7 +53,7 @@ class SpecModel(Model):
         """The spec."""
         return repr(self.spec.get_config())
 
-    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
+    def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
         """Create the parameters for these inputs; a second call with inputs of the same shapes changes nothing.
 
         Raises:
@@ -67,7 +68,15 @@ class SpecModel(Model):
         self.parameters = {name: jnp.array(weight) for name, weight in self.spec.weights(shapes, seed).items()}
         self.input_shapes = shapes
 
-    def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
+    def apply(
+        self,
+        parameters: Arrays,
+        buffers: Arrays,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> Any:
         """As in `Model`; [batch, *output_shape]."""
         rate = self.spec.dropout if train else 0.0
 
@@ -78,7 +87,7 @@ class SpecModel(Model):
             return jnp.where(kept, x / (1.0 - rate), 0.0).astype(x.dtype)
 
         y = self._features(parameters, inputs, drop)
-        return y.reshape(y.shape[0], *self.spec.output_shape), None
+        return outputs_of(y.reshape(y.shape[0], *self.spec.output_shape), layout), None
 
     @abstractmethod
     def _features(self, parameters: Arrays, inputs: Sequence[Any], drop: Dropout) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.errors import ShapeError
 from anyaccel_jax.models.base import (
     Arrays,
@@ -16,7 +18,9 @@ from anyaccel_jax.models.base import (
     copy_array,
     fields_key,
     has_parameter,
+    input_signature,
     named_leaves,
+    outputs_of,
     split_floating,
 )
 from anyaccel_jax.models.data_format import flat_layers, is_activation, outer_formats
@@ -80,23 +84,38 @@ class Equinox(Model):
         """The module without its arrays, and the code of all its parts."""
         return fields_key(self._static, _is_module)
 
-    def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
+    def apply(
+        self,
+        parameters: Arrays,
+        buffers: Arrays,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> Any:
         """As in `Model`."""
         module = eqx.nn.inference_mode(self._join(parameters, buffers), value=not train)
         state, takes_key = self._state_from(buffers), has_parameter(type(module).__call__, "key")
         keys = jax.random.split(key, inputs[0].shape[0]) if takes_key else None
 
         def call(samples: Sequence[Any], own_key: Any, state: Any) -> Any:
-            keywords = {"key": own_key} if takes_key else {}
-            return (module(*samples, **keywords), None) if state is None else module(*samples, state, **keywords)
+            arguments, named = layout.bind(samples)
+            keywords = {**named, **({"key": own_key} if takes_key else {})}
+            return (module(*arguments, **keywords), None) if state is None else module(*arguments, state, **keywords)
 
         axes = (0, 0 if takes_key else None, None)
-        outputs, after = jax.vmap(call, in_axes=axes, out_axes=(0, None), axis_name=BATCH_AXIS)(
+        result, after = jax.vmap(call, in_axes=axes, out_axes=(0, None), axis_name=BATCH_AXIS)(
             list(inputs), keys, state
         )
+        outputs = outputs_of(result, layout)
         if self._state is None or not train:
             return outputs, None
         return outputs, {**buffers, **{_STATE + name: leaf for name, leaf in named_leaves(after).items()}}
+
+    @property
+    def signature(self) -> inspect.Signature | None:
+        """Of the module's `__call__`, without the state."""
+        return input_signature(type(self._static).__call__, 1, also=("key", "state"))
 
     def _join(self, parameters: Arrays, buffers: Arrays) -> Any:
         return eqx.combine(self._arrays.unflatten({**parameters, **buffers}), self._static)

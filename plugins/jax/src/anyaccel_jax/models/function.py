@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from anyaccel.adapter import values_of
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
     LIBRARIES,
@@ -16,8 +17,10 @@ from anyaccel_jax.models.base import (
     NamedTree,
     copy_array,
     has_parameter,
+    input_signature,
     mode_keywords,
     named_leaves,
+    outputs_of,
     split_floating,
 )
 
@@ -62,12 +65,27 @@ class Function(Model):
         """The function, and what it reads besides its arguments."""
         return values_of("apply", self._apply, LIBRARIES)
 
-    def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
+    def apply(
+        self,
+        parameters: Arrays,
+        buffers: Arrays,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> Any:
         """As in `Model`."""
         keywords = mode_keywords(self._apply, train)
         if has_parameter(self._apply, "key"):
             keywords["key"] = key
-        return self._apply(self._tree.unflatten({**parameters, **buffers}), *inputs, **keywords), None
+        arguments, named = layout.bind(inputs)
+        result = self._apply(self._tree.unflatten({**parameters, **buffers}), *arguments, **named, **keywords)
+        return outputs_of(result, layout), None
+
+    @property
+    def signature(self) -> inspect.Signature | None:
+        """Of the function, without its parameters."""
+        return input_signature(self._apply, 1, also=("key",))
 
 
 def _held(apply: Any) -> Iterator[Any]:

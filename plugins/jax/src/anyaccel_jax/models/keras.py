@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import keras  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
 from anyaccel.adapter import attributes_key
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_generators
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.models.base import LIBRARIES, Arrays, Model, outputs_of, zero_inputs
@@ -78,31 +80,45 @@ class KerasModel(Model):
         layers = ((path, part) for path, part in _LIBRARY.walk(self.layer) if _LIBRARY.is_layer(part))
         return attributes_key(layers, lambda _: _LIBRARY.layer_attributes, _is_listed, LIBRARIES)
 
-    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
+    def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
         """As in `Model`, by a call with zeros; initializers without a seed of the user's get one from `seed`."""
         if self.is_built:
             return
         _LIBRARY.seed_initializers(self.layer, seed)
         with seeded_host_generators(seed):  # Keras takes the seeds of what it creates from Python's generator
-            self._call(zero_inputs(inputs, 2), train=False)
+            self._call(zero_inputs(inputs, 2), layout, train=False)
         self._read_variables()
 
-    def _call(self, inputs: Sequence[Any], *, train: bool) -> Any:
-        return self.layer(*_LIBRARY.packing(self.layer, len(inputs))(inputs), training=train)
+    def _call(self, inputs: Sequence[Any], layout: CallLayout, *, train: bool) -> Any:
+        arguments, named = _LIBRARY.packing(self.layer, len(inputs), layout)(inputs)
+        return self.layer(*arguments, **named, training=train)
 
-    def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
+    @property
+    def signature(self) -> inspect.Signature | None:
+        """Of the layer's `call`, or the inputs of a functional model."""
+        return _LIBRARY.signature(self.layer)
+
+    def apply(
+        self,
+        parameters: Arrays,
+        buffers: Arrays,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> Any:
         """As in `Model`."""
         states = {name: _random_state(key, i, buffers[name]) for i, name in enumerate(self._random) if train}
         values, variables = {**parameters, **buffers, **states}, {**self._trained, **self._others}
         mapping = [(variables[name], value) for name, value in values.items()]
         # `stateless_call` does the same, but calls `call` past `__call__`, which knows the arguments of `call`.
         with keras.StatelessScope(state_mapping=mapping, collect_losses=train) as scope:
-            outputs = self._call(inputs, train=train)
+            outputs = outputs_of(self._call(inputs, layout, train=train), layout)
             added = list(self.layer.losses) if train else []
             lasting = {n: scope.get_current_value(v) for n, v in self._others.items() if n not in states}
         if not train:
             return outputs, None
-        return _with_added_losses(outputs_of(outputs), added), {**buffers, **lasting}
+        return _with_added_losses(outputs, added), {**buffers, **lasting}
 
     def attribute_snapshot(self) -> AttributeSnapshot:
         """Those of all layers."""

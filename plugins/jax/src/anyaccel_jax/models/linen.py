@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
@@ -18,8 +20,10 @@ from anyaccel_jax.models.base import (
     NamedTree,
     copy_array,
     fields_key,
+    input_signature,
     mode_keywords,
     named_leaves,
+    outputs_of,
     zero_inputs,
 )
 from anyaccel_jax.models.data_format import flat_layers, outer_formats
@@ -84,19 +88,35 @@ class Linen(Model):
         """The module's fields, which may be objects that can be changed, and the code of all its parts."""
         return fields_key(self.module, _is_module, skipped=("parent", "name"))
 
-    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
+    def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
         """As in `Model`: `module.init`, in evaluation mode."""
         if not self.is_built:
             init = partial(self.module.init, **mode_keywords(type(self.module).__call__, train=False))
-            self._hold(jax.jit(init)(jax.random.key(seed % 2**63), *zero_inputs(inputs, 2)))
+            arguments, named = layout.bind(zero_inputs(inputs, 2))
+            self._hold(jax.jit(init)(jax.random.key(seed % 2**63), *arguments, **named))
 
-    def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
+    @property
+    def signature(self) -> inspect.Signature | None:
+        """Of the module's `__call__`."""
+        return input_signature(type(self.module).__call__, 1)
+
+    def apply(
+        self,
+        parameters: Arrays,
+        buffers: Arrays,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> Any:
         """As in `Model`."""
         variables = self._join(parameters, buffers)
         mutable = [name for name in variables if name != _PARAMS] if train else []
         keywords = mode_keywords(type(self.module).__call__, train)
-        result = self.module.apply(variables, *inputs, rngs={_PARAMS: key}, mutable=mutable, **keywords)
-        outputs, after = result
+        arguments, named = layout.bind(inputs)
+        streams = {_PARAMS: key}
+        result, after = self.module.apply(variables, *arguments, **named, rngs=streams, mutable=mutable, **keywords)
+        outputs = outputs_of(result, layout)
         if not mutable:
             return outputs, None
         return outputs, {name: leaf for name, leaf in named_leaves({**variables, **after}).items() if name in buffers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,19 @@ import jax.numpy as jnp
 from flax import nnx
 
 from anyaccel.adapter import attributes_key
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.errors import PhaseError
-from anyaccel_jax.models.base import LIBRARIES, Arrays, Model, NamedTree, has_parameter, mode_keywords, named_leaves
+from anyaccel_jax.models.base import (
+    LIBRARIES,
+    Arrays,
+    Model,
+    NamedTree,
+    has_parameter,
+    input_signature,
+    mode_keywords,
+    named_leaves,
+    outputs_of,
+)
 from anyaccel_jax.models.data_format import flat_layers, outer_formats
 
 _BOOKKEEPING = {"_pytree__state", "_object__state", "_pytree__nodes"}
@@ -55,7 +67,15 @@ class NnxModel(Model):
         parts = ((".".join(map(str, path)), part) for path, part in nnx.iter_graph(self.module) if _is_part(part))
         return (("structure", self._graph), *attributes_key(parts, lambda _: _BOOKKEEPING, _is_listed, LIBRARIES))
 
-    def apply(self, parameters: Arrays, buffers: Arrays, inputs: Sequence[Any], train: bool, key: Any) -> Any:
+    def apply(
+        self,
+        parameters: Arrays,
+        buffers: Arrays,
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> Any:
         """As in `Model`."""
         buffer_state = self._buffer_tree.unflatten(buffers)
         module = nnx.merge(
@@ -65,7 +85,8 @@ class NnxModel(Model):
         call = type(module).__call__
         streams = {"rngs": nnx.Rngs(jax.random.fold_in(key, 0))} if has_parameter(call, "rngs") else {}
         before = _plain_attributes(module) if train else {}
-        outputs = module(*inputs, **mode_keywords(call, train), **streams)
+        arguments, named = layout.bind(inputs)
+        outputs = outputs_of(module(*arguments, **named, **mode_keywords(call, train), **streams), layout)
         if not train:
             return outputs, None
         after = named_leaves(nnx.state(module))  # which may have more than the buffers
@@ -75,6 +96,11 @@ class NnxModel(Model):
         if written:
             raise self._writing_error(written[0])
         return outputs, ({name: after[name] for name in self._buffer_tree.names} if buffers else None)
+
+    @property
+    def signature(self) -> inspect.Signature | None:
+        """Of the module's `__call__`."""
+        return input_signature(type(self.module).__call__, 1, also=("rngs",))
 
     def _writing_error(self, name: str) -> PhaseError:
         return PhaseError(

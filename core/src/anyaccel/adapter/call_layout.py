@@ -1,0 +1,175 @@
+"""CallLayout: how an operation's inputs become the arguments of its model's call, and which results are outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anyaccel.adapter.model_outputs import output_tuple
+from anyaccel.errors import PhaseError
+from anyaccel.segment import Operation, OutputSpec, Path
+
+Arguments = tuple[Sequence[Any], dict[str, Any]]
+"""Positional arguments, and those by keyword."""
+
+
+class CallLayout:
+    """How inputs become arguments, and which of the results are outputs.
+
+    Args:
+        arguments: as `Operation.arguments`.
+        results: as `Operation.results`.
+    """
+
+    def __init__(self, arguments: Sequence[Path] = (), results: Sequence[OutputSpec] = ()) -> None:
+        self._key = tuple(arguments), tuple(results)
+        self._results = self._key[1]
+        self._bind = _binder(self._key[0])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallLayout) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether an argument is given by keyword."""
+        return any(isinstance(path[0], str) for path in self._key[0])
+
+    def bind(self, inputs: Sequence[Any]) -> Arguments:
+        """The arguments of the call."""
+        return self._bind(inputs)
+
+    def outputs(
+        self, result: Any, tensor_type: type, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
+    ) -> tuple[Any, ...]:
+        """The outputs among what the model returned, batch first.
+
+        Args:
+            result: what it returned.
+            tensor_type: the framework's type of tensors.
+            move_axis: `moveaxis` of the framework.
+            noun: what the framework calls its tensors.
+
+        Raises:
+            ShapeError: it returned no tensors, or more than a flat container of them, where that is wanted.
+            PhaseError: it lacks a tensor that the model returned when the graph was built.
+        """
+        if not self._results:
+            return output_tuple(result, tensor_type, noun)
+        return tuple(_output(result, output, tensor_type, move_axis) for output in self._results)
+
+
+class ProbeLayout(CallLayout):
+    """The layout of a call whose results are not known: all tensors at any depth are outputs, as they are.
+
+    Attributes:
+        paths: the path to each output of the last call.
+    """
+
+    paths: tuple[Path, ...] = ()
+
+    def outputs(
+        self, result: Any, tensor_type: type, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
+    ) -> tuple[Any, ...]:
+        """Every tensor in what the model returned.
+
+        Raises:
+            ShapeError: there is none.
+        """
+        found = leaves(result, tensor_type)
+        if not found:
+            output_tuple(result, tensor_type, noun)  # says what it is
+        self.paths = tuple(found)
+        return tuple(found.values())
+
+    def by_path(self, outputs: Sequence[Any]) -> dict[Path, Any]:
+        """The outputs of the last call by their paths."""
+        return dict(zip(self.paths, outputs, strict=True))
+
+
+def layout_of(operation: Operation, *, training: bool) -> CallLayout:
+    """The layout of an operation's call in a mode; `POSITIONAL` itself where it is that."""
+    results = operation.training_results if training else operation.results
+    return CallLayout(operation.arguments, results) if operation.arguments or results else POSITIONAL
+
+
+def leaves(result: Any, tensor_type: type) -> dict[Path, Any]:
+    """The tensors in what a model returned, by the path to each; everything else is left out.
+
+    Looks into mappings with keys of text, named tuples, tuples, lists and dataclasses.
+    """
+    return dict(_leaves(result, tensor_type, ()))
+
+
+def _leaves(value: Any, tensor_type: type, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, tensor_type):
+        yield path, value
+        return
+    for key, item in _items(value):
+        yield from _leaves(item, tensor_type, (*path, key))
+
+
+def _items(value: Any) -> list[tuple[str | int, Any]]:
+    if isinstance(value, Mapping):
+        return [(key, item) for key, item in value.items() if isinstance(key, str)]
+    fields = getattr(value, "_fields", None)
+    if fields is not None and isinstance(value, tuple):
+        return list(zip(fields, value, strict=True))
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return []
+
+
+def _output(result: Any, output: OutputSpec, tensor_type: type, move_axis: Callable[[Any, int, int], Any]) -> Any:
+    value = result
+    for key in output.path:
+        try:
+            value = value[key] if isinstance(value, Mapping) or isinstance(key, int) else getattr(value, key)
+        except (KeyError, IndexError, AttributeError, TypeError):
+            value = None
+    if not isinstance(value, tensor_type):
+        name = ".".join(map(str, output.path)) or "tensor"
+        raise PhaseError(
+            f"a model returned a {type(result).__name__} without the {name} that it returned when the graph was built",
+            hint="return the same outputs in training as in evaluation",
+        )
+    return move_axis(value, output.batch_axis, 0) if output.batch_axis else value
+
+
+def _binder(arguments: Sequence[Path]) -> Callable[[Sequence[Any]], Arguments]:
+    if not arguments:
+        return lambda inputs: (inputs, {})
+    if all(len(path) == 1 and isinstance(path[0], str) for path in arguments):
+        names = [str(path[0]) for path in arguments]
+        return lambda inputs: ((), dict(zip(names, inputs, strict=True)))
+    return lambda inputs: _nested(arguments, inputs)
+
+
+def _nested(arguments: Sequence[Path], inputs: Sequence[Any]) -> Arguments:
+    tree = _tree(list(zip(arguments, inputs, strict=True)))
+    positions = sorted(key for key in tree if isinstance(key, int))
+    return [tree[i] for i in positions], {key: value for key, value in tree.items() if isinstance(key, str)}
+
+
+def _tree(pairs: Sequence[tuple[Path, Any]]) -> dict[str | int, Any]:
+    """Values by the first step of their paths: itself, or a dict or list of those that go on from there."""
+    groups: dict[str | int, list[tuple[Path, Any]]] = {}
+    for path, value in pairs:
+        groups.setdefault(path[0], []).append((path[1:], value))
+    return {key: _container(inner) for key, inner in groups.items()}
+
+
+def _container(pairs: Sequence[tuple[Path, Any]]) -> Any:
+    if not pairs[0][0]:
+        return pairs[0][1]
+    tree = _tree(pairs)
+    return [tree[i] for i in sorted(tree, key=int)] if all(isinstance(key, int) for key in tree) else tree
+
+
+POSITIONAL = CallLayout()
+"""The inputs are the positional arguments, and the results are the outputs."""
