@@ -374,3 +374,31 @@ def test_a_plugin_that_leaves_by_itself_is_blamed_also_where_signals_have_handle
     registry = Registry(Backend, list)
     assert registry.devices() == []
     assert [plugin.cause for plugin in registry.plugins] == ["devices() of its backend for numpy raised SystemExit: 3"]
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_a_signal_that_a_compiler_swallows_waits_again(error: type[Exception] | None) -> None:
+    done = []
+
+    def compiler() -> None:
+        try:
+            ctrl_c()
+        except BaseException:
+            if error is not None:
+                raise error("not compiled") from None
+
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        try:
+            with interrupts.allowed(may_catch=False):
+                compiler()
+        except ValueError:
+            done.append("error")
+        done.append("after the compiler")
+        interrupts.check()
+        done.append("after the check")
+    assert done == (["error"] if error else []) + ["after the compiler"]
+
+
+def test_a_signal_that_a_hook_catches_does_not_come_again() -> None:
+    with interrupts.deferred(), interrupts.allowed(), pytest.raises(KeyboardInterrupt):
+        ctrl_c()

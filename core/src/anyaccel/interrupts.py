@@ -75,7 +75,7 @@ class _MainThread:
         if self.raised is not None and args.exc_value is self.raised[0]:
             _, number, handler = self.raised
             self.raised = None
-            self._wait(number, handler)
+            self.wait(number, handler)
         else:
             (self._other_hook or sys.__unraisablehook__)(args)
 
@@ -91,7 +91,7 @@ class _MainThread:
         if not self.held and number not in self.waiting and not self._is_whole(frame):
             self._raise(handler, number, frame)
         elif number not in self.waiting:
-            self._wait(number, handler)
+            self.wait(number, handler)
         elif time.monotonic() - self._since[number] > FORCE_SECONDS:
             self.waiting.pop(number)
             try:
@@ -100,7 +100,7 @@ class _MainThread:
                 self.forced = self.forced or self.held
                 raise
 
-    def _wait(self, number: int, handler: Handler) -> None:
+    def wait(self, number: int, handler: Handler) -> None:
         self._since[number] = time.monotonic()
         self.waiting[number] = partial(self._raise, handler, number, None)  # a frame would be kept alive
 
@@ -174,9 +174,14 @@ def deferred() -> AbstractContextManager[None]:
     return _Deferred()
 
 
-def allowed() -> AbstractContextManager[None]:
-    """Inside, signals are not deferred: for what may last and changes no values, and for hooks."""
-    return _Allowed()
+def allowed(*, may_catch: bool = True) -> AbstractContextManager[None]:
+    """Inside, signals are not deferred: for what may last and changes no values, and for hooks.
+
+    Args:
+        may_catch: whether code inside may catch what a handler raises. If not, a signal whose exception was caught,
+            or replaced by an error, waits again: compilers catch everything.
+    """
+    return _Allowed(may_catch)
 
 
 # Both are classes, as a generator of contextlib could be left between its steps by the very exceptions they are about.
@@ -207,6 +212,9 @@ class _Deferred(AbstractContextManager[None]):
 
 
 class _Allowed(AbstractContextManager[None]):
+    def __init__(self, may_catch: bool) -> None:
+        self._may_catch = may_catch
+
     def __enter__(self) -> None:
         self._active = _on_main_thread()
         if self._active:
@@ -220,5 +228,7 @@ class _Allowed(AbstractContextManager[None]):
     ) -> None:
         if self._active:
             _main.held, _main.boundary = self._outer, self._boundary
-            if error is None:  # whatever a handler has raised was caught
-                _main.raised = None
+            if error is None or (not self._may_catch and isinstance(error, Exception)):
+                raised, _main.raised = _main.raised, None
+                if raised is not None and not self._may_catch:
+                    _main.wait(raised[1], raised[2])

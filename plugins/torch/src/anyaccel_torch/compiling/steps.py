@@ -129,7 +129,7 @@ def compile_steps(request: CompileRequest, rows: Sequence[Tensor], n_microbatche
     try:
         with undone(request):
             effects = observe_step(request, [row[: len(row) // n_microbatches] for row in rows])
-        with undone(request), interrupts.allowed():  # it lasts, and nothing is kept of it
+        with undone(request), interrupts.allowed(may_catch=False):  # it lasts, and nothing is kept of it
             compiled = _compile(request, effects, list(rows), n_microbatches)
     except (CompileError, MemoryError):
         raise
