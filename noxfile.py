@@ -55,6 +55,7 @@ FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(vers
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
+OF_CORE = ("tests/core", "tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
 MAIN = FOUND[0]  # the oldest found: sessions that run once run where the least is promised
 
 nox.needs_version = ">=2025.5.1"
@@ -136,7 +137,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=FOUND)
 def unit(session: nox.Session) -> None:
-    """Core where no framework is installed: on the first Python also the kit, and coverage; on others core's wheel."""
+    """Core where no framework is installed: on the first Python also the kit; on others core's wheel."""
     if session.python != MAIN:  # the kit over its wrong backends says nothing about an interpreter
         with built_wheels(session, "core") as wheels:
             session.install(*map(str, wheels.glob("*.whl")), *group("test", "guests", "lint", "types"))
@@ -145,9 +146,15 @@ def unit(session: nox.Session) -> None:
         return
     session.install(*CORE, *group("test", "guests", "lint", "types"))
     check_no_framework(session)
-    tests = ("tests/core", "tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
+    session.run("pytest", *OF_CORE, *spread(), *session.posargs)
+
+
+@nox.session(python=MAIN)
+def coverage(session: nox.Session) -> None:
+    """The tests of `unit` with coverage, which must not fall; takes half as long again."""
+    session.install(*CORE, *group("test", "guests", "lint", "types"))
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *tests, *spread("loadfile"), *session.posargs)
+    session.run("coverage", "run", "-m", "pytest", *OF_CORE, *spread("loadfile"), *session.posargs)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 
