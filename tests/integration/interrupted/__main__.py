@@ -16,7 +16,7 @@ import anyaccel as aa
 
 from .faults import FAULTS
 from .instants import Sender, Stages
-from .leftovers import left_behind, leftovers, open_files
+from .leftovers import left_behind, leftovers, name_semaphores, open_files
 from .modes import MODES, RATE, Mode
 
 PATIENCE = 60.0
@@ -150,6 +150,7 @@ class Interrupted:
 
 def main(name: str, count: int, seed: int, fault: str = "") -> None:
     """Interrupt a phase of a mode `count` times."""
+    name_semaphores()
     sys.setswitchinterval(1e-5)  # the thread that sends signals must not wait until a stage is over
     phases = Interrupted(MODES[name], seed, patience=PATIENCE if not fault else 1.0)
     phases.watch()

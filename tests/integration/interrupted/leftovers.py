@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import re
 import tempfile
@@ -55,12 +56,19 @@ def _read(path: Path) -> str:
         return ""
 
 
+def name_semaphores() -> None:
+    """Let semaphores of multiprocessing have the number of this process in their names, in its children too."""
+    multiprocessing.current_process()._config["semprefix"] = f"/mp_{os.getpid()}"  # noqa: SLF001
+
+
 def _shared_memory() -> set[str]:
-    """Without what another living process has named by its number."""
+    """Without what another living process has named by its number, and semaphores of others, which have no number."""
     return {str(path) for path in Path("/dev/shm").iterdir() if not _is_of_another(path.name)}
 
 
 def _is_of_another(name: str) -> bool:
+    if name.startswith("sem.mp-"):
+        return True
     numbers = [int(part) for part in re.split(r"[_.-]", name) if part.isdigit()]
     return any(number != os.getpid() and Path(f"/proc/{number}").exists() for number in numbers)
 
