@@ -15,7 +15,6 @@ from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, Tenso
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch import SequentialMLP
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.shape_inference import infer
 
 CPU, META = Device("cpu"), Device("meta")
 Data = tuple[Tensor, Tensor, Tensor]
@@ -251,7 +250,8 @@ def test_inference_leaves_the_attributes_of_a_module_as_they_were() -> None:
     model = Running()
     center = model.center
     for _ in range(2):
-        assert infer(model, [TensorSpec((3,), "float32")], 0) == (TensorSpec((2,), "float32"),)
+        (output,) = infer_outputs(model, [TensorSpec((3,), "float32")], (), 0)
+        assert output.spec == TensorSpec((2,), "float32")
     assert (model.count, model.seen, model.helper.count, len(vars(model)["_forward_hooks"])) == (0, [], 0, 0)
     assert model.center is center and center.tolist() == [1, 1, 1] and not hasattr(model, "last")
     assert model.array.tolist() == [0, 0] and model.mean.item() == 0
@@ -270,5 +270,5 @@ def test_a_module_that_builds_itself_in_its_first_call_stays_built() -> None:
 
     model = Lazy()
     model.layers = torch.nn.ModuleList()
-    infer(model, [TensorSpec((3,), "float32")], 0)
+    infer_outputs(model, [TensorSpec((3,), "float32")], (), 0)
     assert model.ready and len(list(model.parameters())) == 2

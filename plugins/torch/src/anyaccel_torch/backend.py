@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 from anyaccel_torch.compute import TorchCompute
 from anyaccel_torch.exchange import TorchExchange
@@ -17,3 +18,9 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory):
     """
 
     environment: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "KERAS_BACKEND")
+
+    def thread_rng(self, key: int) -> AbstractContextManager[Any]:
+        """As `Backend.thread_rng`, for the generator of the CPU."""
+        from anyaccel_torch.thread_rng import ThreadRandomness
+
+        return ThreadRandomness(key)

@@ -88,12 +88,6 @@ class TorchPlacement(Backend):
             pinned = pinned and device.kind in self.pinned_kinds and tensor.device.type == "cpu"
             return copied_async(tensor, target) if pinned else tensor.to(target)
 
-    def thread_rng(self, key: int) -> AbstractContextManager[Any]:
-        """As `Backend.thread_rng`, for the generator of the CPU."""
-        from anyaccel_torch.thread_rng import ThreadRandomness
-
-        return ThreadRandomness(key)
-
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         """As `Backend.scope`; it slows every call of torch inside it, so keep it out of loops."""
         return self.native_device(device)  # type: ignore[no-any-return]
