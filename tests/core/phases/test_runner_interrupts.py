@@ -23,7 +23,7 @@ POINTS = 150
 SWALLOWED = ("_free", "<genexpr>")  # what Python calls when it frees an object: nothing that is raised there comes out
 CALLING = {"hooks.py:_call_with_named", "hooks.py:phase_end"}  # with all that these call
 ENDED = {"experiment.py:_results", "base.py:end"}  # the phase is over, and everybody knows
-DEFERRED = {"interrupts.py:install", "interrupts.py:uninstall"}  # where a real signal waits
+DEFERRED = {"interrupts.py:install", "interrupts.py:__exit__"}  # where a real signal waits
 FIRST = "runner.py:run"  # before anybody is told of anything
 OURS = str(Path(anyaccel.__file__).parent)
 
