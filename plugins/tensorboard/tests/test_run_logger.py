@@ -290,7 +290,9 @@ def test_no_thread_is_started_and_no_file_stays_open(logged, experiment, train, 
     before, seen = threading.enumerate(), []
     look = on("epoch_end", lambda run: seen.append((threading.enumerate(), len(still_open(logged)))))
     experiment().run_phase(train(callbacks=[look]))
-    assert [threads for threads, _ in seen] == [before] * 3 and threading.enumerate() == before
+    # A thread that an earlier test left may end at any time.
+    assert [set(threads) - set(before) for threads, _ in seen] == [set()] * 3
+    assert set(threading.enumerate()) <= set(before)
     assert still_open(logged) == []
     assert {count for _, count in seen} == {int(Path("/proc/self/fd").is_dir())}, "the system tells, or does not"
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode
-from anyaccel.errors import ColumnError, GraphError
+from anyaccel.errors import ColumnError, GraphError, SpecError
 from anyaccel.graph import node_values
 from anyaccel.graph.nodes import ConcatNode
+from anyaccel.graph.resolve import Request, resolve
 from anyaccel.numpy_backend import NumpyBackend
 
 
@@ -105,7 +106,18 @@ def test_an_unknown_keyword_is_refused(data, mlp):
     node = ModelNode("n", mlp(), {"input_idz": data.reference("ids")})
     with pytest.raises(GraphError, match=r"its model has no input 'input_idz'.*Hint: did you mean 'input_ids'"):
         check(node, forward)
-    check(node, lambda input_ids, **rest: None)
+    check(node, lambda **rest: None)
+
+
+def test_an_input_that_is_not_given_is_named(data, mlp):
+    def call(ids, *, mask, scale=1.0):
+        pass
+
+    with pytest.raises(
+        GraphError, match=r"its model needs the input 'mask', which is not given.*Hint: add it: \{'mask"
+    ):
+        check(ModelNode("n", mlp(), {"ids": data.reference("ids")}), call)
+    check(ModelNode("n", mlp(), {"ids": data.reference("ids"), "mask": data.reference("mask")}), call)
 
 
 def test_inputs_that_have_names_only_are_not_given_in_an_order(data, mlp):
@@ -120,6 +132,16 @@ def test_vectors_of_integers_are_not_joined(data, mlp):
     message = r"integer columns ids, mask as one input, joined end to end.*\{'ids': data\.reference\('ids'\), 'mask'"
     with pytest.raises(GraphError, match=message):
         ModelGraph([ModelNode("n", mlp(), data.reference(["ids", "mask"]))]).build()
+
+
+def test_vectors_of_integers_are_joined_once_they_are_floating(data, mlp):
+    with pytest.raises(GraphError, match="or, if these are numbers and no ids") as caught:
+        ModelGraph([ModelNode("n", mlp(), data.reference(["ids", "mask"]))]).build()
+    assert caught.value.hint.endswith("make them floating: data.cast({'ids': 'float32', 'mask': 'float32'})")
+    data = data.cast({"ids": "float32", "mask": "float32"})
+    graph = ModelGraph([ModelNode("n", mlp(), data.reference(["ids", "mask"]))])
+    graph.build()
+    assert len(graph.shapes.inputs["n"]) == 1
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------
@@ -142,7 +164,11 @@ def test_a_loss_from_an_output_needs_one_that_exists(mlp, data):
     graph = ModelGraph([ModelNode("n", mlp(), data.reference("x"))], "sgd")
     loss = AppliedLoss.from_output("n", "loss")
     assert loss.inputs == ("outputs.loss",) and AppliedLoss.from_config(loss.get_config()) == loss
-    from anyaccel.graph.resolve import Request, resolve
-
     with pytest.raises(ColumnError, match=r"is the output 'n\.loss', which its model does not return.*its only output"):
         resolve(graph, Request("p", losses=(loss,), training=True))
+
+
+@pytest.mark.parametrize("inputs", [("outputs", "targets"), ("targets",), ("outputs.a", "outputs.b")])
+def test_from_output_takes_one_output(inputs):
+    with pytest.raises(SpecError, match=r"inputs=.* are not one output.*Hint: write AppliedLoss\.from_output\('n'"):
+        AppliedLoss("from_output", on="n", inputs=inputs)

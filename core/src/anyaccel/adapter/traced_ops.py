@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
@@ -211,19 +212,16 @@ class TracedOps(ArrayOps):
         """
         wanted = differentiate or [True] * len(inputs)
         active = [is_differentiable(self, x) and want for x, want in zip(inputs, wanted, strict=True)]
-        split: tuple[list[Any], list[Any]] = ([], [])
-        for x, is_active in zip(inputs, active, strict=True):
-            split[not is_active].append(x)
-        primals = {"parameters": dict(parameters), "inputs": split[0]}
+        pairs = list(zip(inputs, active, strict=True))
+        primals = {"parameters": dict(parameters), "inputs": [x for x, is_active in pairs if is_active]}
         key = self.key(key) if isinstance(key, int) else key
-        rest = {"inputs": split[1], "buffers": dict(buffers), "key": key}
+        rest = {"inputs": [x for x, is_active in pairs if not is_active], "buffers": dict(buffers), "key": key}
+        apply: Callable[..., tuple[Any, Any]] = partial(self.apply, model, **layout)
 
         def function(primals: Any, rest: Any) -> tuple[Any, Any]:
             traced, constant = iter(primals["inputs"]), iter(rest["inputs"])
             arguments = tuple(next(traced) if is_active else next(constant) for is_active in active)
-            outputs, changed = self.apply(
-                model, primals["parameters"], rest["buffers"], arguments, train, rest["key"], **layout
-            )
+            outputs, changed = apply(primals["parameters"], rest["buffers"], arguments, train, rest["key"])
             values = {str(i): output for i, output in enumerate(outputs) if is_differentiable(self, output)}
             return values, ({str(i): output for i, output in enumerate(outputs) if str(i) not in values}, changed)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from anyaccel import arguments
+from anyaccel.arguments import shown
 from anyaccel.errors import SpecError
 from anyaccel.specs import FROM_OUTPUT, Loss, Spec, assign_fields
 
@@ -50,6 +52,12 @@ class AppliedLoss(Spec):
         at_least_0 = "a finite number of at least 0"
         weight = arguments.number(SpecError, where, "weight", weight, lambda it: it >= 0, at_least_0, 1.0)
         loss = loss if isinstance(loss, Loss) else Loss(loss)
+        if loss.own is None and loss.name == FROM_OUTPUT and not _is_one_output(inputs):
+            problem, hint = (
+                f"{where}inputs={shown(inputs)} are not one output",
+                f"write AppliedLoss.from_output({on!r}, 'loss')",
+            )
+            raise SpecError(f"{problem}, which {FROM_OUTPUT!r} takes", hint=hint)
         assign_fields(self, loss=loss, on=on, inputs=tuple(inputs), weight=float(weight), label=label)
 
     @classmethod
@@ -73,6 +81,10 @@ class AppliedLoss(Spec):
         """A plain dict for `from_config`."""
         values = {"on": self.on, "inputs": list(self.inputs), "weight": self.weight, "label": self.label}
         return {"loss": self.loss.get_config(), **values}
+
+
+def _is_one_output(inputs: Sequence[str]) -> bool:
+    return len(inputs) == 1 and inputs[0].startswith("outputs.")
 
 
 def _are_names(value: Any) -> bool:

@@ -50,7 +50,7 @@ class LossBinder:
         """
         assignment = self.assigned[loss.on]
         check_supported(loss.on, loss.loss, assignment.backend)
-        if loss.loss.name == FROM_OUTPUT:
+        if loss.loss.own is None and loss.loss.name == FROM_OUTPUT:
             return self._from_output(loss, assignment)
         outputs = {text: self._outputs(loss, text) for text in loss.inputs}
         if loss.loss.own is None:

@@ -84,10 +84,12 @@ def _refuse_joined_integers(node: Node, upstream: Reference) -> None:
     specs = {name: upstream.feature_set.spec(name) for name in upstream.features}
     vectors = [name for name, spec in specs.items() if spec.shape and "int" in spec.dtype]
     if len(vectors) > 1:
+        casts = dict.fromkeys(vectors, "float32")
         inputs = ", ".join(f"{name!r}: {upstream.feature_set.label}.reference({name!r})" for name in vectors)
         raise GraphError(
             f"node {node.label!r} would get the integer columns {', '.join(vectors)} as one input, joined end to end",
-            hint=f"give each as an input of its own, by the name that the model has for it: {{{inputs}}}",
+            hint=f"give each as an input of its own, by the name that the model has for it: {{{inputs}}}; or, if these "
+            f"are numbers and no ids, make them floating: {upstream.feature_set.label}.cast({casts})",
         )
 
 
@@ -132,16 +134,23 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
 
 def _check_keywords(node: ModelNode, signature: inspect.Signature) -> None:
     parameters = signature.parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    taken = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    known, given = [each.name for each in taken], {path[0] for path in node.arguments}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     for path in node.arguments:
-        if isinstance(path[0], str) and path[0] not in known:
+        if isinstance(path[0], str) and path[0] not in known and not takes_any:
             raise GraphError(
                 f"node {node.label!r}: its model has no input {path[0]!r}",
                 available=", ".join(known),
                 hint=did_you_mean(path[0], known, "use one of these names"),
             )
+    missing = [each.name for each in taken if each.default is each.empty and each.name not in given]
+    if missing and not any(isinstance(name, int) for name in given):
+        raise GraphError(
+            f"node {node.label!r}: its model needs the input {missing[0]!r}, which is not given",
+            available=", ".join(known),
+            hint=f"add it: {{{missing[0]!r}: feature_set.reference(...), ...}}",
+        )
 
 
 def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:

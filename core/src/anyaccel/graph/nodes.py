@@ -85,9 +85,9 @@ class ModelNode:
         accelerator: the node's own device, used instead of the phase's; it is strict.
         optimizer: the node's own optimizer, used instead of the graph's.
         framework: the model's framework, where its class does not show it.
-        outputs: names of the outputs of a model that has several; by default their numbers. Outputs that the model
-            gives in training only (auxiliary heads) are named after the others: losses may take them, which evaluations
-            leave out, and other nodes may not.
+        outputs: names of the outputs of a model that has several; by default the paths to them in what it returns
+            (`logits`, `encoder.hidden`, `0`). Outputs that the model gives in training only (auxiliary heads) are
+            named after the others: losses may take them, which evaluations leave out, and other nodes may not.
         modes: `"train"`, the default: while the node trains, all of the model is in training mode, also a part that
             was in evaluation mode (as models are that `from_pretrained` gives). `"as_is"`: each part stays in the mode
             that it is in when a phase starts; for frameworks whose layers have modes of their own (torch).

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
-from anyaccel.backend import Compute, Program
+from anyaccel.backend import Program
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.array_trees import keras_backend
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 DONATED_BYTES = 256 * 2**20
 
 
-class JaxCompute(JaxPlacement, Compute):
+class JaxCompute(JaxPlacement, KeywordCompute):
     """Computes this package's models, modules of Flax (Linen and NNX) and Equinox, and of Keras where it runs on JAX.
 
     They return an array, or a tuple, list or dict of arrays.
@@ -50,13 +51,6 @@ class JaxCompute(JaxPlacement, Compute):
     def untrainable_reason(self, model: Any) -> str:
         """As `Compute.untrainable_reason`, for models of Keras."""
         return self._model(model).untrainable_reason
-
-    calls_by_keyword = True
-
-    def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-        """As `Compute.infer`; on shapes alone, in evaluation mode."""
-        outputs = self.infer_outputs(model, inputs, (), seed)
-        return tuple(output.spec for output in outputs if output.batch_axis is not None)
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int

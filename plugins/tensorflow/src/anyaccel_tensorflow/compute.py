@@ -8,21 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
-from anyaccel.backend import Compute, Program
+from anyaccel.backend import Program
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import OPTIMIZERS, Loss, Optimizer
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
-class TensorFlowCompute(TensorFlowPlacement, Compute):
+class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     """Computes Keras models and layers, and callable tf.Modules, that return tensors: one, or a tuple, list or dict.
 
     Losses that a Keras model adds itself (regularizers, `add_loss`) enter its gradients with weight 1, as in Keras; the
     losses that a phase reports do not contain them.
     """
-
-    calls_by_keyword = True
 
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""
@@ -35,11 +34,6 @@ class TensorFlowCompute(TensorFlowPlacement, Compute):
         from anyaccel_tensorflow.shape_inference import untrainable_reason
 
         return untrainable_reason(model)
-
-    def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-        """As `Compute.infer`; traces the model in evaluation mode."""
-        outputs = self.infer_outputs(model, inputs, (), seed)
-        return tuple(output.spec for output in outputs if output.batch_axis is not None)
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int

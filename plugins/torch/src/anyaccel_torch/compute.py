@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyaccel.backend import Compute, Program
+from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.backend import Program
 from anyaccel.errors import StateError
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
@@ -20,16 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(TorchPlacement, Compute):
+class TorchCompute(TorchPlacement, KeywordCompute):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
-    calls_by_keyword = True
     keeps_modes = True
-
-    def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
-        """As `Compute.infer`; runs the model on zeros in evaluation mode, and leaves it as it was."""
-        outputs = self.infer_outputs(model, inputs, (), seed)
-        return tuple(output.spec for output in outputs if output.batch_axis is not None)
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
