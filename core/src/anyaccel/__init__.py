@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from anyaccel.backend import Program as Program
     from anyaccel.data import BatchSource as BatchSource
     from anyaccel.data import Beyond as Beyond
-    from anyaccel.data import DataSchema as DataSchema
     from anyaccel.data import Different as Different
     from anyaccel.data import EpochOrders as EpochOrders
     from anyaccel.data import FeatureSet as FeatureSet
@@ -87,7 +86,7 @@ _NAMES = {
     "accelerator": "Accelerator",
     "backend": "AsyncCopy Backend CompileEstimate Compute Exchange Memory MultiStepProgram Program",
     "data": (
-        "BatchSource Beyond DataSchema Different EpochOrders FeatureSet FeatureSetView IterableSource MapSource "
+        "BatchSource Beyond Different EpochOrders FeatureSet FeatureSetView IterableSource MapSource "
         "PairCondition PairSampler ParquetStream Reference Same Sampler SimpleSampler Source TripletSampler "
         "Where Within suggested_num_workers"
     ),
