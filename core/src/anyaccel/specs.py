@@ -268,7 +268,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
     _, fits, complaint, example = next(row for row in _ARGUMENTS if name in row[0].split())
     try:
         valid = fits(value)
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         valid = False
     if not valid:
         raise SpecError(f"{where}{name}={value!r} {complaint}", hint=f"write {name}={example}")

@@ -117,7 +117,7 @@ def test_a_function_is_a_schedule_and_counts_from_the_end_of_the_warmup():
 
 @pytest.mark.parametrize("given", [-1.0, float("nan"), None, "half"])
 def test_a_function_that_gives_no_factor_is_refused_when_it_is_given(given):
-    with pytest.raises(SpecError, match="schedule 'wrong': factor=.* is not a finite number of at least 0"):
+    with pytest.raises(SpecError, match=r"schedule 'wrong': factor=.* is not a finite number of at least 0"):
 
         def wrong(step):
             return given
@@ -126,7 +126,7 @@ def test_a_function_that_gives_no_factor_is_refused_when_it_is_given(given):
 
 
 def test_a_function_has_no_settings_and_no_configuration():
-    with pytest.raises(SpecError, match="schedule 'halved' has no setting steps. Available: none"):
+    with pytest.raises(SpecError, match=r"schedule 'halved' has no setting steps\. Available: none"):
         Schedule(halved, steps=3)
     with pytest.raises(ConfigError, match="schedule 'halved' is a framework's own and has no configuration"):
         Optimizer("sgd", schedule=halved).get_config()

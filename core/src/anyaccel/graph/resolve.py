@@ -114,10 +114,8 @@ class _Resolver:
             strict=request.strict,
             policy=request.policy,
         ).assign(active)
-        if request.own_step:
-            check_own_step(request.phase, list(self._assigned.values()))
         table = input_columns.ColumnTable(request.streams)
-        own = step_columns(table, self._nodes, self._shapes, self._assigned) if request.own_step else {}
+        own = self._step_columns(table)
         builder = self._builder(self._in_training() if request.training else [], table)
         parts = self._partition()
         first = [self._assigned[labels[0]] for labels in parts]
@@ -131,10 +129,7 @@ class _Resolver:
             assignments=tuple(self._assigned.values()),
             columns=tuple(builder.columns.values()),
             crossings=tuple(Crossings(self._assigned, self._shapes, builder.live).of(segments)),
-            parts=tuple(
-                Part(segment.label, assignment.framework, tuple(labels))
-                for segment, assignment, labels in zip(segments, first, parts, strict=True)
-            ),
+            parts=tuple(map(_part, segments, first, parts)),
             notes=tuple(self._notes(active)),
         )
         backends = tuple(assignment.backend for assignment in first)
@@ -325,6 +320,12 @@ class _Resolver:
             states=self._graph.optimizer_states,
         )
 
+    def _step_columns(self, table: input_columns.ColumnTable) -> dict[str, str]:
+        if not self._request.own_step:
+            return {}
+        check_own_step(self._request.phase, list(self._assigned.values()))
+        return step_columns(table, self._nodes, self._shapes, self._assigned)
+
     def _inputs(self, label: str, table: input_columns.ColumnTable) -> tuple[str, ...]:
         """Names of a node's inputs, with columns in the form in which this node takes them."""
         names: list[str] = []
@@ -392,3 +393,7 @@ class _Resolver:
         if self._request.training:
             idle = [label for label in self._shapes.order if label not in active | set(self._request.learners)]
             yield from (f"{label} takes no part: no loss depends on it" for label in idle)
+
+
+def _part(segment: Segment, assignment: Assignment, labels: Sequence[str]) -> Part:
+    return Part(segment.label, assignment.framework, tuple(labels))

@@ -51,7 +51,7 @@ class TrainPhase(Phase):
             micro-batches only where that gives the same numbers; `"approximate"` also where the rows of a batch depend
             on each other (batch normalization) or this is unknown (your own losses).
         step: a training step of your own, in place of losses: a function of (models, batch, optimizers) that gives
-            figures. Its models and tensors are those of the framework; see docs/how-to/custom-step.md. A subclass may define it as a method instead.
+            figures, with the objects of the framework. A subclass may define it as a method instead.
         on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
             NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
             `"ignore"` does neither, and leaves out the warning of NaN in the data.

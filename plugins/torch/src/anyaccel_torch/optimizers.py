@@ -193,7 +193,7 @@ class GroupOptimizer:
         self._steps = dict.fromkeys(members, 0)
         self._counted = [(node, tuple(named.values())) for node, named in members.items() if named]
         self._node = {parameter: node for node, named in members.items() for parameter in named.values()}
-        self._diverged, self._is_live = True, False
+        self._diverged = True
         resumed = self._load({node: states[node] for node in members if node in states}, switched_off or {})
         self._steps_before = {node: resumed.get(node, NodeState()).step for node in members}
         self._step = self.stepper(clip=False)
@@ -263,23 +263,17 @@ class GroupOptimizer:
         return run
 
     def live(self) -> torch.optim.Optimizer | None:
-        """The torch optimizer itself, of which every step clips, sets the rates and counts, as the spec says."""
-        optimizer = self._optimizer
-        if optimizer is not None and not self._is_live:
-            self._is_live = True
-            optimizer.register_step_pre_hook(self._before_live_step)
-            optimizer.register_step_post_hook(self._after_live_step)
-        return optimizer
+        """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
+        if self._optimizer is not None:
+            self._optimizer.register_step_pre_hook(self._before_live_step)
+            self._optimizer.register_step_post_hook(lambda *_: self._count())
+        return self._optimizer
 
     def _before_live_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.revision += 1
         if self.spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
         if self._rate is not None:
             self._set_rates(optimizer.param_groups)
-
-    def _after_live_step(self, *_: Any) -> None:
-        self._count()
 
     def _set_rates(self, groups: list[dict[str, Any]]) -> None:
         """Set each group's own rate times the schedule's factor.
