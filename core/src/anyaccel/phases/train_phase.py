@@ -150,7 +150,7 @@ class TrainPhase(Phase):
         if self.compile == "steps":
             raise PhaseError(
                 f"phase {self.label!r} has compile='steps' and a step of its own, which runs line by line",
-                hint="leave compile out, and compile what pays with your framework: torch.compile(function)",
+                hint="leave compile out, and compile what pays with your framework's own compiler",
             )
 
     def get_config(self) -> dict[str, Any]:
