@@ -401,6 +401,7 @@ CALLS: dict[str, Callable[[], Call]] = {
             "accumulate": 1,
             "microbatching": "exact",
             "on_nan": "warn",
+            "step": None,
             **PHASE,
             **MODES,
         },
