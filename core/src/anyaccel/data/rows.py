@@ -62,12 +62,22 @@ class Rows(WithRoles, ABC):
         return field_spec(self._schema.field(name))
 
     def is_ragged(self, name: str) -> bool:
-        """Whether the rows of a column differ in length, and a batch is padded to its own longest."""
+        """Whether the rows of a column differ in length, and a batch is padded to its own longest.
+
+        Raises:
+            ColumnError: there is no such column.
+        """
+        self.role(name)
         padding = padding_of(self._schema.field(name))
         return padding is not None and not padding.fixed
 
     def ragged_column(self, name: str) -> RaggedColumn | None:
-        """A column whose rows differ in length as flat values; None for any other."""
+        """A column whose rows differ in length as flat values; None for any other.
+
+        Raises:
+            ColumnError: there is no such column.
+        """
+        self.role(name)
         whole = flat_column(self._schema.field(name), self.base.column(name))
         rows = self.indices
         if whole is None or rows is None:

@@ -154,7 +154,7 @@ class Evaluation:
         """
         for metric in self._metrics:
             rows = self._rows.of(metric.feature_set, metric.stream)
-            outputs = parts.get(self._names[metric.node][0], ())
+            outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
             if any(map(rows.is_ragged, metric.columns)) or differ(outputs):
                 raise SpecError(
                     f"metric {metric.label!r} on node {metric.node!r} compares values that differ in length, and would "
