@@ -64,6 +64,7 @@ ORDER = (
     "fit_phase",
     "samplers",
     "phase",
+    "metrics.metric",
     "metrics",
     "callbacks",
 )
