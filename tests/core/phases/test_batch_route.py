@@ -40,6 +40,7 @@ ORDER = (
     "executor.stage",
     "estimator_partial_fit",
     "estimator_inputs",
+    "joined_outputs",
     "loading.residency",
     "loading.loader_factory",
     "loading.source_loader",
