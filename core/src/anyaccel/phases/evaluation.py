@@ -20,7 +20,7 @@ from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
-from anyaccel.phases.metrics import METRICS, Metric
+from anyaccel.phases.metrics import METRICS, SYNONYMS, Metric
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
@@ -176,11 +176,9 @@ class Evaluation:
         else:
             predicted = outputs[self._names[metric.node][0]]
         targets = joined_array(self._rows.of(metric.feature_set, metric.stream), metric.columns)
-        if metric.metric.measure not in METRICS.values():  # it may write to its arguments
-            predicted, targets = np.array(predicted), np.array(targets)
         try:
             with interrupts.allowed():
-                return float(metric.metric.measure(predicted, targets))
+                return metric.metric.compute(predicted, targets)
         except SpecError as error:
             others = [
                 other.node for other in self._metrics if other.metric is metric.metric and other.node != metric.node
@@ -188,12 +186,21 @@ class Evaluation:
             on = f"name the node to judge: Metric({metric.metric.label!r}, on={others[0]!r})" if others else error.hint
             problem = f"metric {metric.label!r} on node {metric.node!r}: {error.problem}"
             raise SpecError(problem, available=error.available, hint=on) from None
-        except (TypeError, AttributeError) as error:  # a metric of a framework, say, which does not take arrays
-            raise SpecError(
-                f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
-                available="a metric is called with outputs and targets as NumPy arrays, and returns a number",
-                hint="give a function: def metric(outputs, targets): return float(...)",
-            ) from error
+        except Exception as error:  # of a function of the user's, or of a framework
+            raise _failed(metric, error, predicted, targets) from error
+
+
+def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets: np.ndarray) -> SpecError:
+    """What a metric of the user's raised, with the name of the metric and what it was called with."""
+    named = SYNONYMS.get(metric.metric.label, metric.metric.label)
+    given = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
+    return SpecError(
+        f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
+        available=f"it is called with {given}, NumPy arrays, and returns a number",
+        hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
+        if named in METRICS
+        else "give a function: def metric(outputs, targets): return float(...)",
+    )
 
 
 Compared = tuple[str, tuple[str, ...]]
