@@ -7,11 +7,13 @@ ANYACCEL_TEST_FULL=1.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
 import inspect
 import itertools
 import os
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,6 +127,15 @@ def node(label: str = "net", upstream: Any = None) -> aa.ModelNode:
 
 def graph() -> aa.ModelGraph:
     return aa.ModelGraph([node()], "adam")
+
+
+@functools.cache
+def saved() -> str:
+    """A folder with a graph, removed when the tests end."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    graph().save(folder.name)
+    return folder.name
 
 
 def train(**settings: Any) -> aa.TrainPhase:
@@ -317,6 +328,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.ModelGraph.from_config,
         {"given": graph().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
+    "ModelGraph.load": lambda: (
+        aa.ModelGraph.load,
+        {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()},
+    ),
+    "ModelGraph.save": lambda: (graph().save, {"folder": saved()}),
     "ModelGraph.load_state": lambda: (graph().build().load_state, {"given": graph().build().state()}),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
@@ -385,6 +401,7 @@ CALLS: dict[str, Callable[[], Call]] = {
             "accumulate": 1,
             "microbatching": "exact",
             "on_nan": "warn",
+            "step": None,
             **PHASE,
             **MODES,
         },

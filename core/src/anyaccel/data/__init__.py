@@ -7,6 +7,7 @@ kernel; knows nothing of graphs or phases.
 
 from __future__ import annotations
 
+from anyaccel.data.data_schema import DataSchema
 from anyaccel.data.datasets import digits
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView, Reference
 from anyaccel.data.joined_columns import joined_array, joined_changes, joined_spec, loadable_array
@@ -25,6 +26,7 @@ from anyaccel.data.transforms.fitted_transform import FittedTransform
 __all__ = [
     "BatchSource",
     "Beyond",
+    "DataSchema",
     "Different",
     "EpochOrders",
     "FeatureSet",

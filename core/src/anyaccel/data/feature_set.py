@@ -395,10 +395,14 @@ class FeatureSet(_SplitRows):
         self._arrays: dict[str, np.ndarray] = {}
         self._splits: dict[str, FeatureSetView] = {}
         self._log: Log = ()
-        if len(table) == 0:
-            raise DataError(f"{label!r} has no rows", available=f"columns: {listed(self.columns)}", hint="give it data")
+        self._check_rows()
         for name in self.features + self.targets:
             check_numbers(name, self._columns[name])
+
+    def _check_rows(self) -> None:
+        if len(self) == 0:
+            available = f"columns: {listed(self.columns)}"
+            raise DataError(f"{self._label!r} has no rows", available=available, hint="give it data")
 
     @classmethod
     def from_dict(
