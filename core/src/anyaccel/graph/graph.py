@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
 from anyaccel.graph import serialization, state_dict, topology
@@ -21,7 +22,7 @@ from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
 
-class ModelGraph:
+class ModelGraph(AttributeHints):
     """A directed acyclic graph of models of any framework. Methods that change the graph return it.
 
     Args:
@@ -33,6 +34,28 @@ class ModelGraph:
     Raises:
         GraphError: duplicate labels, unknown upstreams, a cycle, no node, or an invalid seed.
     """
+
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "fit train train_step train_on_batch train_model": "run a phase over it: Experiment('name', graph).run("
+        "TrainPhase('train', data='train', losses=[AppliedLoss('mse', on='NODE')]))",
+        "predict forward call apply": "evaluate it: Experiment('name', graph).run_phase(EvalPhase('predict', "
+        "data='all')).prediction('NODE')",
+        "eval evaluate test score": "evaluate it: Experiment('name', graph).run_phase(EvalPhase('test', data='all', "
+        "metrics=['mse'])).metrics",
+        "run run_phase": "an experiment runs phases: Experiment('name', graph).run(phase)",
+        "compile": "give the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])",
+        "to cuda cpu gpu device place move": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+        "parameters named_parameters weights": "they are in the models: graph['NODE'].model",
+        "state_dict get_weights": "use state()",
+        "load_state_dict set_weights": "use load_state(state)",
+        "save save_weights": "write numpy.savez(path, **graph.state())",
+        "load load_weights": "write graph.load_state(numpy.load(path))",
+        "add add_module append": "use add_node(ModelNode(...))",
+        "layers modules children": "use graph.nodes, or graph['NODE']",
+        "plot draw show": "use visualize()",
+        "requires_grad_ trainable": "use freeze('NODE') and unfreeze('NODE')",
+        "zero_grad backward step loss criterion": "a TrainPhase does this: TrainPhase(..., losses=[AppliedLoss(...)])",
+    }
 
     def __init__(
         self,

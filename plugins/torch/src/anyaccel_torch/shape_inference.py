@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError, ShapeError
+from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error, input_error, input_hint, probe_outputs
+from anyaccel.errors import AnyaccelError, GraphError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
@@ -172,7 +172,9 @@ def _zeros(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
     return torch.zeros(batch, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
 
 
-def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -> ShapeError:
+def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -> GraphError:
+    if isinstance(error, CODE_ERRORS):
+        return code_error(type(model).__name__, error, first_line(error))
     is_keras_refusal = isinstance(error, ValueError) and bool(keras.outermost(model))
     hint = input_hint(
         inputs,
