@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,9 +66,22 @@ nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
 # Of the interpreters found, the oldest and the newest; `nox -s unit` takes those between, too.
 UNIT = list(dict.fromkeys(f"unit-{version}" for version in (MAIN, FOUND[-1])))
-nox.options.sessions = ["lint", "types", *UNIT, "lowest", "backend", "mixed", "thirdparty", "wheel", "docs"]
+# What a change must pass, the longest first.
+CHECKS = [
+    "lint",
+    *(f"backend({name})" for name in PLUGINS),
+    "docs",
+    "wheel",
+    "mixed",
+    *UNIT,
+    "types",
+    "lowest",
+    "thirdparty",
+]
 if SUPPORTED[0] not in FOUND:
-    nox.options.sessions.remove("lowest")  # the oldest dependencies have no wheels for newer interpreters
+    CHECKS.remove("lowest")  # the oldest dependencies have no wheels for newer interpreters
+nox.options.sessions = ["check"]
+CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def group(*names: str) -> tuple[str, ...]:
@@ -108,7 +123,7 @@ def python_files(folder: str) -> list[str]:
 
 def spread(by: str = "worksteal") -> tuple[str, ...]:
     """Arguments by which pytest deals tests out to several processes, by file where those of one share costly work."""
-    return ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", by)
+    return ("-n", os.environ.get("ANYACCEL_TEST_WORKERS", str(min(CORES, 4))), "--dist", by)
 
 
 def compiled_once(session: nox.Session) -> dict[str, str]:
@@ -118,6 +133,35 @@ def compiled_once(session: nox.Session) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+@nox.session(python=False)
+def check(session: nox.Session) -> None:
+    """All that a change must pass: the sessions of CHECKS, several at a time, each told of when it has ended.
+
+    Installing, building and type checking use one core, so that sessions side by side fill what they leave free.
+    """
+    lanes = min(CORES, 2 if CORES < 8 else 4)
+    command = [sys.executable, "-m", "nox", "--non-interactive", "--envdir", str(session.cache_dir.parent)]
+    env = {**os.environ, "ANYACCEL_TEST_WORKERS": str(min(CORES // lanes, 4))}
+
+    def run(name: str) -> tuple[str, subprocess.CompletedProcess[str], float]:
+        began = time.monotonic()
+        arguments = [*command, "--session", name, *(("--", *session.posargs) if session.posargs else ())]
+        ended = subprocess.run(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, check=False
+        )
+        return name, ended, time.monotonic() - began
+
+    failed = []
+    with ThreadPoolExecutor(lanes) as pool:
+        for future in as_completed([pool.submit(run, name) for name in CHECKS]):
+            name, ended, seconds = future.result()
+            print(ended.stdout, flush=True)
+            session.log(f"{name}: {'failed' if ended.returncode else 'passed'} after {seconds:.0f} s")
+            failed += [name] if ended.returncode else []
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
 @nox.session(python=MAIN)

@@ -9,7 +9,7 @@ import anyaccel as aa
 from anyaccel.adapter.example_spec import ExampleSpec
 from anyaccel.errors import ShapeError
 from anyaccel.graph.example_inputs import example_columns, with_examples
-from anyaccel.numpy_backend.layers import Dense
+from anyaccel.numpy_backend.module import Module
 from anyaccel.segment import TensorSpec
 
 
@@ -44,5 +44,9 @@ def test_a_dtype_that_numpy_lacks_has_no_samples():
 
 
 def test_where_samples_do_not_help_the_error_stays(data: aa.FeatureSet):
-    with pytest.raises(ShapeError, match="node 'net' does not accept"):
-        aa.ModelGraph([aa.ModelNode("net", Dense(3, 2), data.reference("ids"))]).build()
+    class Broken(Module):
+        def apply(self, values, inputs, *, train, key):
+            raise RuntimeError("wires crossed")
+
+    with pytest.raises(ShapeError, match=r"node 'net' does not accept float64\[\] from data.x: Broken .*: wires crossed"):
+        aa.ModelGraph([aa.ModelNode("net", Broken(), data.reference("x"))]).build()

@@ -8,7 +8,7 @@ from typing import Any
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
-from anyaccel.phases.metrics import Metric
+from anyaccel.phases.metrics import Metric, can_measure
 from anyaccel.phases.phase import Data, Phase, node_labels
 from anyaccel.phases.samplers import (
     Samplers,
@@ -24,7 +24,7 @@ class EvalPhase(Phase):
 
     Args:
         batch_size: samples per forward pass.
-        metrics: names, functions or Metric objects, or one of them.
+        metrics: names, functions, Metric objects or those of torchmetrics and Keras, or one of them.
         outputs: labels of nodes whose predictions are kept; by default the output nodes of the graph.
         sampler: draws the rows to evaluate once, unshuffled: a PairSampler, say, or a mapping with one for each feature
             set; results are then those of its pairs. By default every row is evaluated as it is.
@@ -44,7 +44,7 @@ class EvalPhase(Phase):
         sampler: Sampler | Mapping[str, Sampler] | None = None,
         **settings: Any,
     ) -> None:
-        metrics = (metrics,) if isinstance(metrics, (str, Metric)) or callable(metrics) else metrics
+        metrics = (metrics,) if isinstance(metrics, (str, Metric)) or can_measure(metrics) else metrics
         if not isinstance(metrics, Iterable):
             problem = f"phase {label!r}: metrics must be a list, got {shown(metrics)}"
             raise PhaseError(problem, hint="write metrics=['mse']")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler
-from anyaccel.errors import PhaseError
+from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.eval_phase import EvalPhase
@@ -50,6 +50,8 @@ class TrainPhase(Phase):
         microbatching: what to do when memory runs out although rows are streamed: `"exact"` splits a batch into
             micro-batches only where that gives the same numbers; `"approximate"` also where the rows of a batch depend
             on each other (batch normalization) or this is unknown (your own losses).
+        step: a training step of your own, in place of losses: a function of (models, batch, optimizers) that gives
+            figures, with the objects of the framework. A subclass may define it as a method instead.
         on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
             NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
@@ -57,6 +59,7 @@ class TrainPhase(Phase):
     """
 
     kind = "train"
+    step: Callable[..., Any] | None = None
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "batch_size": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
         "batchsize": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
@@ -83,6 +86,7 @@ class TrainPhase(Phase):
         accumulate: int = 1,
         microbatching: str = "exact",
         on_nan: str = "warn",
+        step: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
@@ -93,6 +97,8 @@ class TrainPhase(Phase):
         self.accumulate = _count(label, "accumulate", accumulate, 1)
         self.microbatching = one_of(label, "microbatching", microbatching, MICROBATCHING)
         self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
+        if step is not None:
+            self.step = step
         super().__init__(label, data=data, losses=losses, **settings)
 
     def _check(self) -> None:
@@ -101,6 +107,8 @@ class TrainPhase(Phase):
         check_schedule(self.label, self.schedule, self.sampler)
         if self.accumulate > 1:
             check_accumulation(self.label, self.losses)
+        if self.step is not None:
+            self._check_own_step()
         if self.validation is None:
             return
         if not isinstance(self.validation, EvalPhase):
@@ -110,7 +118,7 @@ class TrainPhase(Phase):
                 hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
             )
         for loss in self.validation.losses:
-            if loss not in self.losses:
+            if loss not in self.losses and self.step is None:
                 raise PhaseError(
                     f"phase {self.label!r}: the validation has the loss {loss.label!r}, which is not trained",
                     available=", ".join(trained.label for trained in self.losses),
@@ -123,8 +131,37 @@ class TrainPhase(Phase):
                 hint="leave accelerator out of the validation: it runs where the nodes are",
             )
 
+    def _check_own_step(self) -> None:
+        if not callable(self.step):
+            raise PhaseError(
+                f"phase {self.label!r}: step must be a function of (models, batch, optimizers), got {shown(self.step)}",
+                hint="write step=FUNCTION",
+            )
+        if self.losses:
+            raise PhaseError(
+                f"phase {self.label!r} has losses and a step of its own, which computes its losses itself",
+                hint="leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])",
+            )
+        if self.accumulate > 1:
+            raise PhaseError(
+                f"phase {self.label!r} has accumulate={self.accumulate} and a step of its own",
+                hint="leave accumulate out, and add up gradients in the step",
+            )
+        if self.compile == "steps":
+            raise PhaseError(
+                f"phase {self.label!r} has compile='steps' and a step of its own, which runs line by line",
+                hint="leave compile out, and compile what pays with your framework's own compiler",
+            )
+
     def get_config(self) -> dict[str, Any]:
-        """The phase as plain data; see Phase."""
+        """The phase as plain data; see Phase.
+
+        Raises:
+            ConfigError: as there; or the phase has a step of its own.
+        """
+        if self.step is not None:
+            problem = f"phase {self.label!r} has a step of its own, which has no configuration"
+            raise ConfigError(problem, hint="save the graph, and create the phase in code")
         return {
             **super().get_config(),
             "sampler": samplers_config(self.sampler),
