@@ -249,7 +249,7 @@ def mixed(session: nox.Session) -> None:
 
 @nox.session(python=MAIN)
 def models(session: nox.Session) -> None:
-    """Every model of tests/integration/model_libraries beside a loop by hand; in other sessions a sample of them runs."""
+    """Every model of tests/integration/model_libraries beside a loop by hand; `backend` runs a sample of them."""
     frameworks = ("torch", "jax", "tensorflow")
     session.install(*editable(*frameworks), *group("test", "guests", "models", *frameworks))
     for framework in frameworks:  # Keras computes with one of them in a process

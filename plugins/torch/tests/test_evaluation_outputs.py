@@ -87,7 +87,9 @@ def test_the_cache_is_an_output_of_an_evaluation(data: aa.FeatureSet) -> None:
 
 def test_a_loss_on_the_cache_is_refused(data: aa.FeatureSet) -> None:
     losses = [ON_LOGITS, aa.AppliedLoss("mse", on="net", inputs=["outputs.cache", "outputs.cache"], label="cache")]
-    with pytest.raises(PhaseError, match=r"gives 'cache' in evaluation, not in training.*Available: net\.logits") as told:
+    with pytest.raises(
+        PhaseError, match=r"gives 'cache' in evaluation, not in training.*Available: net\.logits"
+    ) as told:
         run(made(data, Cached()), phase(losses))
     assert "freeze 'net'" in told.value.hint
 

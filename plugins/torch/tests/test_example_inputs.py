@@ -109,11 +109,12 @@ def test_a_module_without_samples_says_why(columns: dict[str, np.ndarray]) -> No
         aa.ModelGraph([ids, net]).build()
 
 
-def test_floating_samples_arrive_in_the_dtype_of_the_module(columns: dict[str, np.ndarray]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_floating_samples_arrive_in_the_dtype_of_the_module(dtype: torch.dtype) -> None:
     class Positive(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(1, 2, dtype=torch.float64)
+            self.layer = nn.Linear(1, 2, dtype=dtype)
 
         def forward(self, x: Tensor) -> Tensor:
             if (x <= 0).any():
@@ -123,4 +124,4 @@ def test_floating_samples_arrive_in_the_dtype_of_the_module(columns: dict[str, n
 
     data = aa.FeatureSet.from_dict("data", {"x": np.arange(1.0, 7.0, dtype="float32")}, "x")
     graph = aa.ModelGraph([aa.ModelNode("net", Positive(), data.reference("x"))]).build()
-    assert str(graph.shapes.specs["net"]) == "float64[2]"
+    assert str(graph.shapes.specs["net"]) == f"{str(dtype).removeprefix('torch.')}[2]"

@@ -162,7 +162,10 @@ def spoken() -> Rows:
 
 
 def frames() -> Rows:
-    return {"input_values": floats(800), "labels": np.eye(CLASSES, dtype="float32")[random().integers(0, 3, (ROWS, 79))]}
+    return {
+        "input_values": floats(800),
+        "labels": np.eye(CLASSES, dtype="float32")[random().integers(0, 3, (ROWS, 79))],
+    }
 
 
 def spectra(bins: int, length: int) -> Rows:

@@ -18,8 +18,14 @@ transformers = library("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own: deprecations, hints on kernels
 
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
-    **{**ENCODERS, **DECODERS, **MIXTURES, **ENCODER_DECODERS},
-    **{**IMAGES, **SOUND, **TIME_SERIES, **COMPOSED},
+    **ENCODERS,
+    **DECODERS,
+    **MIXTURES,
+    **ENCODER_DECODERS,
+    **IMAGES,
+    **SOUND,
+    **TIME_SERIES,
+    **COMPOSED,
 }
 SAMPLE = {
     *("BertForSequenceClassification", "LlamaForCausalLM", "MixtralForCausalLM", "T5ForConditionalGeneration"),

@@ -11,7 +11,7 @@ from anyaccel.segment import TensorSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExampleSpec(TensorSpec):
-    """A TensorSpec with samples, [n, *shape] in its dtype; equal to one without them.
+    """A TensorSpec with samples, [n, *shape] in the dtype of their column; equal to one without them.
 
     `Compute.infer_outputs`, `infer_training` and `mutates_inputs` get these for the columns of a model that did not
     accept zeros: lengths, masks, and tokens that stand for images have values that the model relies on.
@@ -27,7 +27,10 @@ class ExampleSpec(TensorSpec):
 
 
 def example_batch(spec: TensorSpec, batch: int) -> np.ndarray | None:
-    """A batch of samples, [batch, *shape], repeated where there are fewer; None for a spec without samples."""
+    """A batch of samples, [batch, *shape], to be cast to the spec's dtype; None for a spec without samples.
+
+    Where there are fewer they are repeated.
+    """
     if not isinstance(spec, ExampleSpec):
         return None
     return spec.samples[np.arange(batch) % len(spec.samples)]

@@ -28,21 +28,8 @@ def example_columns(node: Node) -> dict[str, np.ndarray]:
 def with_examples(
     names: Sequence[str], specs: Sequence[TensorSpec], columns: Mapping[str, np.ndarray]
 ) -> tuple[TensorSpec, ...]:
-    """Specs of values with the samples that there are of them, in the dtype and shape that the node takes."""
+    """Specs of values with the samples that there are of them, in the shape that the node takes."""
     return tuple(
-        ExampleSpec(spec.shape, spec.dtype, _as(columns[name], spec)) if name in columns and _has_numpy(spec) else spec
+        ExampleSpec(spec.shape, spec.dtype, columns[name].reshape(-1, *spec.shape)) if name in columns else spec
         for name, spec in zip(names, specs, strict=True)
     )
-
-
-def _as(column: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    return column.reshape(len(column), *spec.shape).astype(spec.dtype)
-
-
-def _has_numpy(spec: TensorSpec) -> bool:
-    """Whether NumPy has the dtype without help of another library (`bfloat16` it has not)."""
-    try:
-        np.dtype(spec.dtype)
-    except TypeError:
-        return False
-    return True

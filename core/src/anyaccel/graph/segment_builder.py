@@ -116,7 +116,8 @@ class SegmentBuilder:
 
 def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpec]) -> bool:
     """Whether the results of an operation are all that a model returns, in order and batch first."""
-    return None not in results and list(returned) == list(positional_outputs([output.spec for output in results]))
+    specs = [output.spec for output in results if output is not None]
+    return None not in results and list(returned) == list(positional_outputs(specs))
 
 
 def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:

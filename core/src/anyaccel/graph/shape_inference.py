@@ -301,10 +301,11 @@ class _Inference:
         try:
             return self._lifted_if_needed(label, node)
         except ShapeError:
-            columns = example_columns(node) if isinstance(node, ModelNode) else {}
-            if not columns or isinstance(node.model, Estimator):
+            if not isinstance(node, ModelNode) or isinstance(node.model, Estimator):
                 raise
-            self._examples[label] = columns
+            self._examples[label] = example_columns(node)
+            if not self._examples[label]:
+                raise
         return self._lifted_if_needed(label, node)
 
     def _lifted_if_needed(self, label: str, node: Node) -> Sequence[OutputSpec]:

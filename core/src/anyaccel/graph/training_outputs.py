@@ -125,7 +125,7 @@ def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputS
 
 def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec | None]:
     """The first `count` outputs in training, those of evaluation first; as in evaluation where nothing is known."""
-    return (matched(evaluated, training) or with_batch(evaluated))[:count]
+    return (matched(evaluated, training) or [*with_batch(evaluated)])[:count]
 
 
 def _shown(outputs: Outputs) -> str:

@@ -171,10 +171,10 @@ def _run(
 
 def _samples(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
     """A batch of zeros, or of the samples that a spec has."""
-    samples = example_batch(spec, batch)
+    samples, dtype = example_batch(spec, batch), getattr(torch, spec.dtype)
     if samples is None:
-        return torch.zeros(batch, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
-    return torch.tensor(samples, device=device)
+        return torch.zeros(batch, *spec.shape, dtype=dtype, device=device)
+    return torch.tensor(samples, dtype=dtype, device=device)
 
 
 def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -> ShapeError:
