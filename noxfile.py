@@ -228,7 +228,8 @@ def backend(session: nox.Session, plugin: str) -> None:
 
     One without a backend is tested with core's own, by its own tests alone.
     """
-    session.install(*editable(plugin), *group("test", "guests", plugin))
+    libraries = ("models-sample",) if plugin == "torch" else ()
+    session.install(*editable(plugin), *group("test", "guests", plugin, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
     for tests in (f"plugins/{plugin}/tests", *(("tests/integration",) if has_backend(plugin) else ())):
         session.run("pytest", tests, *spread(), *session.posargs, env={**ONE_THREAD, **compiled_once(session)})
@@ -242,6 +243,16 @@ def mixed(session: nox.Session) -> None:
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)
+
+
+@nox.session(python=MAIN)
+def models(session: nox.Session) -> None:
+    """Every model of tests/integration/model_libraries beside a loop by hand; `backend` runs a sample of them."""
+    frameworks = ("torch", "jax", "tensorflow")
+    session.install(*editable(*frameworks), *group("test", "guests", "models", *frameworks))
+    for framework in frameworks:  # Keras computes with one of them in a process
+        env = {"ANYACCEL_TEST_MODELS": "1", "KERAS_BACKEND": framework, **ONE_THREAD, **compiled_once(session)}
+        session.run("pytest", "tests/integration/model_libraries", *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)
