@@ -13,7 +13,8 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, Estimator
 from anyaccel.numpy_backend.estimator_methods import is_estimator
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
-from anyaccel.phases.metrics import Metric, accuracy
+from anyaccel.phases.metrics import Metric
+from anyaccel.phases.metrics.classification import accuracy
 
 
 class Own:
