@@ -245,9 +245,8 @@ class LayerLibrary:
         Raises:
             ShapeError: one does.
         """
-        mask_of = (
-            self.module.src.backend.get_keras_mask
-        )  # it has no public name, and not every array can have attributes
+        # it has no public name, and an attribute would not do: not every array can have one
+        mask_of = getattr(self.module.src.backend, f"get_{self.module.__name__}_mask")
         if any(mask_of(leaf) is not None for leaf in self.module.tree.flatten(outputs)):
             raise ShapeError(
                 f"an output of {type(model).__name__} carries a mask, by which its framework's own loop leaves "
