@@ -16,6 +16,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.joined_outputs import differ, joined_outputs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
@@ -138,11 +139,30 @@ class Evaluation:
             if not isinstance(all_means, OutOfMemoryError):
                 break
             self._policy.make_room(all_means, self._policy.batch_size)
-        outputs = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        self._check_one_length(parts)
+        outputs = {name: joined_outputs(name, arrays) for name, arrays in parts.items()}
         means = {loss.label: all_means[loss.label] for loss in self._losses}
         total = sum(loss.weight * means[loss.label] for loss in self._losses) if self._losses else float("nan")
         metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
+
+    def _check_one_length(self, parts: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """A metric would count what lies behind the rows of a batch as it counts the rows.
+
+        Raises:
+            SpecError: a metric takes values that differ in length.
+        """
+        for metric in self._metrics:
+            rows = self._rows.of(metric.feature_set, metric.stream)
+            outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
+            if any(map(rows.is_ragged, metric.columns)) or differ(outputs):
+                raise SpecError(
+                    f"metric {metric.label!r} on node {metric.node!r} compares values that differ in length, and would "
+                    "count what fills the places behind the shorter ones",
+                    available="losses that leave these places out, and the outputs themselves",
+                    hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which holds "
+                    "NaN behind each batch, and the lengths of the rows",
+                )
 
     def _attempt(
         self, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]

@@ -11,6 +11,7 @@ from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
+from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
@@ -49,6 +50,7 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     Raises:
         AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
     """
+    phase = bound(phase, graph)
     plan = with_fit_note(phase, resolve(graph, plan_request(phase, graph)).plan, graph)
     check(phase, plan, graph)
     final_devices(phase, plan)

@@ -72,6 +72,7 @@ class TrainLoop:
             may_stop_early=hooks.may_stop,
             can_compile=pipeline.can_compile,
             on_host=pipeline.on_host,
+            one_shape=policy.loader.one_shape,
             log_event=run.log_event,
             on_activity=progress.doing,
         )
