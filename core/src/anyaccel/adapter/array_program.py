@@ -18,6 +18,7 @@ from anyaccel.adapter.array_ops import (
     scaled,
 )
 from anyaccel.adapter.model_outputs import operation_outputs
+from anyaccel.adapter.optimizer_step import weighted_sum
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
@@ -201,8 +202,16 @@ class ArrayProgram(MultiStepProgram):
             losses.append(self._backward(inputs))
         if n_microbatches > 1:
             self._state.average_gradients(n_microbatches)
-        self.optimizer_step(self._state.clip_factors())
-        return [_mean([sums[term.label] for sums in losses]) for term in self.segment.losses]
+        means = [_mean([sums[term.label] for sums in losses]) for term in self.segment.losses]
+        self._state.optimizer_step(self._state.clip_factors(), self._value(means))
+        return means
+
+    def _value(self, means: Sequence[Any]) -> Any:
+        """The weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
+        if not self._state.optimizer.needs_value:
+            return None
+        device = self.segment.losses[0].device
+        return weighted_sum([self._ops.move(mean, device) for mean in means], self.segment.losses)
 
     def _backward(self, inputs: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
         """Losses; the gradients are added. The tape is freed on return, before the optimizer step."""
