@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Number
 from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
-from typing import Any
+from typing import Any, ClassVar
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown, text
-from anyaccel.data import Reference
+from anyaccel.attribute_hints import AttributeHints
+from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
 from anyaccel.numpy_backend.estimator import Estimator
@@ -73,15 +74,16 @@ def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
 
 
 @dataclass(eq=False, slots=True, init=False, repr=False)
-class ModelNode:
+class ModelNode(AttributeHints):
     """A model in a graph.
 
     Args:
-        label: its name in the graph.
+        label: its name in the graph; it may be left out, `ModelNode(model, data)`, and is then `"model"`.
         model: a model of any framework that has a plugin, or an estimator with `fit` and `predict`. Several nodes with
             the same object share its parameters.
-        upstream_ref: what feeds it: `feature_set.reference(...)`, or a node or its label. A list of these are the
-            positional arguments of the model's call, a dict those by keyword; each may be a list or dict again.
+        upstream_ref: what feeds it: a FeatureSet for all its features, `feature_set.reference(...)`, or a node or its
+            label. A list of these are the positional arguments of the model's call, a dict those by keyword; each may
+            be a list or dict again.
         accelerator: the node's own device, used instead of the phase's; it is strict.
         optimizer: the node's own optimizer, used instead of the graph's.
         framework: the model's framework, where its class does not show it.
@@ -112,11 +114,21 @@ class ModelNode:
     frozen: bool
     frozen_mode: str
 
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "parameters named_parameters state_dict load_state_dict weights layers forward predict eval": "ask its model: "
+        "node.model",
+        "train fit run": "an experiment runs phases: Experiment('name', graph).run(phase)",
+        "to cuda device": "say where: ModelNode(..., accelerator='cpu')",
+        "freeze unfreeze": "the graph does: graph.freeze('NODE')",
+        "name": "it is label",
+        "output": "a loss names the node: AppliedLoss('mse', on='NODE')",
+    }
+
     def __init__(
         self,
-        label: str,
+        label: Any,
         model: Any,
-        upstream_ref: Any,
+        upstream_ref: Any = None,
         accelerator: Any = None,
         *,
         optimizer: Optimizer | str | type | None = None,
@@ -124,6 +136,8 @@ class ModelNode:
         outputs: Iterable[str] | None = None,
         modes: str = "train",
     ) -> None:
+        if upstream_ref is None and not isinstance(label, str):
+            label, model, upstream_ref = "model", label, model
         self.label = check_label(label, "a node")
         self.model = _checked_model(label, model)
         self.upstreams, self.arguments = _arguments(label, upstream_ref)
@@ -264,6 +278,8 @@ def _upstream(label: str, given: Any, *, by_keyword: bool = False) -> Upstream:
         return given
     if isinstance(given, (ModelNode, ConcatNode)):
         return given.label
+    if isinstance(given, FeatureSet):
+        return given.reference()
     raise GraphError(
         f"node {label!r} has an upstream of type {type(given).__name__}",
         hint="give feature_set.reference(...), a node, or the label of a node",

@@ -10,8 +10,9 @@ from anyaccel.data import Sampler
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.phase import Data, Phase, one_of
+from anyaccel.phases.phase import Data, Phase, known_settings, one_of
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -32,6 +33,11 @@ class TrainPhase(Phase):
     their inputs in this step. `losses` may then be empty.
 
     Args:
+        label: name of the phase; phases with the same label count their epochs together.
+        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+            feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
+            DataLoader, a dataset, a generator function), which is streamed.
+        losses: AppliedLoss objects, or one of them.
         sampler: batches and their order: a SimpleSampler, PairSampler, TripletSampler, or a batch size; or a mapping
             with one of these for each feature set, whose row counts may then differ. A batch size shuffles: 32 means
             `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
@@ -55,7 +61,20 @@ class TrainPhase(Phase):
         on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
             NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
-        label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
+        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
+            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
+            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
+            is issued once.
+        strict: raise an error instead of falling back to the CPU.
+        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+        callbacks: Callback objects.
+        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
+        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
+            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
+            same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
+            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
+            numbers.
     """
 
     kind = "train"
@@ -72,9 +91,10 @@ class TrainPhase(Phase):
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
     }
 
+    @known_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
-        label: str,
+        label: str = "train",
         *,
         data: Data,
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
@@ -87,7 +107,13 @@ class TrainPhase(Phase):
         microbatching: str = "exact",
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
-        **settings: Any,
+        accelerator: Any = None,
+        strict: bool = False,
+        policy: str | None = None,
+        callbacks: Iterable[Callback] = (),
+        final_device: Any = None,
+        compile: str = "auto",
+        residency: str = "auto",
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
         self.schedule = schedule
@@ -99,7 +125,18 @@ class TrainPhase(Phase):
         self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
         if step is not None:
             self.step = step
-        super().__init__(label, data=data, losses=losses, **settings)
+        super().__init__(
+            label,
+            data=data,
+            losses=losses,
+            accelerator=accelerator,
+            strict=strict,
+            policy=policy,
+            callbacks=callbacks,
+            final_device=final_device,
+            compile=compile,
+            residency=residency,
+        )
 
     def _check(self) -> None:
         super()._check()
