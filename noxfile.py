@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,18 +57,21 @@ FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(vers
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
-OF_CORE = ("tests/core", "tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
+OF_KIT = ("tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
 MAIN = FOUND[0]  # the oldest found: sessions that run once run where the least is promised
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-# Of the interpreters found, the oldest and the newest; `nox -s unit` takes those between, too.
-UNIT = list(dict.fromkeys(f"unit-{version}" for version in (MAIN, FOUND[-1])))
-nox.options.sessions = ["lint", "types", *UNIT, "lowest", "backend", "mixed", "thirdparty", "wheel", "docs"]
-if SUPPORTED[0] not in FOUND:
-    nox.options.sessions.remove("lowest")  # the oldest dependencies have no wheels for newer interpreters
+# What a change must pass, the longest first. Core's tests run twice: on the newest Python found, and with the oldest
+# dependencies on the oldest Python, for which alone these have wheels; `nox -s unit` takes every Python.
+OLDEST = "lowest" if SUPPORTED[0] in FOUND else f"unit-{MAIN}"
+BACKENDS = [f"backend({name})" for name in PLUGINS]
+CHECKS = ["lint", *BACKENDS, "docs", "wheel", "mixed", f"unit-{FOUND[-1]}", OLDEST, "kit", "types", "thirdparty"]
+CHECKS = list(dict.fromkeys(CHECKS))
+nox.options.sessions = ["check"]
+CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def group(*names: str) -> tuple[str, ...]:
@@ -108,7 +113,7 @@ def python_files(folder: str) -> list[str]:
 
 def spread(by: str = "worksteal") -> tuple[str, ...]:
     """Arguments by which pytest deals tests out to several processes, by file where those of one share costly work."""
-    return ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", by)
+    return ("-n", os.environ.get("ANYACCEL_TEST_WORKERS", str(min(CORES, 4))), "--dist", by)
 
 
 def compiled_once(session: nox.Session) -> dict[str, str]:
@@ -118,6 +123,35 @@ def compiled_once(session: nox.Session) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+@nox.session(python=False)
+def check(session: nox.Session) -> None:
+    """All that a change must pass: the sessions of CHECKS, several at a time, each told of when it has ended.
+
+    Installing, building and type checking use one core, so that sessions side by side fill what they leave free.
+    """
+    lanes = min(CORES, 2 if CORES < 8 else 4)
+    command = [sys.executable, "-m", "nox", "--non-interactive", "--envdir", str(session.cache_dir.parent)]
+    env = {**os.environ, "ANYACCEL_TEST_WORKERS": str(min(CORES // lanes, 4))}
+
+    def run(name: str) -> tuple[str, subprocess.CompletedProcess[str], float]:
+        began = time.monotonic()
+        arguments = [*command, "--session", name, *(("--", *session.posargs) if session.posargs else ())]
+        ended = subprocess.run(
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, check=False
+        )
+        return name, ended, time.monotonic() - began
+
+    failed = []
+    with ThreadPoolExecutor(lanes) as pool:
+        for future in as_completed([pool.submit(run, name) for name in CHECKS]):
+            name, ended, seconds = future.result()
+            print(ended.stdout, flush=True)
+            session.log(f"{name}: {'failed' if ended.returncode else 'passed'} after {seconds:.0f} s")
+            failed += [name] if ended.returncode else []
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
 @nox.session(python=MAIN)
@@ -137,8 +171,8 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=FOUND)
 def unit(session: nox.Session) -> None:
-    """Core where no framework is installed: on the first Python also the kit; on others core's wheel."""
-    if session.python != MAIN:  # the kit over its wrong backends says nothing about an interpreter
+    """Core where no framework is installed; core's wheel where it is not the oldest Python."""
+    if session.python != MAIN:
         with built_wheels(session, "core") as wheels:
             session.install(*map(str, wheels.glob("*.whl")), *group("test", "guests", "lint", "types"))
             check_no_framework(session)
@@ -146,15 +180,23 @@ def unit(session: nox.Session) -> None:
         return
     session.install(*CORE, *group("test", "guests", "lint", "types"))
     check_no_framework(session)
-    session.run("pytest", *OF_CORE, *spread(), *session.posargs)
+    session.run("pytest", "tests/core", *spread(), *session.posargs)
+
+
+@nox.session(python=MAIN)
+def kit(session: nox.Session) -> None:
+    """The conformance kit over NumPy and over wrong backends, and how the repository is built; without a framework."""
+    session.install(*CORE, *group("test", "guests", "lint", "types"))
+    check_no_framework(session)
+    session.run("pytest", *OF_KIT, *spread(), *session.posargs)
 
 
 @nox.session(python=MAIN)
 def coverage(session: nox.Session) -> None:
-    """The tests of `unit` with coverage, which must not fall; takes half as long again."""
+    """The tests of `unit` and `kit` with coverage, which must not fall; takes half as long again."""
     session.install(*CORE, *group("test", "guests", "lint", "types"))
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *OF_CORE, *spread("loadfile"), *session.posargs)
+    session.run("coverage", "run", "-m", "pytest", "tests/core", *OF_KIT, *spread("loadfile"), *session.posargs)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 
@@ -186,7 +228,8 @@ def backend(session: nox.Session, plugin: str) -> None:
 
     One without a backend is tested with core's own, by its own tests alone.
     """
-    session.install(*editable(plugin), *group("test", "guests", plugin))
+    libraries = ("models-sample",) if plugin == "torch" else ()
+    session.install(*editable(plugin), *group("test", "guests", plugin, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
     for tests in (f"plugins/{plugin}/tests", *(("tests/integration",) if has_backend(plugin) else ())):
         session.run("pytest", tests, *spread(), *session.posargs, env={**ONE_THREAD, **compiled_once(session)})
@@ -200,6 +243,16 @@ def mixed(session: nox.Session) -> None:
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)
+
+
+@nox.session(python=MAIN)
+def models(session: nox.Session) -> None:
+    """Every model of tests/integration/model_libraries beside a loop by hand; `backend` runs a sample of them."""
+    frameworks = ("torch", "jax", "tensorflow")
+    session.install(*editable(*frameworks), *group("test", "guests", "models", *frameworks))
+    for framework in frameworks:  # Keras computes with one of them in a process
+        env = {"ANYACCEL_TEST_MODELS": "1", "KERAS_BACKEND": framework, **ONE_THREAD, **compiled_once(session)}
+        session.run("pytest", "tests/integration/model_libraries", *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

@@ -10,8 +10,10 @@ from anyaccel.errors import MoveError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.testing import suite
+from anyaccel.testing.keyword_tests import KeywordTests
 
 from .broken.in_place_models import CopyingBackend, mutating_model
+from .broken.keyword_models import Difference, KeywordBackend
 from .subjects import CpuSubject, SimulatedSubject
 
 
@@ -77,6 +79,16 @@ class No64BitSubject(NoFloat64Subject):
     """In a framework without 64-bit dtypes."""
 
     cls = Backend32
+
+
+class TestKeywords(CpuSubject, KeywordTests):
+    """A backend over NumPy that calls by keyword."""
+
+    cls = KeywordBackend
+
+    @pytest.fixture
+    def keyword_model(self):
+        return Difference
 
 
 globals().update(

@@ -7,11 +7,13 @@ ANYACCEL_TEST_FULL=1.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
 import inspect
 import itertools
 import os
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,6 +127,15 @@ def node(label: str = "net", upstream: Any = None) -> aa.ModelNode:
 
 def graph() -> aa.ModelGraph:
     return aa.ModelGraph([node()], "adam")
+
+
+@functools.cache
+def saved() -> str:
+    """A folder with a graph, removed when the tests end."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    graph().save(folder.name)
+    return folder.name
 
 
 def train(**settings: Any) -> aa.TrainPhase:
@@ -260,6 +271,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.FeatureSet.from_parquet,
         {"label": "d", "path": "d.parquet", **KEYS, "row_groups": None},
     ),
+    "FeatureSet.is_ragged": lambda: (data().is_ragged, {"name": "x"}),
+    "FeatureSet.ragged_column": lambda: (data().ragged_column, {"name": "x"}),
     "FeatureSet.inverse": lambda: (scaled().inverse, {"values": X, "columns": "x"}),
     "FeatureSet.reference": lambda: (data().reference, {**COLUMNS, "stream": None}),
     "FeatureSet.role": lambda: (data().role, {"name": "x"}),
@@ -281,6 +294,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "FeatureSetView.column": lambda: (data()["train"].column, {"name": "x"}),
     "FeatureSetView.difference": lambda: (data()["all"].difference, {"other": data()["val"]}),
     "FeatureSetView.filter": lambda: (data()["train"].filter, {"conditions": {"k": 1}, "name": "n"}),
+    "FeatureSetView.is_ragged": lambda: (data()["train"].is_ragged, {"name": "x"}),
+    "FeatureSetView.ragged_column": lambda: (data()["train"].ragged_column, {"name": "x"}),
     "FeatureSetView.intersection": lambda: (data()["all"].intersection, {"other": data()["val"]}),
     "FeatureSetView.role": lambda: (data()["train"].role, {"name": "x"}),
     "FeatureSetView.select": lambda: (data()["train"].select, COLUMNS),
@@ -317,6 +332,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.ModelGraph.from_config,
         {"given": graph().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
+    "ModelGraph.load": lambda: (
+        aa.ModelGraph.load,
+        {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()},
+    ),
+    "ModelGraph.save": lambda: (graph().save, {"folder": saved()}),
     "ModelGraph.load_state": lambda: (graph().build().load_state, {"given": graph().build().state()}),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
@@ -334,6 +354,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "Optimizer sgd": lambda: (aa.Optimizer, {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.0}),
     "Optimizer.from_config": lambda: (aa.Optimizer.from_config, {"config": aa.Optimizer().get_config()}),
+    "Pad": lambda: (aa.Pad, {"value": 0, "multiple_of": 1, "length": None, "mask": None}),
     "PairSampler": lambda: (
         aa.PairSampler,
         {"batch_size": 2, "match": aa.Same("k"), "unlike": None, "unlike_per_anchor": 1, **PAIRS},
@@ -385,6 +406,7 @@ CALLS: dict[str, Callable[[], Call]] = {
             "accumulate": 1,
             "microbatching": "exact",
             "on_nan": "warn",
+            "step": None,
             **PHASE,
             **MODES,
         },

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from anyaccel.data import FeatureSetView as FeatureSetView
     from anyaccel.data import IterableSource as IterableSource
     from anyaccel.data import MapSource as MapSource
+    from anyaccel.data import Pad as Pad
     from anyaccel.data import PairCondition as PairCondition
     from anyaccel.data import PairSampler as PairSampler
     from anyaccel.data import ParquetStream as ParquetStream
@@ -87,7 +88,7 @@ _NAMES = {
     "backend": "AsyncCopy Backend CompileEstimate Compute Exchange Memory MultiStepProgram Program",
     "data": (
         "BatchSource Beyond Different EpochOrders FeatureSet FeatureSetView IterableSource MapSource "
-        "PairCondition PairSampler ParquetStream Reference Same Sampler SimpleSampler Source TripletSampler "
+        "Pad PairCondition PairSampler ParquetStream Reference Same Sampler SimpleSampler Source TripletSampler "
         "Where Within suggested_num_workers"
     ),
     "device": "Device",

@@ -13,6 +13,7 @@ from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
+from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.evaluation import compared
 from anyaccel.phases.phase import checked_callbacks
 from anyaccel.phases.progress.selection import checked_progress
@@ -33,7 +34,7 @@ class Experiment:
     """Runs phases over one graph and keeps their results in `history`.
 
     Args:
-        label: name of the experiment.
+        label: name of the experiment; it may be left out, `Experiment(graph)`, and is then that of the graph.
         graph: the ModelGraph.
         phases: the phases that `run()` runs, in order.
         callbacks: called in every phase, before the callbacks of the phase.
@@ -43,13 +44,15 @@ class Experiment:
 
     def __init__(
         self,
-        label: str,
-        graph: ModelGraph,
+        label: str | ModelGraph,
+        graph: ModelGraph | None = None,
         phases: Iterable[Phase] = (),
         *,
         callbacks: Iterable[Callback] = (),
         progress: Any = "auto",
     ) -> None:
+        if isinstance(label, ModelGraph) and graph is None:
+            graph, label = label, label.label
         if not isinstance(graph, ModelGraph):
             raise PhaseError(
                 f"experiment {label!r}: graph must be a ModelGraph, got {type(graph).__name__}",
@@ -118,7 +121,7 @@ class Experiment:
         Raises:
             AnyaccelError: the phase cannot run; raised before anything moves wherever that can be known.
         """
-        run = Run(self._checked(phase), self.graph, self.label)
+        run = Run(bound(self._checked(phase), self.graph), self.graph, self.label)
         figures, started, began = None, datetime.now(UTC), time.perf_counter()
         with interrupts.deferred():
             try:

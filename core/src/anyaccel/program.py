@@ -90,6 +90,10 @@ class Program(ABC):
     def zero_grad(self) -> None:
         """Discard the gradients without a step."""
 
+    def own_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+        """What `step(models, batch, optimizers)` gives, without gradients; models and optimizers go by node."""
+        raise NotImplementedError
+
     def synchronize(self) -> None:
         """Wait for all steps so far; OutOfMemoryError if one of them did not fit. The default: errors came at once."""
 

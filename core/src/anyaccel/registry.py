@@ -344,13 +344,9 @@ def _device_hint(device: Device, usable: Sequence[Device]) -> str:
     return f"use one of these, such as '{usable[0]}'" if usable else "run `anyaccel devices` to see why"
 
 
-_lock = threading.Lock()
-_registry: list[Registry] = []
+_registry = [Registry()]
 
 
 def registry() -> Registry:
-    """The registry of this process, created on first use."""
-    with _lock:
-        if not _registry:
-            _registry.append(Registry())
-        return _registry[0]
+    """The registry of this process."""
+    return _registry[0]

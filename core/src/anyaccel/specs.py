@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -20,13 +21,13 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
 }
-# Settings of each schedule with their defaults; None must be given.
-SCHEDULES: dict[str, dict[str, float | None]] = {
-    "constant": {},
-    "linear": {"steps": None, "final": 0.0},
-    "cosine": {"steps": None, "final": 0.0},
-    "exponential": {"rate": None, "every": 1},
-    "step": {"rate": None, "every": None},
+# The factor of each schedule t steps after its warm-up, whose other parameters are its settings.
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "constant": lambda t: 1.0,
+    "linear": lambda t, steps, final=0.0: 1.0 + (final - 1.0) * min(t / steps, 1.0),
+    "cosine": lambda t, steps, final=0.0: final + (1 - final) * 0.5 * (1.0 + math.cos(math.pi * min(t / steps, 1.0))),
+    "exponential": lambda t, rate, every=1: rate ** (t / every),
+    "step": lambda t, rate, every: rate ** (t // every),
 }
 _CLASSES = {"ignore_index": None, "class_weights": None, "class_axis": -1, "label_smoothing": 0.0}
 LOSSES: dict[str, dict[str, Any]] = {"mse": {}, "mae": {}, "cross_entropy": _CLASSES, "binary_cross_entropy": {}}
@@ -63,49 +64,48 @@ class Schedule(Spec):
     Names: `constant`; `linear(steps, final=0.0)` and `cosine(steps, final=0.0)` fall from 1 to `final` over `steps`
     and stay there; `exponential(rate, every=1)` is `rate ** (t / every)`; `step(rate, every)` is
     `rate ** (t // every)`. With `warmup=n`, the factor first rises linearly from 1/n to 1 in n steps; the schedule
-    counts its steps from there.
+    counts its steps from there. In place of a name, a function of t that gives the factor.
 
     Raises:
-        SpecError: an unknown name, an unknown or missing setting, or a count that is not positive.
+        SpecError: an unknown name, an unknown or missing setting, a count that is not positive, or a negative factor.
     """
 
     _called = "a schedule"
     name: str
     warmup: int
     settings: tuple[tuple[str, float], ...]
+    own: Callable[[int], float] | None
 
-    def __init__(self, name: str = "constant", *, warmup: int = 0, **settings: float) -> None:
-        if not isinstance(name, str) or name not in SCHEDULES:
+    def __init__(self, name: Any = "constant", *, warmup: int = 0, **settings: float) -> None:
+        own, name = (name, _name_of(name)) if callable(name) else (None, name)
+        if own is None and (not isinstance(name, str) or name not in SCHEDULES):
             raise _unknown("schedule", name, SCHEDULES)
-        what = f"schedule {name!r}"
-        _check_names(what, settings, SCHEDULES[name])
-        settings = {**{key: default for key, default in SCHEDULES[name].items() if default is not None}, **settings}
-        missing = [key for key in SCHEDULES[name] if key not in settings]
+        where, takes = f"schedule {name!r}: ", {} if own else dict(inspect.signature(SCHEDULES[name]).parameters)
+        takes.pop("t", None)
+        _check_names(where[:-2], settings, takes)
+        missing = [key for key, taken in takes.items() if key not in settings and taken.default is taken.empty]
         if missing:
-            raise SpecError(f"{what} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
-        settings = {key: _checked(f"{what}: ", key, value) for key, value in settings.items()}
-        warmup = int(_checked(f"{what}: ", "warmup", warmup))
-        assign_fields(self, name=name, warmup=warmup, settings=tuple(sorted(settings.items())))
+            raise SpecError(f"{where[:-2]} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
+        settings = {key: _checked(where, key, settings.get(key, taken.default)) for key, taken in takes.items()}
+        warmup = int(_checked(where, "warmup", warmup))
+        assign_fields(self, name=name, warmup=warmup, settings=tuple(sorted(settings.items())), own=own)
+        self.factor(warmup if own else 0)
 
     def factor(self, step: int) -> float:
         """The factor at `step` (0 is the first), computed in float64."""
         if step < self.warmup:
             return (step + 1) / self.warmup
-        return _FACTORS[self.name](step - self.warmup, **dict(self.settings))
+        if self.own is None:
+            return SCHEDULES[self.name](step - self.warmup, **dict(self.settings))
+        return float(_checked(f"schedule {self.name!r}: ", "factor", self.own(step - self.warmup)))
 
     def get_config(self) -> dict[str, Any]:
-        """A plain dict for `from_config`."""
+        """A plain dict for `from_config`; a schedule that is a function has none and is a ConfigError."""
+        _check_named("schedule", self.name, self.own)
         return {"name": self.name, "warmup": self.warmup, **dict(self.settings)}
 
 
 _LEFT_OUT = dict.fromkeys(("backend", "factory"), "each node's framework builds it") | {"reduction": "losses are means"}
-_FACTORS: dict[str, Callable[..., float]] = {
-    "constant": lambda t: 1.0,
-    "linear": lambda t, steps, final: 1.0 + (final - 1.0) * min(t / steps, 1.0),
-    "cosine": lambda t, steps, final: final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * min(t / steps, 1.0))),
-    "exponential": lambda t, rate, every: rate ** (t / every),
-    "step": lambda t, rate, every: rate ** (t // every),
-}
 
 
 def _name_of(own: Any) -> str:
@@ -150,7 +150,7 @@ class Optimizer(Spec):
         lr: float | None = None,
         *,
         opt_kwargs: Mapping[str, Any] | None = None,
-        schedule: Schedule | str | None = None,
+        schedule: Schedule | str | Callable[[int], float] | None = None,
         clip_norm: float | None = None,
         **settings: Any,
     ) -> None:
@@ -167,8 +167,8 @@ class Optimizer(Spec):
         where = f"optimizer {text!r}: "
         lr = _checked(where, "lr", lr)
         clip_norm = None if clip_norm is None else _checked(where, "clip_norm", clip_norm)
-        schedule = Schedule() if schedule is None else Schedule(schedule) if isinstance(schedule, str) else schedule
-        schedule = _checked(where, "schedule", schedule)
+        named = "constant" if schedule is None else schedule
+        schedule = named if isinstance(named, Schedule) else Schedule(named)
         settings = _optimizer_settings(text, settings) if own is None else settings
         assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, clip_norm=clip_norm, own=own)
 
@@ -214,15 +214,14 @@ class Loss(Spec):
         name = LOSS_ALIASES.get(name, name) if own is None else name
         if own is None and name not in (*LOSSES, FROM_OUTPUT):
             raise _unknown("loss", loss, LOSSES)
-        known = LOSSES.get(name, {}) if own is None else {}
-        _check_names(f"Loss({loss!r})", settings, known, also=("loss_kwargs",))
+        _check_names(f"Loss({loss!r})", settings, () if own else LOSSES.get(name, ()), also=("loss_kwargs",))
         kwargs = dict(_checked("", "loss_kwargs", {} if loss_kwargs is None else loss_kwargs))
         if kwargs and not isinstance(own, type):
             raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}", hint="leave loss_kwargs out")
         if own is not None and not callable(own):
             raise SpecError(f"{own!r} is not a loss", available=", ".join(LOSSES), hint="give a name or a callable")
         given = {key: _checked(f"loss {name!r}: ", key, value) for key, value in settings.items() if value is not None}
-        kwargs |= {key: value for key, value in given.items() if value != known[key]}
+        kwargs |= {key: value for key, value in given.items() if value != LOSSES[name][key]}
         assign_fields(self, name=name, own=own, kwargs=kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -235,10 +234,9 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a named optimizer with its defaults, checked."""
     if name not in OPTIMIZERS:
         raise _unknown("optimizer", name, OPTIMIZERS)
-    what = f"optimizer {name!r}"
-    _check_names(what, given, OPTIMIZERS[name], also=("lr", "schedule", "clip_norm"))
-    settings = {**OPTIMIZERS[name], **given}
-    return {key: _checked(f"{what}: ", key, value) for key, value in settings.items()}
+    what, known = f"optimizer {name!r}", OPTIMIZERS[name]
+    _check_names(what, given, known, also=("lr", "schedule", "clip_norm"))
+    return {key: _checked(f"{what}: ", key, value) for key, value in {**known, **given}.items()}
 
 
 def _between(least: float, below: float = sys.float_info.max, *, whole: bool = False) -> Callable[[Any], bool]:
@@ -257,12 +255,12 @@ def _several(fits: Callable[[Any], bool], count: int = 0) -> Callable[[Any], boo
 _ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, object], ...] = (
     ("lr clip_norm", _between(sys.float_info.min), "is not a positive number", 0.001),
     ("rate final eps weight_decay", _between(0), "is not a finite number of at least 0", 0.1),
+    ("factor", lambda it: _between(0)(float(it)), "is not a finite number of at least 0", 0.1),
     ("momentum", _between(0, 1), "is not in [0, 1)", 0.9),
     ("betas", _several(_between(0, 1), 2), "are not two numbers in [0, 1)", (0.9, 0.999)),
     ("steps every", _between(1, whole=True), "is not a number of steps", 100),
     ("warmup", _between(0, whole=True), "is not a number of steps", 100),
     ("nesterov", lambda it: isinstance(it, bool), "is not True or False", True),
-    ("schedule", lambda it: isinstance(it, Schedule), "is not a Schedule", "Schedule('cosine', steps=1000)"),
     ("label_smoothing", _between(0, 1), "is not in [0, 1)", 0.1),
     ("class_axis ignore_index", lambda it: type(it) is int, "is not an integer", -1),
     ("class_weights", _several(_between(0)), "are not a number of at least 0 for each class", [1.0, 2.5]),
@@ -276,7 +274,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value
     try:
         valid = fits(value)
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         valid = False
     if not valid:
         raise SpecError(f"{where}{name}={value!r} {complaint}", hint=f"write {name}={example}")

@@ -105,6 +105,14 @@ def test_it_can_be_called_without_a_graph(make: Any) -> None:
     assert make(**first.get_config()).get_config() == first.get_config()
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 1, 3)])
+def test_the_output_has_the_shape_of_the_spec(shape: tuple[int, ...]) -> None:
+    x = tf.ones([4, 5])
+    flat = SequentialMLP((6,) if len(shape) > 1 else shape)(x)
+    assert SequentialMLP(shape)(x).shape == (4, *shape)
+    np.testing.assert_array_equal(SequentialMLP(shape)(x), tf.reshape(flat, [4, *shape]))
+
+
 def test_dropout_keeps_the_mean() -> None:
     model = SequentialMLP((1,), 2, 4000, "identity", dropout=0.25)
     x = tf.ones([1, 3])

@@ -271,6 +271,21 @@ def test_weights_that_the_first_call_makes_follow_the_seed(backend: TensorFlowBa
     assert (models[0].w.numpy() != models[2].w.numpy()).any()
 
 
+def test_the_call_that_makes_weights_leaves_the_others(backend: TensorFlowBackend) -> None:
+    class Counting(Lazy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n_calls = tf.Variable(0, trainable=False)
+
+        def __call__(self, x: Any) -> Any:
+            self.n_calls.assign_add(1)
+            return super().__call__(x)
+
+    model = Counting()
+    backend.infer(model, [X], 0)
+    assert model.w is not None and model.n_calls.numpy() == 0
+
+
 def test_a_module_that_cannot_be_called_raises(backend: TensorFlowBackend) -> None:
     with pytest.raises(ShapeError, match=r"Module cannot be called.*give it a __call__"):
         backend.infer(tf.Module(), [X], 0)

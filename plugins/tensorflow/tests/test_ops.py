@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 import tensorflow as tf
 
 import anyaccel as aa
+from anyaccel.device import Device
 from anyaccel.errors import GraphError
+from anyaccel.segment import Operation, Segment, TensorSpec
+from anyaccel_tensorflow import SequentialMLP, numpy_namespace
 from anyaccel_tensorflow.ops import TensorFlowOps
 
 
@@ -101,3 +105,40 @@ def test_a_complex_parameter_is_refused_and_not_left_as_it_is() -> None:
     with pytest.raises(GraphError, match=r"the parameter 'phase' of node 'a' is complex \(<dtype: 'complex64'>\)"):
         experiment.run_phase(phase)
     assert experiment.run_phase(aa.EvalPhase("eval", data="all")).prediction("a").shape == (8, 4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(partial(getattr(numpy_namespace, name), axis=0) for name in ("any", "all")),
+        *(partial(getattr(numpy_namespace, name), axis=0) for name in ("max", "sum")),
+        *(getattr(numpy_namespace, name) for name in ("concatenate", "stack")),
+        numpy_namespace.zeros_like,
+    ],
+    ids=lambda function: getattr(function, "func", function).__name__,
+)
+def test_results_stay_on_the_device_of_their_arguments(function: Any) -> None:
+    is_logical = getattr(function, "func", function).__name__ in ("any", "all")
+    with tf.device("/CPU:1"):
+        x = tf.zeros([2, 3], tf.bool if is_logical else tf.float32)
+    given = [x, x] if function in (numpy_namespace.concatenate, numpy_namespace.stack) else x
+    assert x.device.endswith("CPU:1") and function(given).device == x.device
+
+
+def test_a_tensor_may_be_a_primal_and_a_constant() -> None:
+    """The gradient of x * c by x is c, also where both are one tensor."""
+    ops, x = TensorFlowOps.__new__(TensorFlowOps), tf.constant(3.0)
+    value, _, pullback = ops.value_and_pullback(lambda primal, constant: (primal * constant, ()), x, x)
+    assert (value.numpy(), pullback(tf.constant(1.0)).numpy()) == (9.0, 3.0)
+    other = tf.constant(4.0)
+    value, _, pullback = ops.value_and_pullback(lambda primal, constant: (primal * constant, ()), x, other)
+    assert (value.numpy(), pullback(tf.constant(1.0)).numpy()) == (12.0, 4.0)
+
+
+@pytest.mark.parametrize(("kind", "index", "is_eager_at_first"), [("cpu", 0, True), ("cpu", 1, False)])
+def test_only_the_first_cpu_begins_without_a_compiler(kind: str, index: int, is_eager_at_first: bool) -> None:
+    device = Device(kind, index)
+    operation = Operation("n", SequentialMLP(), ("x",), ("n",), device)
+    segment = Segment("s", (operation,), {"x": (TensorSpec((4,), "float32"), device)}, ("n",))
+    ops = TensorFlowOps(segment, lambda device: f"/CPU:{device.index}")
+    assert (ops.eager_seconds > 0) is is_eager_at_first

@@ -25,7 +25,7 @@ from .in_place_models import CopyingBackend, mutating_model
 FIRST, SECOND = Device("sim", 0), Device("sim", 1)
 AREAS = (
     *("backend", "exchange", "ownership", "memory", "models", "model_traits", "programs", "missing_inputs"),
-    *("training", "multi_step", "compile"),
+    *("training", "multi_step", "compile", "keyword_models"),
 )
 
 
@@ -124,6 +124,12 @@ class BrokenSubject(Subject):
         if not issubclass(self.cls, CopyingBackend):
             pytest.skip("modules of the NumPy backend may not write to their inputs")
         return mutating_model
+
+    @pytest.fixture
+    def keyword_model(self):
+        from .keyword_models import Difference
+
+        return Difference
 
     @pytest.fixture
     def device(self, backend) -> Device:

@@ -41,9 +41,17 @@ def test_another_object_as_upstream_is_refused(upstream, mlp):
         ModelNode("n", mlp(), upstream)
 
 
-def test_a_feature_set_as_upstream_is_refused_with_a_hint(table, mlp):
-    with pytest.raises(GraphError, match=r"has an upstream of type FeatureSet.*feature_set\.reference\(\.\.\.\)"):
-        ModelNode("n", mlp(), table())
+def test_a_feature_set_as_upstream_stands_for_all_its_features(table, mlp):
+    data = table()
+    assert ModelNode("n", mlp(), data).upstreams == (data.reference(),)
+
+
+def test_the_label_of_a_node_may_be_left_out(table, mlp):
+    data, model = table(), mlp()
+    node = ModelNode(model, data)
+    assert (node.label, node.model, node.upstreams) == ("model", model, (data.reference(),))
+    with pytest.raises(GraphError, match=r"node 'n' has an upstream of type NoneType"):
+        ModelNode("n", model)
 
 
 def test_a_node_without_upstreams_is_refused(mlp):

@@ -300,7 +300,7 @@ NODE = {"type": "model", "label": "a", "upstreams": [{"feature_set": "fs"}], "mo
         ({"nodes": {}}, r"nodes of a graph must be a list, got {}"),
         (
             {"nodes": [], "extra": 1},
-            r"the configuration of a graph has unknown keys: extra. Available: label, nodes, optimizer, seed",
+            r"the configuration of a graph has unknown keys: extra. Available: data, label, nodes, optimizer, seed",
         ),
         ({"nodes": [None]}, r"unknown type of a node: None. Available: model, concat"),
         ({"nodes": [{"type": "lambda"}]}, r"unknown type of a node: 'lambda'"),

@@ -40,6 +40,7 @@ ORDER = (
     "executor.stage",
     "estimator_partial_fit",
     "estimator_inputs",
+    "joined_outputs",
     "loading.residency",
     "loading.loader_factory",
     "loading.source_loader",
@@ -64,6 +65,7 @@ ORDER = (
     "fit_phase",
     "samplers",
     "phase",
+    "metrics.metric",
     "metrics",
     "callbacks",
 )

@@ -11,7 +11,7 @@ import pytest
 from anyaccel import AppliedLoss, SimpleSampler, hookspecs
 from anyaccel.adapter import ArrayProgram
 from anyaccel.data import FeatureSet
-from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError
+from anyaccel.errors import DeviceUnavailableError, OutOfMemoryError, PhaseError, SpecError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import HOOKS, hookimpl
@@ -160,10 +160,10 @@ def test_an_evaluation_that_fails_leaves_none(listen, line, experiment, evaluate
         raise Oops("no measure")
 
     seen, callback = listen(("phase_end",))
-    with pytest.raises(Oops):
+    with pytest.raises(SpecError, match=r"metric 'broken' .* ended by Oops: no measure"):
         experiment(line()).run_phase(evaluate(metrics=[broken], callbacks=[callback]))
     assert seen[-1][2]["run"].evaluation is None
-    assert isinstance(seen[-1][2]["error"], Oops)
+    assert isinstance(seen[-1][2]["error"].__cause__, Oops)
 
 
 def test_a_run_counts_epochs_and_steps_from_nought(at, line, experiment, train):

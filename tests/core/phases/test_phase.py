@@ -172,7 +172,7 @@ def test_functions_have_no_configuration():
         ({}, "unknown type of phase None"),
         ({"type": "test"}, "unknown type of phase 'test'"),
         ({"type": ["train"]}, "unknown type of phase ['train']"),
-        ({"type": "eval", "data": "val"}, "the configuration of a phase of type 'eval' does not fit"),
+        ({"type": "eval", "label": "e"}, "the configuration of a phase of type 'eval' does not fit"),
         ({"type": "eval", "label": "e", "data": "val", "epochs": 3}, "has no setting 'epochs'"),
         ({"type": "eval", "label": "e", "data": "val", "losses": None}, "a phase of type 'eval' does not fit"),
         ({"type": "eval", "label": "e", "data": "val", "metrics": 3}, "a phase of type 'eval' does not fit"),

@@ -102,6 +102,36 @@ def test_a_count_that_is_not_a_number_is_refused(wrong):
         Schedule("linear", steps=wrong)
 
 
+def halved(step):
+    return 0.5**step
+
+
+def test_a_function_is_a_schedule_and_counts_from_the_end_of_the_warmup():
+    schedule = Schedule(halved, warmup=2)
+    assert [schedule.factor(t) for t in range(5)] == [0.5, 1.0, 1.0, 0.5, 0.25]
+    optimizer = Optimizer("sgd", lr=0.2, schedule=halved)
+    assert [optimizer.rate(t) for t in range(3)] == pytest.approx([0.2, 0.1, 0.05])
+    assert optimizer.schedule == Schedule(halved) != Schedule(lambda step: 0.5**step)
+    assert Schedule(lambda step: np.float32(0.5)).factor(0) == 0.5
+
+
+@pytest.mark.parametrize("given", [-1.0, float("nan"), None, "half"])
+def test_a_function_that_gives_no_factor_is_refused_when_it_is_given(given):
+    with pytest.raises(SpecError, match=r"schedule 'wrong': factor=.* is not a finite number of at least 0"):
+
+        def wrong(step):
+            return given
+
+        Optimizer("sgd", schedule=wrong)
+
+
+def test_a_function_has_no_settings_and_no_configuration():
+    with pytest.raises(SpecError, match=r"schedule 'halved' has no setting steps\. Available: none"):
+        Schedule(halved, steps=3)
+    with pytest.raises(ConfigError, match="schedule 'halved' is a framework's own and has no configuration"):
+        Optimizer("sgd", schedule=halved).get_config()
+
+
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
 

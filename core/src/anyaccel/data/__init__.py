@@ -7,9 +7,12 @@ kernel; knows nothing of graphs or phases.
 
 from __future__ import annotations
 
+from anyaccel.data.data_schema import DataSchema
 from anyaccel.data.datasets import digits
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView, Reference
 from anyaccel.data.joined_columns import joined_array, joined_changes, joined_spec, loadable_array
+from anyaccel.data.padding import Pad
+from anyaccel.data.ragged_columns import RaggedColumn
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Where, Within
 from anyaccel.data.sampling.pair_samplers import PairSampler, TripletSampler, sampler_from_config
@@ -25,6 +28,7 @@ from anyaccel.data.transforms.fitted_transform import FittedTransform
 __all__ = [
     "BatchSource",
     "Beyond",
+    "DataSchema",
     "Different",
     "EpochOrders",
     "FeatureSet",
@@ -32,9 +36,11 @@ __all__ = [
     "FittedTransform",
     "IterableSource",
     "MapSource",
+    "Pad",
     "PairCondition",
     "PairSampler",
     "ParquetStream",
+    "RaggedColumn",
     "Reference",
     "Rows",
     "Same",

@@ -83,7 +83,8 @@ def ragged(name: str, lengths: str = "") -> ColumnError:
     return ColumnError(
         f"column {name!r} is ragged: its samples differ in shape",
         available=f"{lengths}{', but ' if lengths else ''}all samples of a column have one shape",
-        hint="pad or cut the samples to one shape, or keep the column as a tag",
+        hint=f"in a FeatureSet say what fills the shorter ones, pad={{{name!r}: 0}}; or pad or cut them to one shape, "
+        "or keep the column as a tag",
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.arrow_columns import to_numpy
+from anyaccel.data.padding import padding_of
 from anyaccel.data.rows import Rows
 
 _BLOCK = 2 * 2**20  # bytes of a block of rows; measured to be best from 0.4 to 13 MB
@@ -101,7 +102,7 @@ def chunked_columns(rows: Rows, names: Sequence[str]) -> list[ChunkedColumn]:
 
 
 def _chunked_column(rows: Rows, name: str, chosen: np.ndarray | slice | None) -> ChunkedColumn:
-    if rows.role(name) == "tag" or rows.spec(name).dtype == "bool":
+    if rows.role(name) == "tag" or rows.spec(name).dtype == "bool" or padding_of(rows.schema.field(name)) is not None:
         return ChunkedColumn((rows.array(name),))
     indices = chosen if isinstance(chosen, np.ndarray) else None
     if sum(len(chunk) > 0 for chunk in rows.base.column(name).chunks) > 1:

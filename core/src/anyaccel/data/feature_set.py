@@ -22,6 +22,8 @@ from anyaccel.data.arrow_columns import to_arrow as arrow_column
 from anyaccel.data.casting import cast_array
 from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_stream, columns_of_role
 from anyaccel.data.display import data_frame, rows_html, summary
+from anyaccel.data.padding import Pad, padding_of
+from anyaccel.data.ragged_columns import cast_lists, check_ragged
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.roles import Names, NamesOrRest, RoleNames, WithRoles, brief, check_label, listed, names_of, selected
@@ -375,7 +377,7 @@ class FeatureSet(_SplitRows):
             without a role are left out. The `from_` constructors make it.
 
     Features and targets are of bool, int, uint or float of one shape per sample and have no nulls (floats may be NaN);
-    tags may be anything that Arrow holds.
+    tags may be anything that Arrow holds. Rows that differ in length are told by `pad=` of the constructors.
 
     In the constructors, one of the roles may be `...` (Python's Ellipsis) in place of names: all columns that the
     others do not name, in their order. `from_pandas("wine", df, ..., "quality", "id")` makes every column but two a
@@ -395,10 +397,17 @@ class FeatureSet(_SplitRows):
         self._arrays: dict[str, np.ndarray] = {}
         self._splits: dict[str, FeatureSetView] = {}
         self._log: Log = ()
-        if len(table) == 0:
-            raise DataError(f"{label!r} has no rows", available=f"columns: {listed(self.columns)}", hint="give it data")
+        self._check_rows()
         for name in self.features + self.targets:
-            check_numbers(name, self._columns[name])
+            if padding_of(self._schema.field(name)) is None:
+                check_numbers(name, self._columns[name])
+            else:
+                check_ragged(self._schema.field(name), self._columns[name])
+
+    def _check_rows(self) -> None:
+        if len(self) == 0:
+            available = f"columns: {listed(self.columns)}"
+            raise DataError(f"{self._label!r} has no rows", available=available, hint="give it data")
 
     @classmethod
     def from_dict(
@@ -408,18 +417,28 @@ class FeatureSet(_SplitRows):
         feature_keys: NamesOrRest,
         target_keys: NamesOrRest = (),
         tag_keys: NamesOrRest = (),
+        *,
+        pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
         """Make a feature set of array-likes of shape [n, *shape] by name.
 
         Every chosen column is copied once and keeps its dtype (Arrow tags are not copied); others are left out.
 
+        Args:
+            label: of the feature set.
+            data: the columns.
+            feature_keys, target_keys, tag_keys: names of columns, or `...` for one role.
+            pad: for each column whose rows differ in length, which are lists or arrays [length, *shape]: what fills the
+                places behind a row, as a number or a Pad. Each batch of a phase is padded to its own longest row.
+
         Raises:
             DataError: `data` is not a mapping, or there are no rows.
-            ColumnError: unknown names or names in two roles, two `...`, unequal lengths, ragged samples, nulls (also
-                NaN among integers), or a feature or target that is not numeric.
+            ColumnError: unknown names or names in two roles, two `...`, unequal lengths, ragged samples of a column not
+                in `pad`, nulls (also NaN among integers), or a feature or target that is not numeric.
         """
         check_label(label)
-        return cls(label, dataframes.table_from_dict(label, data, RoleNames(feature_keys, target_keys, tag_keys)))
+        given = RoleNames(feature_keys, target_keys, tag_keys)
+        return cls(label, dataframes.table_from_dict(label, data, given, pad))
 
     @classmethod
     def from_arrow(
@@ -429,6 +448,8 @@ class FeatureSet(_SplitRows):
         feature_keys: NamesOrRest = None,
         target_keys: NamesOrRest = None,
         tag_keys: NamesOrRest = None,
+        *,
+        pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
         """Make a feature set on the memory of an Arrow table, without a copy.
 
@@ -436,13 +457,15 @@ class FeatureSet(_SplitRows):
         `__arrow_c_array__`, and the capsule of a stream. Without any names the roles are those that `to_arrow` wrote
         into the schema. `fixed_shape_tensor` and fixed-size list columns have a shape per sample, and so have features
         and targets of lists of one length. Text views and run-end encoded columns are rewritten in the plain layout.
+        Lists that differ in length need `pad`, as in `from_dict`.
 
         Raises:
             DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
             ColumnError: as `from_dict`, or no names and no roles in the schema.
         """
         check_label(label)
-        return cls(label, dataframes.table_from_arrow(label, table, RoleNames(feature_keys, target_keys, tag_keys)))
+        given = RoleNames(feature_keys, target_keys, tag_keys)
+        return cls(label, dataframes.table_from_arrow(label, table, given, pad))
 
     @classmethod
     def from_pandas(
@@ -456,12 +479,14 @@ class FeatureSet(_SplitRows):
         feature_keys: NamesOrRest = None,
         target_keys: NamesOrRest = None,
         tag_keys: NamesOrRest = None,
+        pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
         """Make a feature set of a data frame, of pandas or of another library.
 
         Chosen columns of pandas are copied once and keep their dtype, nullable and Arrow dtypes too; the index is left
         out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a copy;
         those that have only `__dataframe__` are copied. `feature_keys` and the like mean the same as `feature_cols`.
+        Columns of lists that differ in length need `pad`, as in `from_dict`.
 
         Raises:
             DataError: `df` is not a data frame, or has no rows.
@@ -470,7 +495,7 @@ class FeatureSet(_SplitRows):
         """
         check_label(label)
         cols, keys = RoleNames(feature_cols, target_cols, tag_cols), RoleNames(feature_keys, target_keys, tag_keys)
-        return cls(label, dataframes.table_from_frame(label, df, dataframes.one_spelling(label, cols, keys)))
+        return cls(label, dataframes.table_from_frame(label, df, dataframes.one_spelling(label, cols, keys), pad))
 
     @classmethod
     def from_parquet(
@@ -482,6 +507,7 @@ class FeatureSet(_SplitRows):
         tag_keys: NamesOrRest = None,
         *,
         row_groups: int | Sequence[int] | None = None,
+        pad: Mapping[str, float | Pad] | None = None,
     ) -> Self:
         """Make a feature set of Parquet files; only the chosen columns are read, into its own memory.
 
@@ -497,6 +523,7 @@ class FeatureSet(_SplitRows):
                 `key=value` gives a column `key`: int64 if all values are integers, else text, null for
                 `__HIVE_DEFAULT_PARTITION__`; if the files themselves have a column of that name, theirs is read.
             row_groups: number or numbers of the row groups to read, of a single file.
+            pad: what fills the places behind the rows of lists that differ in length, as in `from_dict`.
 
         Raises:
             OSError: a file cannot be opened.
@@ -505,7 +532,7 @@ class FeatureSet(_SplitRows):
         """
         check_label(label)
         given = RoleNames(feature_keys, target_keys, tag_keys)
-        return cls(label, parquet.table_from_parquet(label, path, given, row_groups))
+        return cls(label, parquet.table_from_parquet(label, path, given, row_groups, pad))
 
     def __repr__(self) -> str:
         splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
@@ -540,12 +567,16 @@ class FeatureSet(_SplitRows):
     def array(self, name: str) -> np.ndarray:
         """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
 
-        On Arrow's memory without a copy; only chunks are combined, and bool is unpacked, once.
+        On Arrow's memory without a copy; only chunks are combined, and bool is unpacked, once. A column whose rows
+        differ in length is padded to the longest.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
         """
         self.role(name)
+        ragged = self.ragged_column(name) if name not in self._arrays else None
+        if ragged is not None:
+            self._arrays[name] = read_only(ragged.padded())
         if name not in self._arrays:
             self.spec(name)
             check_complete(name, self._columns[name])
@@ -648,9 +679,12 @@ class FeatureSet(_SplitRows):
         arguments.flag(ColumnError, "cast: ", "keep_splits", keep_splits)
         table = self.to_arrow()
         for name, dtype in dtypes.items():
-            column = arrow_column(cast_array(name, self.array(name), dtype))
-            index = table.schema.get_field_index(name)
-            table = table.set_column(index, self._schema.field(name).with_type(column.type), column)
+            if name in self._roles and padding_of(self._schema.field(name)) is not None:
+                field, column = cast_lists(self._schema.field(name), self._columns[name], dtype)
+            else:
+                column = arrow_column(cast_array(name, self.array(name), dtype))
+                field = self._schema.field(name).with_type(column.type)
+            table = table.set_column(table.schema.get_field_index(name), field, column)
         return self._copy(table, self._log, keep_splits)
 
     def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSet:

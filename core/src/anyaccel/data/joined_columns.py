@@ -34,6 +34,13 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
     specs = [rows.spec(name) for name in names]
     if len(specs) == 1:
         return specs[0]
+    ragged = next((name for name in names if rows.is_ragged(name)), None)
+    if ragged is not None:
+        raise ColumnError(
+            f"column {ragged!r} of {rows.label!r}, whose rows differ in length, cannot be joined with others",
+            available=f"columns: {listed(names)}",
+            hint=f"use separate references as separate inputs: {rows.label}.reference({ragged!r})",
+        )
     first = _as_tensor(specs[0])
     for name, spec in zip(names, specs, strict=True):
         if _as_tensor(spec)[:-1] != first[:-1]:

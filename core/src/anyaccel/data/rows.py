@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from anyaccel.data.arrow_columns import column_spec
+from anyaccel.data.padding import padding_of
+from anyaccel.data.ragged_columns import RaggedColumn, field_spec, flat_column
 from anyaccel.data.roles import Names, WithRoles, no_column, read_roles
 from anyaccel.segment import TensorSpec
 
@@ -51,13 +53,36 @@ class Rows(WithRoles, ABC):
         return self._roles[name]
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape per sample and dtype of a column.
+        """Shape per sample and dtype of a column; of one whose rows differ in length as the longest is padded.
 
         Raises:
             ColumnError: there is no such column, or it is a tag that is not numeric.
         """
         self.role(name)
-        return column_spec(name, self._schema.field(name).type)
+        return field_spec(self._schema.field(name))
+
+    def is_ragged(self, name: str) -> bool:
+        """Whether the rows of a column differ in length, and a batch is padded to its own longest.
+
+        Raises:
+            ColumnError: there is no such column.
+        """
+        self.role(name)
+        padding = padding_of(self._schema.field(name))
+        return padding is not None and not padding.fixed
+
+    def ragged_column(self, name: str) -> RaggedColumn | None:
+        """A column whose rows differ in length as flat values; None for any other.
+
+        Raises:
+            ColumnError: there is no such column.
+        """
+        self.role(name)
+        whole = flat_column(self._schema.field(name), self.base.column(name))
+        rows = self.indices
+        if whole is None or rows is None:
+            return whole
+        return replace(whole, starts=whole.starts[rows], lengths=whole.lengths[rows])
 
     @abstractmethod
     def __len__(self) -> int:

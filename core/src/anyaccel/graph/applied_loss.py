@@ -18,7 +18,8 @@ class AppliedLoss(Spec):
 
     Args:
         loss: a Loss, or what `Loss(...)` takes.
-        on: label of the node whose output it takes; it is computed on this node's device.
+        on: label of the node whose output it takes; it is computed on this node's device. It may be left out where the
+            graph has one output node.
         inputs: the arguments of the loss, in order: `"outputs"` (of `on`), `"outputs.NAME"`, `"targets"` (of the data
             that feed `on`), `"FEATURE_SET.COLUMN"`, or `"FEATURE_SET.COLUMN@STREAM"` for another stream of the sampler
             than its first.
@@ -46,7 +47,7 @@ class AppliedLoss(Spec):
     def __init__(
         self,
         loss: Any,
-        on: str,
+        on: str | None = None,
         inputs: tuple[str, ...] | list[str] = ("outputs", "targets"),
         weight: float = 1.0,
         label: str | None = None,
@@ -54,7 +55,7 @@ class AppliedLoss(Spec):
         sample_weight: str | None = None,
         mask: str | None = None,
     ) -> None:
-        on = arguments.text(SpecError, "AppliedLoss: ", "on", on, "the label of a node", "'NODE'")
+        on = "" if on is None else arguments.text(SpecError, "AppliedLoss: ", "on", on, "the label of a node", "'NODE'")
         label = on if label is None else arguments.text(SpecError, "AppliedLoss: ", "label", label)
         where, wanted, example = f"loss on {on!r}: ", "a list of names", "['outputs', 'targets']"
         arguments.check(SpecError, where, "inputs", inputs, _are_names, wanted, example)
@@ -100,13 +101,19 @@ class AppliedLoss(Spec):
         Raises:
             SpecError: an argument of the wrong type or out of range.
         """
+        on = arguments.text(SpecError, "AppliedLoss.from_output: ", "on", on, "the label of a node", "'NODE'")
         output = arguments.text(SpecError, "AppliedLoss.from_output: ", "output", output, "an output", "'loss'")
         columns = {"sample_weight": sample_weight, "mask": mask}
         return cls(Loss(FROM_OUTPUT), on, (f"outputs.{output}",), weight, label, **columns)
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict for `from_config`."""
-        values = {"on": self.on, "inputs": list(self.inputs), "weight": self.weight, "label": self.label}
+        values = {
+            "on": self.on or None,
+            "inputs": list(self.inputs),
+            "weight": self.weight,
+            "label": self.label or None,
+        }
         columns = {"sample_weight": self.sample_weight, "mask": self.mask}
         given = {name: column for name, column in columns.items() if column is not None}
         return {"loss": self.loss.get_config(), **values, **given}

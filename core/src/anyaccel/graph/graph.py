@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
-from anyaccel.graph import serialization, state_dict, topology
+from anyaccel.graph import data_config, saved_folder, serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ConcatNode, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.plan import Plan
@@ -82,6 +84,11 @@ class ModelGraph:
         if not isinstance(label, str) or label not in self._nodes:
             raise topology.unknown_node(f"graph {self.label!r} has no node {label!r}", label, self._nodes)
         return self._nodes[label]
+
+    @property
+    def feature_sets(self) -> dict[str, FeatureSet]:
+        """The data that its nodes take, by label; of a loaded graph a DataSchema, which has no rows."""
+        return topology.feature_sets(self._nodes.values())
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -257,8 +264,9 @@ class ModelGraph:
         """Everything that is needed to continue training elsewhere, as copies in host memory by name.
 
         Names: `NODE/parameters/NAME`, `NODE/buffers/NAME`, `NODE/optimizer/SLOT/NAME`, `NODE/optimizer_step`, `seed`,
-        and `progress/PHASE`, the number of epochs of a training phase, from which sampler order and random streams
-        follow. Ready for `numpy.savez` or safetensors. In a callback of a running phase, the current state.
+        `progress/PHASE`, the number of epochs of a training phase, from which sampler order and random streams follow,
+        and `transforms/FEATURE_SET/NUMBER/NAME`, what transforms of its data have learned. Ready for `numpy.savez` or
+        safetensors. In a callback of a running phase, the current state.
         """
         if self.refresh is not None:
             self.refresh()
@@ -268,7 +276,8 @@ class ModelGraph:
         """Load what `state` gave; all of it is checked before anything changes.
 
         Raises:
-            StateError: names, shapes or dtypes are not those of this graph, or a phase is running.
+            StateError: names, shapes or dtypes are not those of this graph, its data are transformed in another way
+                than those that the state was trained on, or a phase is running.
         """
         if self.refresh is not None:
             raise StateError(f"a phase of graph {self.label!r} is running", hint="load a state before or after it")
@@ -278,16 +287,19 @@ class ModelGraph:
     # -- configuration ---------------------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """The nodes and their connections as plain data, ready for JSON.
+        """The nodes, their connections, and columns and transforms of their data as plain data, ready for JSON.
 
-        Models that no backend names must be given to `from_config` again.
+        Models that no backend names must be given to `from_config` again. What transforms have learned is in `state()`.
 
         Raises:
             ConfigError: an optimizer is a framework's own.
         """
-        optimizer = self.optimizer.get_config() if self.optimizer else None
+        return self._config(self.optimizer.get_config() if self.optimizer else None)
+
+    def _config(self, optimizer: dict[str, Any] | None) -> dict[str, Any]:
         nodes = serialization.node_configs(self._nodes.values())
-        return {"label": self.label, "seed": self.seed, "optimizer": optimizer, "nodes": nodes}
+        data, _ = data_config.data_configs(self._nodes.values())
+        return {"label": self.label, "seed": self.seed, "optimizer": optimizer, "nodes": nodes, "data": data}
 
     @classmethod
     def from_config(
@@ -307,18 +319,71 @@ class ModelGraph:
             allow: model classes that the configuration may name besides those of backends; nothing is imported.
 
         Raises:
-            ConfigError: malformed, or names something that is not registered and not given.
+            ConfigError: malformed, names something that is not registered and not given, or the data are transformed
+                in another way than those of the configuration.
         """
-        plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes"}, {"nodes"}, "a graph")
+        plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes", "data"}, {"nodes"}, "a graph")
         sets = serialization.by_label(feature_sets)
         own = arguments.mapping(ConfigError, "", "models", models, "{'NODE': model}")
         classes = serialization.checked_classes(allow)
         nodes = serialization.read_nodes(serialization.entries(plain, "nodes", "a graph"), sets, own, classes)
-        optimizer = Optimizer.from_config(plain["optimizer"]) if plain.get("optimizer") is not None else None
+        optimizer = serialization.read_optimizer(plain.get("optimizer"))
         graph = cls(nodes, optimizer, plain.get("label", "graph"), seed=plain.get("seed", 0))
         for label in own:
             graph[label]
+        data_config.check_transforms(plain.get("data"), sets, nodes)
         return graph
+
+    # -- folders ---------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the graph into a folder: its state as safetensors, all else as a `manifest.json`; no pickle.
+
+        What is in the folder is replaced when all is written, at once, and only if it was written by `save`. Models
+        that no backend names are not written but for their arrays, and a framework's own optimizer neither: give both
+        to `load`.
+
+        Raises:
+            ConfigError: the optimizer of a node is a framework's own, or the folder has a manifest of something else.
+            StateError: the graph has no state yet, or its arrays cannot be written.
+        """
+        saved_folder.write(folder, {"graph": self._config(serialization.optimizer_entry(self.optimizer))}, self.state())
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        models: Mapping[str, Any] | None = None,
+        feature_sets: Iterable[Any] = (),
+        optimizer: Optimizer | str | type | None = None,
+        allow: Iterable[type] = (),
+    ) -> ModelGraph:
+        """The graph that `save` wrote, in its state, on the CPU. Runs no code of the folder.
+
+        Its data come without rows: `feature_sets` of the graph have columns and transforms, for
+        `new.transform_like(graph.feature_sets[LABEL])`.
+
+        Args:
+            folder: that `save` wrote.
+            models: models of nodes whose model no backend names, by node label, built as when they were saved; they
+                get the saved parameters.
+            feature_sets: data in place of those without rows; they must be transformed as the saved ones were.
+            optimizer: in place of the saved one; needed if that was a framework's own.
+            allow: classes of models and transforms that the folder may name besides those that are registered.
+
+        Raises:
+            ConfigError: not such a folder, of a newer version, or it names something that is not registered and not
+                given.
+            StateError: a file was changed or is incomplete, or a model is not like the saved one.
+        """
+        manifest, arrays = saved_folder.read(folder, "graph")
+        own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
+        config = serialization.without_optimizer(manifest["graph"]) if own else manifest["graph"]
+        sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
+        graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
+        graph.optimizer = own or graph.optimizer
+        return graph.load_state(arrays)
 
 
 def _rewired(node: Node, old: str, new: str) -> Node:

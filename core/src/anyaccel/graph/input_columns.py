@@ -77,6 +77,7 @@ class ColumnTable:
                 role=role,
                 stream=stream,
                 joined=joined_changes(feature_set, names),
+                ragged=feature_set.is_ragged(names[0]) and _keeps_length(spec, joined_spec(feature_set, names)),
             )
         return self._columns[key]
 
@@ -92,6 +93,11 @@ class ColumnTable:
         taken = {column.name for column in self._columns.values()}
         others = (f"{base}#{i}" for i in itertools.count(2))
         return next(name for name in itertools.chain([base], others) if name not in taken)
+
+
+def _keeps_length(spec: TensorSpec, stored: TensorSpec) -> bool:
+    """Whether a column arrives with the axis along which its rows differ in length."""
+    return spec.shape[:1] == stored.shape[:1]
 
 
 def feature_column(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> Column:

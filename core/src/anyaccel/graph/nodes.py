@@ -11,7 +11,7 @@ from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown, text
-from anyaccel.data import Reference
+from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
 from anyaccel.numpy_backend.estimator import Estimator
@@ -77,11 +77,12 @@ class ModelNode:
     """A model in a graph.
 
     Args:
-        label: its name in the graph.
+        label: its name in the graph; it may be left out, `ModelNode(model, data)`, and is then `"model"`.
         model: a model of any framework that has a plugin, or an estimator with `fit` and `predict`. Several nodes with
             the same object share its parameters.
-        upstream_ref: what feeds it: `feature_set.reference(...)`, or a node or its label. A list of these are the
-            positional arguments of the model's call, a dict those by keyword; each may be a list or dict again.
+        upstream_ref: what feeds it: a FeatureSet for all its features, `feature_set.reference(...)`, or a node or its
+            label. A list of these are the positional arguments of the model's call, a dict those by keyword; each may
+            be a list or dict again.
         accelerator: the node's own device, used instead of the phase's; it is strict.
         optimizer: the node's own optimizer, used instead of the graph's.
         framework: the model's framework, where its class does not show it.
@@ -114,9 +115,9 @@ class ModelNode:
 
     def __init__(
         self,
-        label: str,
+        label: Any,
         model: Any,
-        upstream_ref: Any,
+        upstream_ref: Any = None,
         accelerator: Any = None,
         *,
         optimizer: Optimizer | str | type | None = None,
@@ -124,6 +125,8 @@ class ModelNode:
         outputs: Iterable[str] | None = None,
         modes: str = "train",
     ) -> None:
+        if upstream_ref is None and not isinstance(label, str):
+            label, model, upstream_ref = "model", label, model
         self.label = check_label(label, "a node")
         self.model = _checked_model(label, model)
         self.upstreams, self.arguments = _arguments(label, upstream_ref)
@@ -264,6 +267,8 @@ def _upstream(label: str, given: Any, *, by_keyword: bool = False) -> Upstream:
         return given
     if isinstance(given, (ModelNode, ConcatNode)):
         return given.label
+    if isinstance(given, FeatureSet):
+        return given.reference()
     raise GraphError(
         f"node {label!r} has an upstream of type {type(given).__name__}",
         hint="give feature_set.reference(...), a node, or the label of a node",

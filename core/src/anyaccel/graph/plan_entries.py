@@ -49,6 +49,8 @@ class Column:
         backend, native_device: of the node that receives it; neither compared nor part of `Plan.to_dict`.
         stream: the stream of the sampler that its rows come from, `""` for the first.
         joined: which of several columns change their dtype to be joined, such as `b int64 as float64`.
+        ragged: whether its rows differ in length, and each batch is padded to its own longest: the first extent of
+            `stored` and `spec` is then that of the longest of all.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Column:
     role: str = "features"
     stream: str = ""
     joined: tuple[str, ...] = ()
+    ragged: bool = False
 
     @property
     def shown(self) -> str:

@@ -21,11 +21,15 @@ from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
 from anyaccel.graph.segment_builder import SegmentBuilder
 from anyaccel.graph.shape_inference import Shapes
+from anyaccel.graph.step_columns import check_own_step, step_columns
 from anyaccel.graph.training_outputs import (
     check_in_training,
+    check_not_taken,
     check_training_outputs,
     infer_training,
+    matched,
     training_only_inputs,
+    values_read,
 )
 from anyaccel.graph.transfers import Crossings
 from anyaccel.numpy_backend.estimator import Estimator
@@ -42,6 +46,7 @@ class Request:
         wants: labels of the nodes whose outputs are kept.
         streams: the streams of each feature set's sampler, by the feature set's label.
         learners: labels of the estimators that learn on the host.
+        own_step: whether steps are the user's own, which may use every node; losses are those of the validation.
     """
 
     phase: str
@@ -53,6 +58,7 @@ class Request:
     policy: str | None = None
     streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
     learners: tuple[str, ...] = ()
+    own_step: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,7 @@ class Resolution:
         backends: the backend of each segment.
         live: names of the values through which gradients flow: a trained node gives them, or depends on one.
         shapes: of the whole graph.
+        step_columns: names of columns by the names that a step of the user's own finds them under.
     """
 
     plan: Plan
@@ -71,6 +78,7 @@ class Resolution:
     backends: tuple[ComputingBackend, ...]
     live: frozenset[str]
     shapes: Shapes
+    step_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 def resolve(graph: ModelGraph, request: Request, known: Registry | None = None) -> Resolution:
@@ -109,7 +117,9 @@ class _Resolver:
             strict=request.strict,
             policy=request.policy,
         ).assign(active)
-        builder = self._builder(self._in_training() if request.training else [])
+        table = input_columns.ColumnTable(request.streams)
+        own = self._step_columns(table)
+        builder = self._builder(self._in_training() if request.training else [], table)
         parts = self._partition()
         first = [self._assigned[labels[0]] for labels in parts]
         segments = tuple(
@@ -122,20 +132,24 @@ class _Resolver:
             assignments=tuple(self._assigned.values()),
             columns=tuple(builder.columns.values()),
             crossings=tuple(Crossings(self._assigned, self._shapes, builder.live).of(segments)),
-            parts=tuple(
-                Part(segment.label, assignment.framework, tuple(labels))
-                for segment, assignment, labels in zip(segments, first, parts, strict=True)
-            ),
+            parts=tuple(map(_part, segments, first, parts)),
             notes=tuple(self._notes(active)),
         )
         backends = tuple(assignment.backend for assignment in first)
-        return Resolution(plan=plan, segments=segments, backends=backends, live=builder.live, shapes=self._shapes)
+        return Resolution(
+            plan=plan,
+            segments=segments,
+            backends=backends,
+            live=builder.live,
+            shapes=self._shapes,
+            step_columns=own,
+        )
 
     # -- which nodes take part, and which are trained --------------------------------------------------------------
 
     def _active(self) -> set[str]:
         request = self._request
-        if request.training and not request.losses:
+        if request.training and not request.losses and not request.own_step:
             raise PhaseError(
                 f"phase {request.phase!r} trains, but has no loss and no estimator with partial_fit to train",
                 hint=self._training_hint(),
@@ -158,7 +172,9 @@ class _Resolver:
         return loss
 
     def _loss_nodes(self) -> list[str]:
-        """Labels of the nodes whose outputs are inputs of losses."""
+        """Labels of the nodes whose outputs are inputs of losses; of all nodes, if steps are the user's own."""
+        if self._request.own_step:
+            return list(self._nodes)
         named = [text.partition(".")[0] for loss in self._request.losses for text in loss.inputs]
         return [*(loss.on for loss in self._request.losses), *(label for label in named if label in self._nodes)]
 
@@ -214,6 +230,7 @@ class _Resolver:
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
         """What a model gives in training is inferred once for a built graph."""
         shapes = self._shapes
+        taken = values_read(self._request.losses, [shapes.inputs[label] for label in self._assigned])
         for label in in_training:
             node = self._nodes[label]
             if not isinstance(node, ModelNode) or not shapes.outputs[label] or node.modes == "as_is":
@@ -222,7 +239,9 @@ class _Resolver:
                 backend = self._assigned[label].backend
                 shapes.training[label] = infer_training(node, backend, shapes.wanted(label))
             extra = len(shapes.training_only.get(label, ()))
-            check_training_outputs(label, shapes.returned[label], extra, shapes.training[label])
+            returned, training = shapes.returned[label], shapes.training[label]
+            check_training_outputs(label, returned, extra, training)
+            check_not_taken(label, shapes.outputs[label], matched(returned, training) or (), taken)
 
     def _check_not_frozen(self, in_training: Sequence[str]) -> None:
         """A model that one node trains must not be that of a frozen node, which would change."""
@@ -288,10 +307,9 @@ class _Resolver:
 
     # -- what is loaded, and the segments --------------------------------------------------------------------------
 
-    def _builder(self, in_training: Sequence[str]) -> SegmentBuilder:
+    def _builder(self, in_training: Sequence[str], table: input_columns.ColumnTable) -> SegmentBuilder:
         learning = (label for label in in_training if not self._assigned[label].frozen)
         trained = [label for label in learning if self._assigned[label].parameters]
-        table = input_columns.ColumnTable(self._request.streams)
         inputs = {label: self._inputs(label, table) for label in self._assigned}
         binder = LossBinder(self._nodes, self._shapes, self._assigned, table)
         return SegmentBuilder(
@@ -307,6 +325,12 @@ class _Resolver:
             wants=self._request.wants,
             states=self._graph.optimizer_states,
         )
+
+    def _step_columns(self, table: input_columns.ColumnTable) -> dict[str, str]:
+        if not self._request.own_step:
+            return {}
+        check_own_step(self._request.phase, list(self._assigned.values()))
+        return step_columns(table, self._nodes, self._shapes, self._assigned)
 
     def _inputs(self, label: str, table: input_columns.ColumnTable) -> tuple[str, ...]:
         """Names of a node's inputs, with columns in the form in which this node takes them."""
@@ -375,3 +399,7 @@ class _Resolver:
         if self._request.training:
             idle = [label for label in self._shapes.order if label not in active | set(self._request.learners)]
             yield from (f"{label} takes no part: no loss depends on it" for label in idle)
+
+
+def _part(segment: Segment, assignment: Assignment, labels: Sequence[str]) -> Part:
+    return Part(segment.label, assignment.framework, tuple(labels))

@@ -20,7 +20,7 @@ _MODEL_KEYS = {
     *("frozen_mode", "model"),
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
-_SHARED = "shared_with"
+_SHARED, _OWN = "shared_with", "own"
 _HINT = "give the dict that get_config() made"
 _MODEL_HINT = "write {'framework': ..., 'name': ..., 'config': {...}}"
 
@@ -89,6 +89,32 @@ def checked_classes(allow: Iterable[type]) -> tuple[type, ...]:
     if not all(isinstance(cls, type) for cls in classes):
         raise ConfigError(f"allow={shown(allow)} is not a list of classes", hint="write allow=[MyModel]")
     return classes
+
+
+def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
+    """The optimizer of a saved graph: its configuration, or the name of a framework's own, which has none."""
+    if optimizer is None or optimizer.own is None:
+        return None if optimizer is None else optimizer.get_config()
+    return {_OWN: optimizer.name}
+
+
+def read_optimizer(entry: Any) -> Optimizer | None:
+    """The optimizer of a graph's configuration.
+
+    Raises:
+        ConfigError: malformed, or it was a framework's own.
+    """
+    if isinstance(entry, Mapping) and _OWN in entry:
+        raise ConfigError(
+            f"the graph was trained by the optimizer {shown(entry[_OWN])} of a framework, which has no configuration",
+            hint="give one: ModelGraph.load(folder, optimizer=...)",
+        )
+    return None if entry is None else Optimizer.from_config(entry)
+
+
+def without_optimizer(config: Any) -> Any:
+    """The configuration of a graph without its optimizer; what is not a configuration as it is."""
+    return {**config, "optimizer": None} if isinstance(config, Mapping) else config
 
 
 def node_configs(nodes: Iterable[Node]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import StateError
+from anyaccel.graph import data_config
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.segment import NodeState
@@ -126,6 +127,7 @@ def state(graph: HasState) -> dict[str, np.ndarray]:
                 for slot, value in slots.items():
                     array = np.array(graph.shapes.backends[label].to_host(value))
                     arrays[f"{label}/optimizer/{slot}/{parameter}"] = array
+    arrays.update(data_config.transform_arrays(graph.nodes.values()))
     arrays.update({f"progress/{phase}": np.array(epochs, dtype=np.int64) for phase, epochs in graph.progress.items()})
     return arrays
 
@@ -142,7 +144,11 @@ def load_state(graph: HasState, given: Mapping[str, Any]) -> None:
         )
     arrays = {str(name): np.asarray(value) for name, value in given.items()}
     models = _models(graph)
-    counts, by_node = _sorted(arrays, models, graph.label)
+    transforms = {name: array for name, array in arrays.items() if name.startswith(data_config.PREFIX)}
+    data_config.check_arrays(transforms, graph.nodes.values())
+    counts, by_node = _sorted(
+        {name: array for name, array in arrays.items() if name not in transforms}, models, graph.label
+    )
     unknown = _unknown(graph)
     for label in models:
         current = _values(graph, label)

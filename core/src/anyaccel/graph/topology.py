@@ -12,6 +12,7 @@ from anyaccel.suggestions import did_you_mean
 
 _RESERVED = {
     "progress": "is reserved for the state of a graph",
+    "transforms": "is reserved for the state of a graph",
     "outputs": "is reserved: in the inputs of a loss it means the outputs of the loss's node",
     "targets": "is reserved: in the inputs of a loss and in metrics it means the targets of the data",
 }

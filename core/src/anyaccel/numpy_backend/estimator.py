@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from anyaccel.errors import EstimatorError, PhaseError
 from anyaccel.numpy_backend.estimator_methods import accepts, check, has, is_plain, parameters_of
 from anyaccel.numpy_backend.module import Module, Values
 from anyaccel.numpy_backend.sim_array import Array, SimArray, download, upload
+from anyaccel.segment import TensorSpec
 
 
 class Estimator(Module):
@@ -29,7 +31,7 @@ class Estimator(Module):
             [n, k]: all inputs flattened per sample and concatenated; targets are [n] or [n, k], and left out if there
             are none or `fit` takes none.
         method: `predict`, `predict_proba`, `decision_function`, `transform`, or any other that takes features and
-            returns numbers [n] or [n, ...].
+            returns numbers [n] or [n, ...]; sparse matrices become dense arrays.
         output_dtype: cast floating outputs to this floating dtype; by default they are as the method returns them.
 
     Raises:
@@ -52,6 +54,7 @@ class Estimator(Module):
         """Whether `partial_fit` was called since the last `fit`."""
         self._fitted = False
         self._failed = False
+        self._example: np.ndarray | None = None
 
     def __repr__(self) -> str:
         method = "" if self.method == "predict" else f", method={self.method!r}"
@@ -61,6 +64,13 @@ class Estimator(Module):
     def name(self) -> str:
         """The name of the estimator's class."""
         return type(self.estimator).__name__
+
+    @property
+    def input_hint(self) -> str:  # type: ignore[override]
+        """Without rows that it was fitted to, it was tried with zeros."""
+        if self._example is not None or not self.has_fit:
+            return Module.input_hint
+        return "it was tried with zeros: give it unfitted (sklearn.base.clone), so that a FitPhase tries its rows"
 
     # -- properties ------------------------------------------------------------------------------------------------
 
@@ -73,7 +83,10 @@ class Estimator(Module):
             return True
         says: Any = getattr(self.estimator, "__sklearn_is_fitted__", None)
         if says is not None:
-            return bool(says())
+            try:
+                return bool(says())
+            except (AttributeError, ValueError):  # a FeatureUnion asks its parts, which raise NotFittedError
+                return False
         attributes = getattr(self.estimator, "__dict__", ())
         return any(name.endswith("_") and not name.startswith("_") for name in attributes)
 
@@ -125,12 +138,15 @@ class Estimator(Module):
                 f"{self.name}.{method} takes targets, and its data have none",
                 hint="name target_keys in the feature set, or columns in reference(targets=[...])",
             )
+        example = features[:2].copy()
         function(features, *arguments, **more)
-        self.mark_fitted()
+        self._example = example
+        self.mark_fitted(self)
 
-    def mark_fitted(self) -> None:
-        """Record that the estimator is fitted, possibly through another node that has the same object."""
+    def mark_fitted(self, fitted: Estimator) -> None:
+        """Record that the estimator is fitted, possibly through another node (`fitted`) that has the same object."""
         self._fitted, self._failed, self.awaits_fit = True, False, False
+        self._example = fitted._example
         self.home = self.home or Device("cpu")
 
     def mark_failed(self) -> None:
@@ -163,11 +179,18 @@ class Estimator(Module):
 
     # -- computing -------------------------------------------------------------------------------------------------
 
+    def example(self, inputs: Sequence[TensorSpec]) -> tuple[Array, ...]:
+        """Two rows that it was fitted to, as one input: an encoder refuses zeros that are no category of its own."""
+        width = sum(math.prod(spec.shape) for spec in inputs)
+        if self._example is None or self._example.shape[1] != width:
+            return super().example(inputs)
+        return (np.resize(self._example, (2, width)),)
+
     def compute(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
         """The output of the estimator's method for columns in host memory: numbers [n] or [n, ...], a copy.
 
         Raises:
-            EstimatorError: it returned something else: text, a list for several targets, a sparse matrix.
+            EstimatorError: it returned something else: text, a list for several targets.
         """
         features = _features(inputs)
         outputs = self._numbers(getattr(self.estimator, self.method)(features))
@@ -203,12 +226,7 @@ class Estimator(Module):
                 f"{self._call} returned a list of {len(outputs)} arrays, one for each target; a node has one output",
                 hint="fit an estimator for each target, or wrap it in an object whose method concatenates the arrays",
             )
-        if hasattr(outputs, "toarray"):
-            raise EstimatorError(
-                f"{self._call} returned a sparse {type(outputs).__name__}; a graph carries dense arrays",
-                hint="turn it off in the estimator (sparse_output=False), or call toarray() in a method of your own",
-            )
-        array = _copied_array(outputs)
+        array = _copied_array(outputs.toarray() if hasattr(outputs, "toarray") else outputs)
         if array is None or array.dtype.kind not in "biuf":
             raise self._no_numbers_error(outputs, array)
         return self._cast(array) if self.output_dtype and array.dtype.kind == "f" else array

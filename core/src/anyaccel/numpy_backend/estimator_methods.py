@@ -39,8 +39,15 @@ def no_predict_error(obj: Any) -> EstimatorError:
     return EstimatorError(
         f"{name} has {' and '.join(fitting)}, and no predict",
         available=", ".join(methods) or "no output method",
-        hint=example or "give an object with fit and predict, or fit and transform",
+        hint=example or _no_output_hint(obj),
     )
+
+
+def _no_output_hint(obj: Any) -> str:
+    """What to do with an object that has no method for new rows."""
+    instead = "give an object with fit and predict, or fit and transform"
+    only = next((name for name in ("fit_predict", "fit_transform") if has(obj, name)), "")
+    return f"{only} knows the rows that it is fitted to and no others: {instead}" if only else instead
 
 
 def check(obj: Any, method: Any, output_dtype: Any) -> None:
@@ -59,7 +66,7 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
         raise EstimatorError(
             f"{type(obj).__name__} has no method {method!r} that could compute a node's output",
             available=", ".join(methods) or "none of the usual methods",
-            hint=suggestion if methods else "give an object with fit and predict, or fit and transform",
+            hint=suggestion if methods else _no_output_hint(obj),
         )
     if not is_fittable(obj):
         raise EstimatorError(

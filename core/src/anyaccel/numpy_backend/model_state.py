@@ -47,7 +47,7 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
         raise ShapeError(
             f"{type(model).__name__} does not accept {', '.join(map(str, inputs))}: {error}",
             available=f"parameters {_shapes(model)}" if model.parameters else "",
-            hint="change its inputs, or the module",
+            hint=model.input_hint,
         ) from error
 
 

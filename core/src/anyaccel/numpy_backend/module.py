@@ -42,6 +42,9 @@ class Module(ABC):
     buffers: MutableMapping[str, Array]
     dtype: str | None = None
 
+    input_hint = "change its inputs, or the module"
+    """What to do where it refuses `example`."""
+
     home: Device | None = None
     """Where it was placed; the device of a module without values, such as an estimator."""
 
@@ -75,6 +78,10 @@ class Module(ABC):
             key: 64 random bits, new in every step.
         """
 
+    def example(self, inputs: Sequence[TensorSpec]) -> tuple[Array, ...]:
+        """A batch of two samples, from which the shapes of outputs are known; the default is zeros."""
+        return tuple(_zeros(self, spec) for spec in inputs)
+
     def __call__(self, *inputs: Array) -> Array | tuple[Array, ...]:
         """Outputs in evaluation mode; a tuple if there are several."""
         outputs = self.apply({**self.parameters, **self.buffers}, inputs, train=False, key=0).outputs
@@ -93,14 +100,14 @@ def single_input(layer: str, inputs: Sequence[Array]) -> Array:
 
 
 def output_specs(module: Module, inputs: Sequence[TensorSpec], *, train: bool = False) -> tuple[TensorSpec, ...]:
-    """The specs of a built module's outputs, from a batch of two samples of zeros.
+    """The specs of a built module's outputs, from a batch of two samples (`Module.example`).
 
     Raises:
         ShapeError: its outputs are not arrays [batch, ...].
         Exception: whatever the module raises.
     """
-    zeros = tuple(_zeros(module, spec) for spec in inputs)
-    outputs = module.apply({**module.parameters, **module.buffers}, zeros, train=train, key=0).outputs
+    batch = module.example(inputs)
+    outputs = module.apply({**module.parameters, **module.buffers}, batch, train=train, key=0).outputs
     for output in outputs:
         if not isinstance(output, (np.ndarray, np.generic)) or output.shape[:1] != (2,):
             shape = list(output.shape) if hasattr(output, "shape") else type(output).__name__

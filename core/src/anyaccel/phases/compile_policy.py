@@ -58,6 +58,7 @@ class CompilePolicy:
         may_stop_early: whether the phase may stop before its last epoch.
         can_compile: whether there is something to compile with; without, `auto` logs nothing.
         on_host: whether the processor computes everything.
+        one_shape: whether the samples of all batches have one shape: steps are compiled for one.
         log_event: receives the decisions.
         on_activity: is called with `"compiling"`, and with `""` when that is over.
     """
@@ -71,12 +72,13 @@ class CompilePolicy:
         may_stop_early: bool,
         can_compile: bool,
         on_host: bool = False,
+        one_shape: bool = True,
         log_event: LogEvent,
         on_activity: Callable[[str], None],
     ) -> None:
         self._mode, self._steps_left, self._max_call_steps = mode, total_steps, max_call_steps
         self._open_ended = may_stop_early or total_steps is None
-        self._can_compile = can_compile
+        self._can_compile, self._one_shape = can_compile, one_shape
         self._log_event, self._on_activity = log_event, on_activity
         self._tried: set[_Shape] = set()
         self._shape: _Shape | None = None
@@ -93,6 +95,8 @@ class CompilePolicy:
             return
         if runner.program is None:
             self._give_up("no single program takes them whole")
+        elif not self._one_shape and not _is_free(runner.program.estimate_compile(self._max_call_steps)):
+            self._give_up("each batch is padded to its own length")
         elif self._mode == "steps":
             self._compile(runner, batch_size, microbatch_size, "as the phase asks")
         else:
@@ -160,7 +164,7 @@ class CompilePolicy:
     ) -> None:
         seconds = estimate.compile_seconds
         timed_enough = min(_TIMED_SECONDS, _TIMED_SHARE * seconds)
-        if seconds <= 0.0 and estimate.step_ratio <= 1.0:
+        if _is_free(estimate):
             self._compile(runner, batch_size, microbatch_size, "that takes no longer than plain steps do")
         elif not self._timed_steps or self._timed.seconds < timed_enough:
             self._wait_seconds = timed_enough - self._timed.seconds
@@ -223,6 +227,11 @@ class CompilePolicy:
         self._log_event("compile", f"steps run uncompiled: {error}")
         if self._mode == "steps":
             warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=9)
+
+
+def _is_free(estimate: CompileEstimate | None) -> bool:
+    """Whether compiling takes no longer than plain steps do."""
+    return estimate is not None and estimate.compile_seconds <= 0.0 and estimate.step_ratio <= 1.0
 
 
 def _duration(seconds: float) -> str:

@@ -162,7 +162,7 @@ def fit(
         seconds = time.perf_counter() - began
         for other in sharing:
             other.frozen = True
-            other.model.mark_fitted()
+            other.model.mark_fitted(node.model)
             if other.label in labels:
                 own_seconds = seconds if other.label == label else 0.0
                 done.append(Fitted(other.label, node.model.name, len(inputs[0]), own_seconds))

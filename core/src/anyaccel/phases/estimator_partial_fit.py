@@ -139,7 +139,7 @@ class _Learner:
             raise
         for model in self.models[1:]:
             model.partially_fitted = True
-            model.mark_fitted()
+            model.mark_fitted(self.models[0])
 
 
 class HostLearners:

@@ -8,8 +8,10 @@ from typing import Any
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
-from anyaccel.phases.metrics import Metric
-from anyaccel.phases.phase import Data, Phase, node_labels
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.metrics import Metric, can_measure
+from anyaccel.phases.phase import Data, Phase, known_settings, node_labels
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -23,28 +25,54 @@ class EvalPhase(Phase):
     """Evaluates a graph: losses, metrics and predictions. Changes nothing.
 
     Args:
+        label: name of the phase in results.
+        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+            feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
+            DataLoader, a dataset, a generator function), which is read into memory.
+        losses: AppliedLoss objects, or one of them; of a validation, by default those of the training.
         batch_size: samples per forward pass.
-        metrics: names, functions or Metric objects, or one of them.
+        metrics: names, functions, Metric objects or those of torchmetrics and Keras, or one of them.
         outputs: labels of nodes whose predictions are kept; by default the output nodes of the graph.
         sampler: draws the rows to evaluate once, unshuffled: a PairSampler, say, or a mapping with one for each feature
             set; results are then those of its pairs. By default every row is evaluated as it is.
-        label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
+        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
+            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
+            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
+            is issued once.
+        strict: raise an error instead of falling back to the CPU.
+        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+        callbacks: Callback objects.
+        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
+        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
+            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
+            same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
+            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
+            numbers.
     """
 
     kind = "eval"
 
-    def __init__(
+    @known_settings
+    def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
-        label: str,
+        label: str = "eval",
         *,
         data: Data,
+        losses: AppliedLoss | Iterable[AppliedLoss] = (),
         metrics: Any = (),
         outputs: Sequence[str] | str | None = None,
         batch_size: int = 1024,
         sampler: Sampler | Mapping[str, Sampler] | None = None,
-        **settings: Any,
+        accelerator: Any = None,
+        strict: bool = False,
+        policy: str | None = None,
+        callbacks: Iterable[Callback] = (),
+        final_device: Any = None,
+        compile: str = "auto",
+        residency: str = "auto",
     ) -> None:
-        metrics = (metrics,) if isinstance(metrics, (str, Metric)) or callable(metrics) else metrics
+        metrics = (metrics,) if isinstance(metrics, (str, Metric)) or can_measure(metrics) else metrics
         if not isinstance(metrics, Iterable):
             problem = f"phase {label!r}: metrics must be a list, got {shown(metrics)}"
             raise PhaseError(problem, hint="write metrics=['mse']")
@@ -55,7 +83,18 @@ class EvalPhase(Phase):
             raise PhaseError(
                 f"phase {label!r} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
             )
-        super().__init__(label, data=data, **settings)
+        super().__init__(
+            label,
+            data=data,
+            losses=losses,
+            accelerator=accelerator,
+            strict=strict,
+            policy=policy,
+            callbacks=callbacks,
+            final_device=final_device,
+            compile=compile,
+            residency=residency,
+        )
 
     @property
     def batch_size(self) -> int:

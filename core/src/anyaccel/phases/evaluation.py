@@ -16,11 +16,12 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.joined_outputs import differ, joined_outputs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
-from anyaccel.phases.metrics import METRICS, Metric
+from anyaccel.phases.metrics import METRICS, SYNONYMS, Metric
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
@@ -138,11 +139,30 @@ class Evaluation:
             if not isinstance(all_means, OutOfMemoryError):
                 break
             self._policy.make_room(all_means, self._policy.batch_size)
-        outputs = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        self._check_one_length(parts)
+        outputs = {name: joined_outputs(name, arrays) for name, arrays in parts.items()}
         means = {loss.label: all_means[loss.label] for loss in self._losses}
         total = sum(loss.weight * means[loss.label] for loss in self._losses) if self._losses else float("nan")
         metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
+
+    def _check_one_length(self, parts: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """A metric would count what lies behind the rows of a batch as it counts the rows.
+
+        Raises:
+            SpecError: a metric takes values that differ in length.
+        """
+        for metric in self._metrics:
+            rows = self._rows.of(metric.feature_set, metric.stream)
+            outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
+            if any(map(rows.is_ragged, metric.columns)) or differ(outputs):
+                raise SpecError(
+                    f"metric {metric.label!r} on node {metric.node!r} compares values that differ in length, and would "
+                    "count what fills the places behind the shorter ones",
+                    available="losses that leave these places out, and the outputs themselves",
+                    hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which holds "
+                    "NaN behind each batch, and the lengths of the rows",
+                )
 
     def _attempt(
         self, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]
@@ -176,11 +196,9 @@ class Evaluation:
         else:
             predicted = outputs[self._names[metric.node][0]]
         targets = joined_array(self._rows.of(metric.feature_set, metric.stream), metric.columns)
-        if metric.metric.measure not in METRICS.values():  # it may write to its arguments
-            predicted, targets = np.array(predicted), np.array(targets)
         try:
             with interrupts.allowed():
-                return float(metric.metric.measure(predicted, targets))
+                return metric.metric.compute(predicted, targets)
         except SpecError as error:
             others = [
                 other.node for other in self._metrics if other.metric is metric.metric and other.node != metric.node
@@ -188,12 +206,21 @@ class Evaluation:
             on = f"name the node to judge: Metric({metric.metric.label!r}, on={others[0]!r})" if others else error.hint
             problem = f"metric {metric.label!r} on node {metric.node!r}: {error.problem}"
             raise SpecError(problem, available=error.available, hint=on) from None
-        except (TypeError, AttributeError) as error:  # a metric of a framework, say, which does not take arrays
-            raise SpecError(
-                f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
-                available="a metric is called with outputs and targets as NumPy arrays, and returns a number",
-                hint="give a function: def metric(outputs, targets): return float(...)",
-            ) from error
+        except Exception as error:  # of a function of the user's, or of a framework
+            raise _failed(metric, error, predicted, targets) from error
+
+
+def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets: np.ndarray) -> SpecError:
+    """What a metric of the user's raised, with the name of the metric and what it was called with."""
+    named = SYNONYMS.get(metric.metric.label, metric.metric.label)
+    given = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
+    return SpecError(
+        f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
+        available=f"it is called with {given}, NumPy arrays, and returns a number",
+        hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
+        if named in METRICS
+        else "give a function: def metric(outputs, targets): return float(...)",
+    )
 
 
 Compared = tuple[str, tuple[str, ...]]

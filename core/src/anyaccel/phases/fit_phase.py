@@ -2,37 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anyaccel.data import SimpleSampler
 from anyaccel.errors import PhaseError
-from anyaccel.phases.phase import Data, Phase, node_labels
+from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.phase import Data, Phase, known_settings, node_labels
 
 
 class FitPhase(Phase):
     """Fits estimators (`fit`, `predict`) once to the outputs of the nodes before them, and freezes their nodes.
 
     Args:
+        label: name of the phase in results.
+        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+            feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
+            DataLoader, a dataset, a generator function), which is read into memory.
         nodes: labels of the nodes to fit; by default every estimator that is not fitted yet.
         batch_size: samples per forward pass of the nodes before them.
-        label, data, accelerator, strict, policy, callbacks, final_device: see Phase.
+        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
+            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
+            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
+            is issued once.
+        strict: raise an error instead of falling back to the CPU.
+        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+        callbacks: Callback objects.
+        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
+        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
+            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
+            same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
+            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
+            numbers.
+        losses: none; estimators have their own.
     """
 
     kind = "fit"
 
-    def __init__(
+    @known_settings
+    def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
-        label: str,
+        label: str = "fit",
         *,
         data: Data,
         nodes: Sequence[str] | str | None = None,
         batch_size: int = 1024,
-        **settings: Any,
+        accelerator: Any = None,
+        strict: bool = False,
+        policy: str | None = None,
+        callbacks: Iterable[Callback] = (),
+        final_device: Any = None,
+        compile: str = "auto",
+        residency: str = "auto",
+        losses: tuple[()] = (),
     ) -> None:
         self.nodes = node_labels(nodes)
         self.sampler = SimpleSampler(batch_size)
-        super().__init__(label, data=data, **settings)
+        super().__init__(
+            label,
+            data=data,
+            losses=losses,
+            accelerator=accelerator,
+            strict=strict,
+            policy=policy,
+            callbacks=callbacks,
+            final_device=final_device,
+            compile=compile,
+            residency=residency,
+        )
 
     def _check(self) -> None:
         super()._check()

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from anyaccel.data import Rows, joined_array
+from anyaccel.data import RaggedColumn, Rows, joined_array
 from anyaccel.errors import NaNWarning
 from anyaccel.graph import Column, Plan
 from anyaccel.numpy_backend import Estimator
+from anyaccel.phases.loading.host_columns import HostColumn
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.printable import printable
@@ -22,7 +23,7 @@ def notes(
     plan: Plan,
     segments: Sequence[Segment],
     rows: Mapping[str, Rows],
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, HostColumn],
 ) -> tuple[str, ...]:
     """A note for each column whose NaN would reach what a TrainPhase trains by gradients.
 
@@ -40,7 +41,7 @@ def notes(
         return ()
     reached = _reached(segments)
     known = [column for column in plan.columns if column.name in reached and column.name in arrays]
-    with_nan = [column for column in known if _has_nan(arrays[column.name])]
+    with_nan = [column for column in known if _has_nan(_values(arrays[column.name]))]
     split = phase.data if isinstance(phase.data, str) else "all"
     return tuple(dict.fromkeys(_notes(with_nan, rows, split)))
 
@@ -67,6 +68,10 @@ def _reached(segments: Sequence[Segment]) -> set[str]:
         taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out
         reached.update(name for value in taken for name in origins.get(value, {value}))
     return reached
+
+
+def _values(column: HostColumn) -> np.ndarray:
+    return column.values if isinstance(column, RaggedColumn) else column
 
 
 def _has_nan(array: np.ndarray) -> bool:

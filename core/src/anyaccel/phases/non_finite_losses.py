@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 
 from anyaccel.errors import NaNWarning
+from anyaccel.phases.plan_request import all_losses
 from anyaccel.phases.run import Run
 from anyaccel.printable import printable
 
@@ -23,7 +24,7 @@ class NonFiniteLosses:
     def __init__(self, run: Run, *, warned: bool = False) -> None:
         self._run = run
         self._warned = warned
-        self._nodes = {loss.label: loss.on for loss in run.phase.losses}
+        self._nodes = {loss.label: loss.on for loss in all_losses(run.phase)}
 
     def training(self, first: Mapping[str, tuple[int, float]]) -> None:
         """Losses of training: the first step of the epoch in which each is not finite, and its value there."""
@@ -41,7 +42,7 @@ class NonFiniteLosses:
 
     def _found(self, values: Mapping[str, float], where: str) -> None:
         on_nan = self._run.phase.on_nan
-        named = [f"loss {label!r} on node {self._nodes[label]!r} is {value}" for label, value in values.items()]
+        named = [f"{self._name(label)} is {value}" for label, value in values.items()]
         problem = f"{' and '.join(named)} {where}"
         if on_nan == "stop":
             self._run.stop(problem)
@@ -51,6 +52,10 @@ class NonFiniteLosses:
             warnings.warn(
                 printable(f"phase {label!r}: {problem}. {_hint(on_nan)}"), NaNWarning, stacklevel=_user_level()
             )
+
+    def _name(self, label: str) -> str:
+        node = self._nodes.get(label)
+        return f"the figure {label!r} of your step" if node is None else f"loss {label!r} on node {node!r}"
 
 
 def _hint(on_nan: str) -> str:

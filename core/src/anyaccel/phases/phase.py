@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, ParamSpec, Self
 
 from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
@@ -16,10 +17,31 @@ from anyaccel.phases.callbacks import Callback
 from anyaccel.suggestions import did_you_mean
 
 MODES = ("auto", "off", "steps")
+AUTO = "auto"
 RESIDENCIES = ("auto", "resident", "streamed")
 
 Data = Any
 """Name of a split, a FeatureSet or view, a source, or a mapping from the label of each feature set to one of these."""
+_Settings = ParamSpec("_Settings")
+
+
+def known_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]:
+    """For the constructor of a kind of phase: a setting that it does not have is an error with the one that is meant.
+
+    A signature with all settings and no others is what editors and type checkers show, and Python's own TypeError for
+    an unknown one would name none.
+    """
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(*args: _Settings.args, **settings: _Settings.kwargs) -> None:
+        unknown = next((name for name in settings if name not in known), None)
+        if unknown is not None:
+            own: Any = args[0]
+            raise _unknown_setting(type(own), unknown)
+        init(*args, **settings)
+
+    return checked
 
 
 class Phase:
@@ -32,8 +54,9 @@ class Phase:
             DataLoader, a dataset, a generator function): a TrainPhase streams it, other phases read it into memory.
         losses: AppliedLoss objects, or one of them.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
-            such as `"gpu:0"`. A node whose framework has no backend for this kind of device runs on the CPU; the plan
-            notes it and a FallbackWarning is issued once.
+            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
+            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
+            is issued once.
         strict: raise an error instead of falling back to the CPU.
         policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
         callbacks: Callback objects.
@@ -61,6 +84,7 @@ class Phase:
         if "kind" in vars(cls):  # a user's subclass keeps the kind of its base
             Phase.kinds[cls.kind] = cls
 
+    @known_settings
     def __init__(
         self,
         label: str,
@@ -74,15 +98,13 @@ class Phase:
         final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
-        **unknown: Any,
     ) -> None:
         self.label = check_label(label, "a phase")
-        if unknown:
-            raise _unknown_setting(type(self), next(iter(unknown)))
         self.data = _checked_data(label, data)
         own = (losses,) if isinstance(losses, AppliedLoss) else losses
         self.losses = _as_tuple(f"phase {label!r}", "losses", own)
-        self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
+        self.chooses_device = isinstance(accelerator, str) and accelerator == AUTO
+        self.accelerator = None if accelerator is None or self.chooses_device else Accelerator.of(accelerator)
         where = f"phase {label!r}: "
         self.strict = arguments.flag(PhaseError, where, "strict", strict)
         self.policy = None if policy is None else arguments.text(PhaseError, where, "policy", policy)
@@ -127,7 +149,7 @@ class Phase:
             "label": self.label,
             "data": _data_config(self.label, self.data),
             "losses": [loss.get_config() for loss in self.losses],
-            "accelerator": self.accelerator.get_config() if self.accelerator else None,
+            "accelerator": AUTO if self.chooses_device else self.accelerator and self.accelerator.get_config(),
             "strict": self.strict,
             "policy": self.policy,
             "final_device": self.final_device.get_config() if self.final_device else None,
@@ -157,7 +179,7 @@ class Phase:
                     raise TypeError(f"{key} must be a list, got {shown(settings[key])}")
             settings["losses"] = [AppliedLoss.from_config(loss) for loss in settings.get("losses", ())]
             for key in ("accelerator", "final_device"):
-                if settings.get(key) is not None:
+                if settings.get(key) not in (None, AUTO):
                     settings[key] = Accelerator.from_config(settings[key])
             return Phase.kinds[kind](**Phase.kinds[kind].read_settings(settings))
         except TypeError as error:

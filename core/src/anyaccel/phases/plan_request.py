@@ -30,6 +30,12 @@ def losses_of(phase: Phase, part: Phase) -> tuple[AppliedLoss, ...]:
     return part.losses or (phase.losses if part is not phase else ())
 
 
+def all_losses(phase: Phase) -> tuple[AppliedLoss, ...]:
+    """The losses of a phase; where its steps are the user's own, those of its validation."""
+    validation = phase.validation if isinstance(phase, TrainPhase) and phase.step is not None else None
+    return phase.losses if validation is None else validation.losses
+
+
 def evaluated_losses(phase: Phase, part: Phase, graph: ModelGraph) -> tuple[AppliedLoss, ...]:
     """The losses of `losses_of` that can be computed in evaluation: not those of outputs that only training has."""
     losses, extra = losses_of(phase, part), graph.shapes.training_only.values()
@@ -100,7 +106,8 @@ def plan_request(phase: Phase, graph: ModelGraph, done: Collection[str] = ()) ->
     return Request(
         phase=phase.label,
         accelerator=phase.accelerator,
-        losses=phase.losses,
+        losses=all_losses(phase),
+        own_step=isinstance(phase, TrainPhase) and phase.step is not None,
         training=isinstance(phase, TrainPhase) and bool(phase.losses or not learners),
         wants=tuple(wants),
         strict=phase.strict,

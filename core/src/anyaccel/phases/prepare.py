@@ -160,6 +160,7 @@ def _factory(
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
         assert epochs is not None
+        _check_residency(drawn, plan)
         return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, ranges, known), epochs)
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
@@ -167,6 +168,16 @@ def _factory(
         return batch_source_loaders(plan, source, ranges, part.accumulate, seed)
     assert isinstance(source, MapSource) and epochs is not None
     return map_source_loaders(plan, source, ranges, epochs, seed)
+
+
+def _check_residency(drawn: _Drawn, plan: Plan) -> None:
+    ragged = next((column for column in plan.columns if column.ragged), None)
+    if ragged is not None and drawn.part.residency == "resident":
+        raise PhaseError(
+            f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
+            available="batches that are padded to lengths of their own are streamed",
+            hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
+        )
 
 
 def _check_sampler_labels(part: Phase, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:

@@ -10,7 +10,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.evaluation import BoundMetric
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.plan_request import all_losses, learners_of
 
 Combination = tuple[str, frozenset[str]]
 """What combines feature sets, for messages, and their labels."""
@@ -55,7 +55,7 @@ def combinations_of(
         yield from _several(f"node {assignment.node!r}", _sets_of(assignment.node, graph))
     for label in learners_of(phase, graph):
         yield from _several(f"node {label!r}", _sets_of(label, graph))
-    for loss in phase.losses:
+    for loss in all_losses(phase):
         sets = {name for text in (*loss.inputs, *loss.weights) for name in _sets_of_input(text, loss, graph)}
         yield from _several(f"the loss {loss.label!r}", sets)
     for metric in metrics:

@@ -28,6 +28,7 @@ class Epoch:
         steps: number of optimizer steps.
         seconds: duration, without the validation.
         validation: values of the validation after this epoch (`loss`, `loss.LABEL`, metrics); empty without one.
+        step_figures: means of what a step of the user's own gave, by name; empty without such a step.
     """
 
     number: int
@@ -36,6 +37,7 @@ class Epoch:
     steps: int
     seconds: float
     validation: dict[str, float] = field(default_factory=dict)
+    step_figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def validated(self) -> bool:
@@ -46,7 +48,7 @@ class Epoch:
     def figures(self) -> dict[str, float]:
         """All values by the names that callbacks use: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`."""
         own = {f"loss.{label}": value for label, value in self.losses.items()}
-        own = {"loss": self.loss, **own} if own else {}
+        own = {"loss": self.loss, **own} if own else self.step_figures
         return {**own, **{f"val_{name}": value for name, value in self.validation.items()}}
 
 

@@ -11,6 +11,7 @@ from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
+from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
@@ -18,6 +19,7 @@ from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.events import LogEvent
+from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.fit_phase import FitPhase
@@ -47,6 +49,7 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     Raises:
         AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
     """
+    phase = bound(phase, graph)
     plan = with_fit_note(phase, resolve(graph, plan_request(phase, graph)).plan, graph)
     check(phase, plan, graph)
     final_devices(phase, plan)
@@ -140,7 +143,7 @@ class _PhaseExecution:
             run.log_event("source", note)
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
-        pipeline = self._pipeline = _build(resolution, graph, phase.compile, learners, run.log_event)
+        pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event)
         run.attach(pipeline)
         graph.refresh = partial(pipeline.sync_models, graph.optimizer_states)
         self._policies = [self._policy(*pair, pipeline, learners) for pair in zip(parts, loaders, strict=True)]
@@ -288,6 +291,8 @@ def _couplings(part: Phase, pipeline: Pipeline, learners: HostLearners) -> list[
     """Why the steps of a phase, or of its validation, may not be computed in micro-batches."""
     if not isinstance(part, TrainPhase):
         return custom_losses(pipeline.stages)
+    if part.step is not None:
+        return ["the step, which is your own"]
     if part.microbatching == "approximate":
         return []
     each_batch = [f"the estimator {label!r}, which learns from each batch" for label in learners.labels]
@@ -295,20 +300,22 @@ def _couplings(part: Phase, pipeline: Pipeline, learners: HostLearners) -> list[
 
 
 def _build(
-    resolution: Resolution, graph: ModelGraph, compile_mode: str, learners: HostLearners, log_event: LogEvent
+    resolution: Resolution, graph: ModelGraph, phase: Phase, learners: HostLearners, log_event: LogEvent
 ) -> Pipeline:
     """Programs over the models as they were placed; if one cannot be built, those before it are closed."""
     stages: list[PipelineStage] = []
     try:
         for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-            segment = replace(_with_placed_models(segment, graph), compile=compile_mode)
+            segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
             stages.append(PipelineStage(segment, backend, backend.build(segment), has_gradient))
     except BaseException:
         Pipeline(stages).close({})
         raise
-    return Pipeline(stages, learners or None, log_event)
+    step = phase.step if isinstance(phase, TrainPhase) else None
+    own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
+    return Pipeline(stages, learners or None, log_event, own_step)
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

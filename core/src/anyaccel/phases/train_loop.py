@@ -72,6 +72,7 @@ class TrainLoop:
             may_stop_early=hooks.may_stop,
             can_compile=pipeline.can_compile,
             on_host=pipeline.on_host,
+            one_shape=policy.loader.one_shape,
             log_event=run.log_event,
             on_activity=progress.doing,
         )
@@ -113,13 +114,19 @@ class TrainLoop:
         losses, n_steps = self._train(number)
         seconds = time.perf_counter() - began
         run.graph.progress[label] = number + 1
-        total = sum(self._weights[name] * value for name, value in losses.items()) if losses else float("nan")
-        run.history.append(Epoch(number, total, losses, n_steps, seconds))
+        run.history.append(self._record_of(number, losses, n_steps, seconds))
         self._validate(epoch)  # the epoch is complete, and recorded, whatever comes of this
         self._progress.epoch(run.history[-1].figures)
         if self._hooks.reads_models:
             self._pipeline.sync_values()
         self._hooks.call("epoch_end", run=run)
+
+    def _record_of(self, number: int, figures: dict[str, float], n_steps: int, seconds: float) -> Epoch:
+        if self._phase.step is not None:
+            loss = figures.get("loss", math.nan)
+            return Epoch(number, loss, {}, n_steps, seconds, step_figures=figures)
+        total = sum(self._weights[name] * value for name, value in figures.items()) if figures else math.nan
+        return Epoch(number, total, figures, n_steps, seconds)
 
     def _renew_compiled(self) -> None:
         names = self._pipeline.renew_compiled()
@@ -176,7 +183,8 @@ class TrainLoop:
         self._record(self._pending.finish())
         if not all(map(math.isfinite, means.values())):
             self._non_finite.training(losses.first_not_finite())
-        return {label: means[label] for label in self._weights if label in means}, run.step
+        labels = self._weights if self._phase.step is None else means
+        return {label: means[label] for label in labels if label in means}, run.step
 
     def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
         """An error within a call: count the steps that are done, or go back if one failed or may be done by half."""

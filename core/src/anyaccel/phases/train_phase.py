@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler
-from anyaccel.errors import PhaseError
+from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.phase import Data, Phase, one_of
+from anyaccel.phases.phase import Data, Phase, known_settings, one_of
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -32,6 +33,11 @@ class TrainPhase(Phase):
     their inputs in this step. `losses` may then be empty.
 
     Args:
+        label: name of the phase; phases with the same label count their epochs together.
+        data: name of a split that every feature set has, a FeatureSet or view, or a mapping from the label of each
+            feature set to one of these. Also a source, or anything that IterableSource or MapSource takes (a
+            DataLoader, a dataset, a generator function), which is streamed.
+        losses: AppliedLoss objects, or one of them.
         sampler: batches and their order: a SimpleSampler, PairSampler, TripletSampler, or a batch size; or a mapping
             with one of these for each feature set, whose row counts may then differ. A batch size shuffles: 32 means
             `SimpleSampler(32, shuffle=True)`, whereas `SimpleSampler(32)` keeps the order of the rows.
@@ -50,13 +56,29 @@ class TrainPhase(Phase):
         microbatching: what to do when memory runs out although rows are streamed: `"exact"` splits a batch into
             micro-batches only where that gives the same numbers; `"approximate"` also where the rows of a batch depend
             on each other (batch normalization) or this is unknown (your own losses).
+        step: a training step of your own, in place of losses: a function of (models, batch, optimizers) that gives
+            figures, with the objects of the framework. A subclass may define it as a method instead.
         on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
             NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
-        label, data, losses, accelerator, strict, policy, callbacks, final_device: see Phase.
+        accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
+            such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
+            framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
+            is issued once.
+        strict: raise an error instead of falling back to the CPU.
+        policy: name of a plugin's placement policy, for nodes without an accelerator of their own.
+        callbacks: Callback objects.
+        final_device: device to which the nodes are moved when the phase ends; by default they stay where they are.
+        compile: `"auto"` compiles training steps if that pays off, with the reason in `results.events`; `"off"` never
+            compiles nor imports a compiler; `"steps"` compiles whole training steps before the first one. All give the
+            same numbers within rounding.
+        residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
+            ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
+            numbers.
     """
 
     kind = "train"
+    step: Callable[..., Any] | None = None
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "batch_size": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
         "batchsize": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
@@ -69,9 +91,10 @@ class TrainPhase(Phase):
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
     }
 
+    @known_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
-        label: str,
+        label: str = "train",
         *,
         data: Data,
         losses: AppliedLoss | Iterable[AppliedLoss] = (),
@@ -83,7 +106,14 @@ class TrainPhase(Phase):
         accumulate: int = 1,
         microbatching: str = "exact",
         on_nan: str = "warn",
-        **settings: Any,
+        step: Callable[..., Any] | None = None,
+        accelerator: Any = None,
+        strict: bool = False,
+        policy: str | None = None,
+        callbacks: Iterable[Callback] = (),
+        final_device: Any = None,
+        compile: str = "auto",
+        residency: str = "auto",
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
         self.schedule = schedule
@@ -93,7 +123,20 @@ class TrainPhase(Phase):
         self.accumulate = _count(label, "accumulate", accumulate, 1)
         self.microbatching = one_of(label, "microbatching", microbatching, MICROBATCHING)
         self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
-        super().__init__(label, data=data, losses=losses, **settings)
+        if step is not None:
+            self.step = step
+        super().__init__(
+            label,
+            data=data,
+            losses=losses,
+            accelerator=accelerator,
+            strict=strict,
+            policy=policy,
+            callbacks=callbacks,
+            final_device=final_device,
+            compile=compile,
+            residency=residency,
+        )
 
     def _check(self) -> None:
         super()._check()
@@ -101,6 +144,8 @@ class TrainPhase(Phase):
         check_schedule(self.label, self.schedule, self.sampler)
         if self.accumulate > 1:
             check_accumulation(self.label, self.losses)
+        if self.step is not None:
+            self._check_own_step()
         if self.validation is None:
             return
         if not isinstance(self.validation, EvalPhase):
@@ -110,7 +155,7 @@ class TrainPhase(Phase):
                 hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
             )
         for loss in self.validation.losses:
-            if loss not in self.losses:
+            if loss not in self.losses and self.step is None:
                 raise PhaseError(
                     f"phase {self.label!r}: the validation has the loss {loss.label!r}, which is not trained",
                     available=", ".join(trained.label for trained in self.losses),
@@ -123,8 +168,37 @@ class TrainPhase(Phase):
                 hint="leave accelerator out of the validation: it runs where the nodes are",
             )
 
+    def _check_own_step(self) -> None:
+        if not callable(self.step):
+            raise PhaseError(
+                f"phase {self.label!r}: step must be a function of (models, batch, optimizers), got {shown(self.step)}",
+                hint="write step=FUNCTION",
+            )
+        if self.losses:
+            raise PhaseError(
+                f"phase {self.label!r} has losses and a step of its own, which computes its losses itself",
+                hint="leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])",
+            )
+        if self.accumulate > 1:
+            raise PhaseError(
+                f"phase {self.label!r} has accumulate={self.accumulate} and a step of its own",
+                hint="leave accumulate out, and add up gradients in the step",
+            )
+        if self.compile == "steps":
+            raise PhaseError(
+                f"phase {self.label!r} has compile='steps' and a step of its own, which runs line by line",
+                hint="leave compile out, and compile what pays with your framework's own compiler",
+            )
+
     def get_config(self) -> dict[str, Any]:
-        """The phase as plain data; see Phase."""
+        """The phase as plain data; see Phase.
+
+        Raises:
+            ConfigError: as there; or the phase has a step of its own.
+        """
+        if self.step is not None:
+            problem = f"phase {self.label!r} has a step of its own, which has no configuration"
+            raise ConfigError(problem, hint="save the graph, and create the phase in code")
         return {
             **super().get_config(),
             "sampler": samplers_config(self.sampler),

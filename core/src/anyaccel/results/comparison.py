@@ -11,7 +11,7 @@ import numpy as np
 from anyaccel import display
 from anyaccel.arguments import shown
 from anyaccel.errors import ResultError
-from anyaccel.phases.metrics import HIGHER_IS_BETTER, METRICS
+from anyaccel.phases.metrics import HIGHER_IS_BETTER, METRICS, SYNONYMS
 from anyaccel.results import formatting
 from anyaccel.results.base import PhaseResults
 from anyaccel.results.evaluation import EvalResults
@@ -30,7 +30,7 @@ class Comparison:
 
     Each row is a mapping from column to value: `run` (its number or the name given), `phase`, `kind`, `epochs`,
     `seconds`, then the values of the run. For a TrainPhase, `NAME` is the value of the last epoch and `best NAME` the
-    lowest loss or error, or the highest accuracy or r2. `columns` names the columns that any row has.
+    lowest loss or error, or the highest of a metric such as accuracy. `columns` names the columns that any row has.
     """
 
     rows: tuple[Mapping[str, Any], ...]
@@ -159,6 +159,6 @@ def _best(name: str, values: np.ndarray) -> float | None:
     plain = name.removeprefix("val_")
     last = "loss" if plain.startswith("loss.") else plain.rpartition(".")[2]
     finite = values[np.isfinite(values)]
-    if not finite.size or last not in ("loss", *METRICS):
+    if not finite.size or last not in ("loss", *METRICS, *SYNONYMS):
         return None
     return float(finite.max() if last in HIGHER_IS_BETTER else finite.min())

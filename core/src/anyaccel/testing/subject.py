@@ -108,6 +108,16 @@ class Subject:
         _skip("no mutating_model was given")
 
     @pytest.fixture
+    def keyword_model(self, backend: Backend) -> Callable[[], Any]:
+        """Makes a model of two inputs, `minuend` and `subtrahend`, each float32 [4] per sample, without parameters.
+
+        It returns `{"difference": minuend - subtrahend, "parts": {"first": minuend}}`. Where a backend
+        `calls_by_keyword`.
+        """
+        declared = getattr(backend, "calls_by_keyword", False)
+        _skip("no keyword_model was given" if declared else "calls_by_keyword is not declared")
+
+    @pytest.fixture
     def random_state(self) -> Callable[[], Any]:
         """Reads the state of the framework's global random generator, as arrays; by default that of NumPy."""
         return lambda: np.random.get_state(legacy=False)

@@ -51,6 +51,16 @@ class JaxSubject(Subject):
         """A pure function without parameters."""
         return lambda: Function(lambda parameters, x: jnp.tanh(x), {})
 
+    @pytest.fixture
+    def keyword_model(self) -> Callable[[], Any]:
+        """A pure function of two arrays, which returns a dict."""
+        return lambda: Function(difference, {})
+
+
+def difference(parameters: Any, minuend: jax.Array, subtrahend: jax.Array) -> dict[str, Any]:
+    """As Subject.keyword_model."""
+    return {"difference": minuend - subtrahend, "parts": {"first": minuend}}
+
 
 @contextmanager
 def compilation_cache_in(folder: Path) -> Iterator[None]:

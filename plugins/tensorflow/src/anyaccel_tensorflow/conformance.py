@@ -49,6 +49,19 @@ class TensorFlowSubject(Subject):
         return lambda: keras.layers.Activation("tanh")
 
     @pytest.fixture
+    def keyword_model(self) -> Callable[[], Any]:
+        """Two tensors in, a dict of tensors out."""
+        return Difference
+
+    @pytest.fixture
     def random_state(self) -> Callable[[], Any]:
         """Of TensorFlow's global generator."""
         return lambda: tf.random.get_global_generator().state.numpy()
+
+
+class Difference(tf.Module):  # type: ignore[misc]
+    """The keyword_model."""
+
+    def __call__(self, minuend: tf.Tensor, subtrahend: tf.Tensor) -> dict[str, Any]:
+        """As Subject.keyword_model."""
+        return {"difference": minuend - subtrahend, "parts": {"first": minuend}}

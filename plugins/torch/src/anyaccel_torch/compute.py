@@ -25,6 +25,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
     keeps_modes = True
+    own_steps = True
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int

@@ -82,6 +82,19 @@ class TorchSubject(Subject):
         return lambda: nn.Sequential(nn.ELU(inplace=True), nn.Linear(4, 3))
 
     @pytest.fixture
+    def keyword_model(self) -> Make:
+        """Two tensors in, a dict of tensors out."""
+        return Difference
+
+    @pytest.fixture
     def random_state(self) -> Make:
         """Of torch's generators, on the CPU and on GPUs."""
         return lambda: [state.numpy() for state in (torch.get_rng_state(), *torch.cuda.get_rng_state_all())]
+
+
+class Difference(nn.Module):
+    """The keyword_model."""
+
+    def forward(self, minuend: torch.Tensor, subtrahend: torch.Tensor) -> dict[str, Any]:
+        """As Subject.keyword_model."""
+        return {"difference": minuend - subtrahend, "parts": {"first": minuend}}

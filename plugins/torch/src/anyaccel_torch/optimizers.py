@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyaccel.errors import SpecError
 from anyaccel.segment import NodeState, ParameterGroup
-from anyaccel.specs import Optimizer
+from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
@@ -184,7 +184,7 @@ class GroupOptimizer:
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
-        scheduled = self.spec.schedule.name != "constant" or self.spec.schedule.warmup
+        scheduled = self.spec.schedule != Schedule()
         self._rate = self.spec.rate if scheduled else None
         self._optimizer = create_optimizer(self.spec, self.parameters, sparse=sparse) if self.parameters else None
         for torch_group in self._optimizer.param_groups if scheduled and self._optimizer is not None else ():
@@ -261,6 +261,19 @@ class GroupOptimizer:
             self._count()
 
         return run
+
+    def live(self) -> torch.optim.Optimizer | None:
+        """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
+        if self._optimizer is not None:
+            self._optimizer.register_step_pre_hook(self._before_live_step)
+            self._optimizer.register_step_post_hook(lambda *_: self._count())
+        return self._optimizer
+
+    def _before_live_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.spec.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
+        if self._rate is not None:
+            self._set_rates(optimizer.param_groups)
 
     def _set_rates(self, groups: list[dict[str, Any]]) -> None:
         """Set each group's own rate times the schedule's factor.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -312,6 +312,26 @@ class TorchProgram(MultiStepProgram):
         for parameter in self._trained:
             parameter.grad = None
 
+    def own_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+        """As `Program.own_step`, with the modules themselves in training mode, and torch's own optimizers."""
+        self._enter(training=True)
+        with self._translate("the step of your own"):
+            given = step(self._models, batch, self._optimizers)
+        if isinstance(given, Mapping):
+            return {name: _without_gradient(value) for name, value in given.items()}
+        return _without_gradient(given)
+
+    @cached_property
+    def _models(self) -> dict[str, Any]:
+        return {op.label: op.model for op in self.segment.operations if op.model is not None}
+
+    @cached_property
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """By node; nodes that share one have the same."""
+        lived = {group.name: group.live() for group in self._groups}
+        by_node = {node: lived[group.name] for group in self.segment.groups for node in group.nodes}
+        return {node: optimizer for node, optimizer in by_node.items() if optimizer is not None}
+
     # -- state -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
@@ -356,6 +376,10 @@ class TorchProgram(MultiStepProgram):
         for group in self._groups:
             states |= group.states(copies=copies)
         return shared_with_all(self.segment, states)
+
+
+def _without_gradient(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _cotangent(leaf: Tensor | None) -> Tensor | None:

@@ -21,6 +21,7 @@ from anyaccel.data.arrow_columns import (
     to_arrow,
     to_numpy,
 )
+from anyaccel.data.ragged_columns import list_column
 from anyaccel.data.readers.list_columns import fixed_size_lists
 from anyaccel.errors import ColumnError
 
@@ -44,6 +45,17 @@ def number_column(name: str, values: Any) -> Any:
         raise empty_axis(name, array.shape[1:])
     owned = np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
     return pa.chunked_array([to_arrow(owned)])
+
+
+def padded_column(name: str, values: Any) -> Any:
+    """A feature or target whose rows may differ in length as an Arrow chunked column of lists.
+
+    Args:
+        name: of the column, for messages.
+        values: Arrow, or a sequence of rows, each of which NumPy reads as an array.
+    """
+    converted = _as_arrow(values)
+    return converted if isinstance(converted, pa.ChunkedArray) else list_column(name, converted)
 
 
 def tag_column(name: str, values: Any) -> Any:

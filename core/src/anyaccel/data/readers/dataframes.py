@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anyaccel.data.readers.array_conversion import number_column, tag_column
+from anyaccel.data.padding import checked_pads
+from anyaccel.data.ragged_columns import padded_table
+from anyaccel.data.readers.array_conversion import number_column, padded_column, tag_column
 from anyaccel.data.readers.hf_datasets import arrow_table, has_table
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.roles import ROLES, RoleNames, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
@@ -52,15 +54,17 @@ def one_spelling(label: str, cols: RoleNames, keys: RoleNames) -> RoleNames:
     return RoleNames(*(() if names is None else names for names in given))
 
 
-def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames) -> Any:
-    """A table from array-likes by name; each column that has a role is copied once."""
+def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: Any = None) -> Any:
+    """A table from array-likes by name; each column that has a role is copied once. `pad` is as users give it."""
     if not isinstance(data, Mapping):
         raise DataError(
             f"the data of {label!r} must be a mapping of column names to arrays, got a {type(data).__name__}",
             hint="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
     roles = assign_roles(label, list(data), given)
-    columns = _arrow_columns(label, data, roles, open_roles(given))
+    pads = checked_pads(label, pad, roles)
+    columns = {name: padded_column(name, data[name]) for name in pads}
+    columns |= _arrow_columns(label, data, {name: roles[name] for name in roles if name not in pads}, open_roles(given))
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ColumnError(
@@ -68,7 +72,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames) -> An
             available=listed(f"{name}: {length}" for name, length in lengths.items()),
             hint="give every column one entry per sample",
         )
-    return stamp(pa.table(columns), roles)
+    return padded_table(stamp(pa.table(columns), roles), pads)
 
 
 def _arrow_columns(
@@ -88,7 +92,7 @@ def _arrow_columns(
     return columns
 
 
-def table_from_frame(label: str, df: Any, given: RoleNames) -> Any:
+def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> Any:
     """A table from a data frame of any library.
 
     pandas: each column that has a role is copied once, and the index is left out. What has the Arrow PyCapsule
@@ -97,12 +101,12 @@ def table_from_frame(label: str, df: Any, given: RoleNames) -> Any:
     """
     if hasattr(df, "iloc") and hasattr(df, "columns"):
         roles = assign_roles(label, list(df.columns), given)
-        return table_from_dict(label, {name: df[name] for name in roles}, given)
+        return table_from_dict(label, {name: df[name] for name in roles}, given, pad)
     is_series = hasattr(df, "to_frame") and not hasattr(df, "columns")
     if isinstance(df, _ARROW) or (hasattr(df, "__arrow_c_stream__") and not is_series):
-        return table_from_arrow(label, df, given)
+        return table_from_arrow(label, df, given, pad)
     if hasattr(df, "__dataframe__"):
-        return _interchanged(label, df, given)
+        return _interchanged(label, df, given, pad)
     converters = [name for name in _CONVERTERS if callable(getattr(df, name, None))]
     raise DataError(
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
@@ -112,7 +116,7 @@ def table_from_frame(label: str, df: Any, given: RoleNames) -> Any:
     )
 
 
-def table_from_arrow(label: str, table: Any, given: RoleNames) -> Any:
+def table_from_arrow(label: str, table: Any, given: RoleNames, pad: Any = None) -> Any:
     """A table on the memory of an Arrow table, or of an object that exports one through Arrow's C interface.
 
     Text and bytes laid out as views, and run-end encoded columns, are rewritten in the plain layout, because Arrow
@@ -121,10 +125,11 @@ def table_from_arrow(label: str, table: Any, given: RoleNames) -> Any:
     if not isinstance(table, pa.Table):
         table = _imported(label, table)
     roles = chosen_roles(label, table.schema, given)
+    pads = checked_pads(label, pad, roles)
     try:
         chosen = stamp(table, roles)
         chosen.validate()
-        return with_shapes(_without_views(chosen), roles)
+        return padded_table(with_shapes(_without_views(chosen), roles, pads), pads)
     except (pa.ArrowException, KeyError) as error:  # KeyError: pyarrow 15, of types that it does not know
         raise DataError(
             f"the Arrow table of {label!r} is not valid: {error}",
@@ -166,7 +171,7 @@ def _imported(label: str, source: Any) -> Any:
         ) from error
 
 
-def _interchanged(label: str, df: Any, given: RoleNames) -> Any:
+def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
     from pyarrow.interchange import from_dataframe
 
     names = list(df.__dataframe__(allow_copy=True).column_names())
@@ -179,8 +184,10 @@ def _interchanged(label: str, df: Any, given: RoleNames) -> Any:
             hint="convert it to a pyarrow.Table or a pandas DataFrame yourself",
         ) from error
     chosen_roles(label, table.schema, given)
+    pads = checked_pads(label, pad, roles)
     # The memory may still be that of the frame, whose owner may write to it.
-    return with_shapes(stamp(_without_views(table.take(pa.array(np.arange(len(table))))), roles), roles)
+    plain = stamp(_without_views(table.take(pa.array(np.arange(len(table))))), roles)
+    return padded_table(with_shapes(plain, roles, pads), pads)
 
 
 def _without_views(table: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.arrow_columns import empty_axis, is_list, is_numeric, list_leaf, missing_values, ragged
+from anyaccel.data.padding import padding_of
 
 
 def fixed_size_lists(name: str, column: Any) -> Any:
@@ -21,11 +22,24 @@ def fixed_size_lists(name: str, column: Any) -> Any:
     return pa.chunked_array(_fixed(name, [chunk for chunk in column.chunks if len(chunk)]))
 
 
-def with_shapes(table: Any, roles: Mapping[str, str]) -> Any:
-    """A table whose features and targets of lists have a shape per sample; `roles` is in the order of its columns."""
+def inner_fixed(name: str, array: Any) -> Any:
+    """An Arrow array of lists of numbers as fixed-size lists on the same memory; any other array as it is."""
+    return pa.concat_arrays(_fixed(name, [array])) if is_list(array.type) and len(array) else array
+
+
+def with_shapes(table: Any, roles: Mapping[str, str], padded: Container[str] = ()) -> Any:
+    """A table whose features and targets of lists have a shape per sample, but for those that are padded.
+
+    Args:
+        table: of columns with roles.
+        roles: in the order of its columns.
+        padded: names of columns that will be padded, besides those that say so in their metadata.
+    """
     for index, (name, role) in enumerate(roles.items()):
         column = table.column(index)
-        if role != "tag" and (converted := fixed_size_lists(name, column)) is not column:
+        if role == "tag" or name in padded or padding_of(table.schema.field(index)) is not None:
+            continue
+        if (converted := fixed_size_lists(name, column)) is not column:
             table = table.set_column(index, table.schema.field(index).with_type(converted.type), converted)
     return table
 

@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.arguments import is_integer
+from anyaccel.data.padding import checked_pads
+from anyaccel.data.ragged_columns import padded_table
 from anyaccel.data.readers.file_discovery import DataFile, Paths, discover_files
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.roles import RoleNames, chosen_roles, listed, stamp
@@ -53,7 +55,9 @@ class ParquetFiles:
         return pa.table([table.column(name) for name in self.roles], schema=self.schema)
 
 
-def table_from_parquet(label: str, path: Paths, given: RoleNames, row_groups: int | Sequence[int] | None = None) -> Any:
+def table_from_parquet(
+    label: str, path: Paths, given: RoleNames, row_groups: int | Sequence[int] | None = None, pad: Any = None
+) -> Any:
     """A table of the columns of Parquet files that have a role, read row group by row group and fully validated.
 
     Args:
@@ -61,6 +65,7 @@ def table_from_parquet(label: str, path: Paths, given: RoleNames, row_groups: in
         path: a file, a folder or a list of files, as for `FeatureSet.from_parquet`.
         given: names of columns by role; without any the roles of the first file.
         row_groups: numbers of the row groups to read, of a single file; None reads all.
+        pad: as users give it.
     """
     files = discover_files(label, path)
     if row_groups is not None and len(files) > 1:
@@ -71,7 +76,8 @@ def table_from_parquet(label: str, path: Paths, given: RoleNames, row_groups: in
         )
     chosen = _choose(label, files, given)
     tables = [chosen.with_partitions(_read(label, file, chosen, row_groups), file) for file in files]
-    return with_shapes(pa.concat_tables(tables), chosen.roles)
+    pads = checked_pads(label, pad, chosen.roles)
+    return padded_table(with_shapes(pa.concat_tables(tables), chosen.roles, pads), pads)
 
 
 def choose_files(label: str, path: Paths, given: RoleNames) -> ParquetFiles:

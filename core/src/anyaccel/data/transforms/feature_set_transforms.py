@@ -14,6 +14,7 @@ import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import KINDS, is_numeric
+from anyaccel.data.padding import padding_of
 from anyaccel.data.roles import ROLES, Names, listed, names_of, no_column
 from anyaccel.data.rows import Rows
 from anyaccel.data.transforms.fitted_transform import FittedTransform, join, relevant_transforms, split_joined
@@ -44,12 +45,24 @@ def transform_columns(rows: Rows, columns: Names, more: Sequence[str] = ()) -> t
 
 def fit_transform(rows: Rows, log: Log, request: FitRequest) -> tuple[Any, Log]:
     """A table with the columns of a request transformed: fitted to its rows, applied to all."""
+    _refuse_padded(rows, request)
     role = _result_role(rows, request)
     table = rows.to_arrow()
     fitted, output = fit(table, replace(request, role=role))
     if request.role is None:
         _check_tags(rows, request.columns, output, request.what)
     return put(table, log, fitted, output, request.what)
+
+
+def _refuse_padded(rows: Rows, request: FitRequest) -> None:
+    """What fills the places behind a row would be fitted as if it were data."""
+    padded = next((name for name in request.columns if padding_of(rows.schema.field(name)) is not None), None)
+    if padded is not None:
+        raise TransformError(
+            f"{request.what}: the rows of {padded!r} differ in length, which transforms do not take",
+            available="columns of one shape per sample",
+            hint="transform the values before they are given to the FeatureSet",
+        )
 
 
 def _result_role(rows: Rows, request: FitRequest) -> str | None:

@@ -14,6 +14,7 @@ from anyaccel.backend import MultiStepProgram
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
@@ -96,6 +97,7 @@ class Pipeline:
         stages: in the order of computation.
         learners: estimators that learn from every training step; with some, steps are taken one by one.
         log_event: is told if values cannot go from one framework to another as planned.
+        own_step: the training step, if it is the user's own.
     """
 
     def __init__(
@@ -103,14 +105,16 @@ class Pipeline:
         stages: Sequence[PipelineStage],
         learners: HostLearners | None = None,
         log_event: LogEvent = discard_event,
+        own_step: OwnStep | None = None,
     ) -> None:
+        self._own_step = own_step
         self._stages = tuple(stages)
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._cross_segment = CrossSegmentStep(self._stages, log_event)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
-        only = stages[0].program if len(stages) == 1 and learners is None else None
+        only = stages[0].program if len(stages) == 1 and learners is None and own_step is None else None
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
     @property
@@ -122,7 +126,7 @@ class Pipeline:
     def can_compile(self) -> bool:
         """Whether any of the programs has something to compile its steps with."""
         programs = [type(stage.program) for stage in self._stages]
-        return any(
+        return self._own_step is None and any(
             issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
             for program in programs
         )
@@ -143,6 +147,14 @@ class Pipeline:
             evaluate=partial(steps.evaluate, rows),
             one_by_one=partial(steps.train_steps, rows),
         )
+        if self._own_step is not None:
+            batch = self._own_step.bind(columns)
+            return replace(
+                runner,
+                train_step=partial(self._own_step.train_step, batch),
+                try_step=partial(self._own_step.try_step, batch),
+                one_by_one=partial(self._own_step.train_steps, batch),
+            )
         if self._multi_step is None:
             return runner
         stage = self._stages[0]
@@ -178,10 +190,12 @@ class Pipeline:
     @property
     def is_updating(self) -> bool:
         """Whether an error came between the first and the last update of one step."""
-        return self._cross_segment.is_updating
+        return self._cross_segment.is_updating or (self._own_step is not None and self._own_step.is_updating)
 
     def count_steps(self) -> int:
         """Steps since the programs were built, as the optimizers count them: the most of any node."""
+        if self._own_step is not None:
+            return self._own_step.n_done
         counts = [0]
         for stage in self._stages:
             before = stage.segment.states
@@ -200,15 +214,17 @@ class Pipeline:
             OutOfMemoryError: no room for a copy.
             EstimatorError: an estimator that learns cannot be copied.
         """
-        learned = None if self._learners is None else self._learners.snapshot()
+        beside = self._learners or self._own_step  # never both: estimators are no part of such a step
+        learned = None if beside is None else beside.snapshot()
         return learned, [stage.program.snapshot() for stage in self._stages]
 
     def restore(self, snapshot: tuple[Any, Sequence[Any]]) -> None:
         """Go back to a snapshot."""
         learned, states = snapshot
         self._cross_segment.is_updating = False
-        if self._learners is not None:
-            self._learners.restore(learned)
+        beside = self._learners or self._own_step
+        if beside is not None:
+            beside.restore(learned)
         for stage, state in zip(self._stages, states, strict=True):
             stage.program.restore(state)
 

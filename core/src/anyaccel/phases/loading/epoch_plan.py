@@ -121,6 +121,10 @@ class EpochSteps:
         if block:
             yield self._block(block)
 
+    def single_steps(self) -> Iterator[StepBlock]:
+        """A block for each step, also for a last, smaller batch."""
+        return (self._block([step]) for step in _limited(self.steps, 1))
+
     def _block(self, block: Sequence[StepRange]) -> StepBlock:
         spans: dict[str, RowSpan] = {}
         for steps in block:

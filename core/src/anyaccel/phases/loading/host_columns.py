@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.data import FeatureSet, Rows, joined_spec, loadable_array
+from anyaccel.data import FeatureSet, RaggedColumn, Rows, joined_spec, loadable_array
 from anyaccel.data.casting import first_unrepresentable
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
@@ -17,10 +17,12 @@ from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.graph.loss_columns import class_axis
 from anyaccel.phases.accumulation import ignored_target
-from anyaccel.segment import LossTerm
+from anyaccel.segment import LossTerm, TensorSpec
 
 Batch = Mapping[str, np.ndarray]
 """Columns of a batch in host memory by name, [rows, *shape]."""
+HostColumn = np.ndarray | RaggedColumn
+"""All rows of a column in host memory: an array [n, *shape], or rows of different length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def make_host_columns(
     rows: Mapping[str, Rows],
     ranges: Mapping[str, TargetRange],
     known: Mapping[str, FeatureSet] = MappingProxyType({}),
-) -> dict[str, np.ndarray]:
+) -> dict[str, HostColumn]:
     """The columns of a plan in host memory, cast and shaped as the plan loads them.
 
     Args:
@@ -60,7 +62,7 @@ def make_host_columns(
         ColumnError: data that are not what the plan was made for, targets out of range, or numbers that are too large
             for the dtype in which they are loaded.
     """
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, HostColumn] = {}
     for column in plan.columns:
         same = next((other for other in plan.columns if other.name in arrays and same_array(other, column)), None)
         target_range = ranges.get(column.name)
@@ -89,8 +91,11 @@ def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> 
         )
 
 
-def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -> np.ndarray:
+def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -> HostColumn:
     stored = joined_spec(rows, column.columns)
+    ragged = rows.ragged_column(column.columns[0]) if column.ragged else None
+    if ragged is not None and replace(stored, shape=stored.shape[1:]) == _of_entry(column):
+        return _ragged_column(column, ragged, rows, target_range)
     if stored != column.stored:
         raise ColumnError(
             f"{column.shown} is {stored} in these data", available=f"the graph was built for {column.stored}"
@@ -101,12 +106,34 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
     except FloatingPointError:
         raise _too_large(column, rows.array) from None
     except TypeError:
-        raise ColumnError(
-            f"{column.shown} cannot be made {column.spec.dtype} in host memory", hint="keep the model in float32"
-        ) from None
+        raise _no_dtype(column) from None
     if target_range is not None:
         _check_range(column, array, target_range)
     return array
+
+
+def _of_entry(column: Column) -> TensorSpec:
+    """The spec of one entry of the rows of a ragged column."""
+    return replace(column.stored, shape=column.stored.shape[1:])
+
+
+def _ragged_column(column: Column, ragged: RaggedColumn, rows: Rows, target_range: TargetRange | None) -> RaggedColumn:
+    try:
+        with np.errstate(over="raise"):
+            cast = ragged.astype(column.spec.dtype)
+    except FloatingPointError:
+        raise _too_large(column, rows.array) from None
+    except TypeError:
+        raise _no_dtype(column) from None
+    if target_range is not None:
+        _check_range(column, cast.used_values(), target_range)
+    return replace(cast, values=cast.values.reshape(-1, *column.spec.shape[1:]))
+
+
+def _no_dtype(column: Column) -> ColumnError:
+    return ColumnError(
+        f"{column.shown} cannot be made {column.spec.dtype} in host memory", hint="keep the model in float32"
+    )
 
 
 def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnError:

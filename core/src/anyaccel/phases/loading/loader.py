@@ -35,12 +35,14 @@ class BatchLoader(ABC):
         residency: `"resident"` or `"streamed"`.
         reads_ahead: whether rows are read before the step before them is done.
         repeatable: whether an epoch can be loaded again from any step on, with the same rows.
+        one_shape: whether all chunks have columns of one shape, but for the number of their rows.
         n_steps: steps of an epoch; None if that is not known beforehand.
     """
 
     residency: ClassVar[str]
     reads_ahead: bool = True
     repeatable: bool = True
+    one_shape: bool = True
     n_steps: int | None
 
     @abstractmethod

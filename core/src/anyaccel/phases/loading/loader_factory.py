@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from anyaccel.backend import Memory
-from anyaccel.data import BatchSource, MapSource, Source
+from anyaccel.data import BatchSource, MapSource, RaggedColumn, Source
 from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases.loading.device_columns import load
 from anyaccel.phases.loading.epoch_plan import EpochPlan
-from anyaccel.phases.loading.host_columns import TargetRange
+from anyaccel.phases.loading.host_columns import HostColumn, TargetRange
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader
 from anyaccel.phases.loading.source_loader import BLOCK_SECONDS, BatchSourceLoader, MapSourceLoader
 from anyaccel.phases.loading.source_randomness import SourceRandomness
@@ -46,7 +46,7 @@ class LoaderFactory(ABC):
 
     plan: Plan
     batch_size: int
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, HostColumn]
 
     def notes(self) -> tuple[str, ...]:
         """What users should know about where the rows come from."""
@@ -81,22 +81,25 @@ class RowsLoaderFactory(LoaderFactory):
         ColumnError: data that do not fit the plan.
     """
 
-    def __init__(self, plan: Plan, make_arrays: Callable[[], Mapping[str, np.ndarray]], epochs: EpochPlan) -> None:
+    def __init__(self, plan: Plan, make_arrays: Callable[[], Mapping[str, HostColumn]], epochs: EpochPlan) -> None:
         self.plan, self.arrays = plan, make_arrays()
         self.batch_size = epochs.batch_size
         self._make_arrays, self._epochs = make_arrays, epochs
         self._nbytes: dict[Place, int] = {}
-        for column in self._distinct(self.arrays):  # counted now: later they may have been given away
+        for column in self._distinct(_dense(self.arrays) or {}):  # counted now: later they may have been given away
             place = (column.framework, column.device)
             self._nbytes[place] = self._nbytes.get(place, 0) + self.arrays[column.name].nbytes
 
     def nbytes(self) -> dict[Place, int]:
-        """See `LoaderFactory`."""
+        """See `LoaderFactory`; empty where rows differ in length, which are not resident."""
         return self._nbytes
 
     def resident(self, on_loaded: OnLoaded | None = None) -> BatchLoader:
-        """See `LoaderFactory`."""
-        arrays, self.arrays = self._host_arrays(), {}
+        """See `LoaderFactory`; streamed all the same where rows differ in length, as each batch has its own shape."""
+        arrays = _dense(self._host_arrays())
+        if arrays is None:
+            return self.streamed()
+        self.arrays = {}
         return ResidentLoader(self.plan.columns, load(self.plan, arrays, on_loaded), self._epochs)
 
     def streamed(self) -> BatchLoader:
@@ -109,18 +112,21 @@ class RowsLoaderFactory(LoaderFactory):
         block_steps = _block_steps(block_bytes, row_bytes * epochs.batch_size, epochs.n_steps)
         return StreamingLoader(self.plan.columns, arrays, epochs, block_steps)
 
-    def _host_arrays(self) -> Mapping[str, np.ndarray]:
+    def _host_arrays(self) -> Mapping[str, HostColumn]:
         if not self.arrays:
             self.arrays = self._make_arrays()
         return self.arrays
 
-    def _distinct(self, arrays: Mapping[str, np.ndarray]) -> list[Column]:
+    def _distinct(self, arrays: Mapping[str, HostColumn]) -> list[Column]:
         """Columns without those that are the same array in the same place."""
-        return list(
-            {
-                (id(arrays[column.name]), column.framework, column.device): column for column in self.plan.columns
-            }.values()
-        )
+        known = (column for column in self.plan.columns if column.name in arrays)
+        return list({(id(arrays[column.name]), column.framework, column.device): column for column in known}.values())
+
+
+def _dense(arrays: Mapping[str, HostColumn]) -> dict[str, np.ndarray] | None:
+    """The columns, if the rows of none differ in length."""
+    dense = {name: array for name, array in arrays.items() if not isinstance(array, RaggedColumn)}
+    return dense if len(dense) == len(arrays) else None
 
 
 class SourceLoaderFactory(LoaderFactory):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from anyaccel.backend import AsyncCopy, ComputingBackend
+from anyaccel.data import RaggedColumn
 from anyaccel.data.column_copy import gather
 from anyaccel.device import Device
 from anyaccel.graph import Column
 from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_orders
 from anyaccel.phases.loading.epoch_batches import RowSpan, StreamKey
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock
+from anyaccel.phases.loading.host_columns import HostColumn
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
 from anyaccel.phases.loading.prefetch import prefetch
 
@@ -33,13 +36,18 @@ class _StreamedColumn:
 
     names: tuple[str, ...]
     stream: StreamKey
-    array: np.ndarray
+    array: HostColumn
     backend: ComputingBackend
     device: Device
 
     def buffer(self, n_rows: int) -> np.ndarray:
-        """Host memory for so many rows."""
-        return self.backend.staging_buffer((n_rows, *self.array.shape[1:]), str(self.array.dtype), self.device)
+        """Host memory for so many rows; of a ragged column for its longest rows, flat."""
+        array = self.array
+        if isinstance(array, RaggedColumn):
+            shape: tuple[int, ...] = (n_rows * array.padding.longest * math.prod(array.values.shape[1:]),)
+        else:
+            shape = (n_rows, *array.shape[1:])
+        return self.backend.staging_buffer(shape, str(array.dtype), self.device)
 
 
 @dataclass(slots=True)
@@ -60,7 +68,7 @@ class StreamingLoader(BatchLoader):
     """Rows in host memory, on their devices only while they are computed.
 
     Every block has the same shape, so that nothing is compiled for one alone: the last one ends in rows without
-    meaning, which no step takes.
+    meaning, which no step takes. Ragged columns are as long as the longest row of a block, which is then one step.
 
     Args:
         columns: of the plan.
@@ -72,11 +80,12 @@ class StreamingLoader(BatchLoader):
     residency = "streamed"
 
     def __init__(
-        self, columns: Sequence[Column], arrays: Mapping[str, np.ndarray], plan: EpochPlan, block_steps: int
+        self, columns: Sequence[Column], arrays: Mapping[str, HostColumn], plan: EpochPlan, block_steps: int
     ) -> None:
         self.n_steps: int | None = plan.n_steps
         self._columns, self._plan = tuple(columns), plan
-        self._block_steps = block_steps
+        self.one_shape = not any(isinstance(array, RaggedColumn) for array in arrays.values())
+        self._block_steps = block_steps if self.one_shape else 1
         self._max_rows = 0
         self._ahead = True
         self._streamed = _streamed_columns(columns, arrays)
@@ -124,7 +133,7 @@ class StreamingLoader(BatchLoader):
 
     def _allocate(self, steps: EpochSteps) -> None:
         """Buffers and row orders for the largest block, once: rows of a block lie in the order of the steps."""
-        blocks = steps.blocks(self._block_steps)
+        blocks = self._split(steps)
         n_rows = max((stop - start for block in blocks for start, stop in block.spans.values()), default=0)
         if not self._orders or n_rows > self._block_rows:
             self._block_rows, self._buffers = n_rows, []
@@ -133,13 +142,16 @@ class StreamingLoader(BatchLoader):
         if not self._buffers:
             self._buffers = [self._new_buffers() for _ in range(BUFFERS if self._ahead else 1)]
 
+    def _split(self, steps: EpochSteps) -> Iterator[StepBlock]:
+        return steps.blocks(self._block_steps) if self.one_shape else steps.single_steps()
+
     def _new_buffers(self) -> _Buffers:
         return _Buffers({column.names[0]: column.buffer(self._block_rows) for column in self._streamed})
 
     def _blocks(self, steps: EpochSteps, buffers: list[_Buffers]) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
         n_rows = self._block_rows
         try:
-            for block, buffer in zip(steps.blocks(self._block_steps), cycle(buffers), strict=False):
+            for block, buffer in zip(self._split(steps), cycle(buffers), strict=False):
                 buffer.wait()
                 copies = self._copied(block, buffer)
                 yield block, copies
@@ -151,13 +163,25 @@ class StreamingLoader(BatchLoader):
                 self._buffers = buffers
 
     def _copied(self, block: StepBlock, buffers: _Buffers) -> dict[str, AsyncCopy]:
-        self.fill(block, buffers.arrays)
+        filled = {**buffers.arrays, **self._padded(block, buffers.arrays)}
+        self.fill(block, filled)
         copies: dict[str, AsyncCopy] = {}
         for column in self._streamed:
-            copy = column.backend.copy_async(buffers.arrays[column.names[0]], column.device)
+            copy = column.backend.copy_async(filled[column.names[0]], column.device)
             buffers.copies.append(copy)
             copies.update(dict.fromkeys(column.names, copy))
         return copies
+
+    def _padded(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The parts of the buffers of ragged columns that have the shape of a block, by the names of these."""
+        parts: dict[str, np.ndarray] = {}
+        for column in self._streamed:
+            if isinstance(column.array, RaggedColumn):
+                span = block.spans.get(column.stream[0], (0, 0))
+                width = column.array.width(_rows_of(span, block.orders.get(column.stream)))
+                shape = (self._block_rows, width, *column.array.values.shape[1:])
+                parts[column.names[0]] = buffers[column.names[0]][: math.prod(shape)].reshape(shape)
+        return parts
 
     def fill(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> None:
         """Put the rows of a block at the start of the buffers; feature sets that no step of it takes are left out."""
@@ -174,15 +198,21 @@ def arrived(copies: Mapping[str, AsyncCopy]) -> dict[str, Any]:
     return {name: copy.tensor for name, copy in copies.items()}
 
 
-def _fill(array: np.ndarray, buffer: np.ndarray, span: RowSpan, order: np.ndarray | None) -> None:
+def _rows_of(span: RowSpan, order: np.ndarray | None) -> np.ndarray | slice:
+    return slice(*span) if order is None else order
+
+
+def _fill(array: HostColumn, buffer: np.ndarray, span: RowSpan, order: np.ndarray | None) -> None:
     start, stop = span
-    if order is None:
+    if isinstance(array, RaggedColumn):
+        array.fill(_rows_of(span, order), buffer[: stop - start])
+    elif order is None:
         np.copyto(buffer[: stop - start], array[start:stop])
     else:
         gather(array, order, buffer[: stop - start])
 
 
-def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, np.ndarray]) -> list[_StreamedColumn]:
+def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, HostColumn]) -> list[_StreamedColumn]:
     """Columns, each with the names of all that have its array, stream and device."""
     distinct: dict[tuple[int, StreamKey, str, Device], _StreamedColumn] = {}
     for column in columns:

@@ -1,0 +1,66 @@
+"""DataSchema: the columns and transforms of a feature set, without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.arguments import shown
+from anyaccel.data.arrow_columns import to_arrow
+from anyaccel.data.feature_set import FeatureSet, FeatureSetView
+from anyaccel.data.roles import stamp
+from anyaccel.data.transforms.fitted_transform import FittedTransform
+from anyaccel.data.transforms.transform_log import AppliedTransform
+from anyaccel.errors import ConfigError, SplitError
+
+
+class DataSchema(FeatureSet):
+    """The columns, roles and transforms of a feature set, without its rows: what a graph is wired to that was loaded.
+
+    `new.transform_like(schema)` applies its transforms to new rows, as they were fitted. It has no rows and no splits.
+    """
+
+    @classmethod
+    def of(
+        cls, label: str, columns: Mapping[str, Mapping[str, Any]], transforms: Iterable[FittedTransform] = ()
+    ) -> Self:
+        """A schema of columns by name, each with `role`, and `dtype` and `shape` unless it is a tag.
+
+        Raises:
+            ConfigError: not such columns.
+        """
+        try:
+            table = pa.table({name: _column(column) for name, column in columns.items()})
+            schema = cls(label, stamp(table, {name: column["role"] for name, column in columns.items()}))
+        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+            raise ConfigError(f"{shown(columns)} are not the columns of {label!r}: {error}") from error
+        schema._log = tuple(AppliedTransform(fitted, {}) for fitted in transforms)
+        return schema
+
+    def _check_rows(self) -> None:
+        """It has none."""
+
+    def __repr__(self) -> str:
+        return f"DataSchema({self.label!r}, {len(self.features)} features, without rows)"
+
+    def split(self, name: str) -> FeatureSetView:
+        """There is none.
+
+        Raises:
+            SplitError: always.
+        """
+        raise SplitError(
+            f"{self.label!r} has no split {name!r}: the graph was loaded, and its data were not",
+            hint=f"give rows: data=new.transform_like(graph.feature_sets[{self.label!r}])"
+            if self.transforms
+            else "give rows: data=new, a FeatureSet or a view",
+        )
+
+
+def _column(given: Mapping[str, Any]) -> Any:
+    if "dtype" not in given:
+        return pa.chunked_array([pa.array([], pa.null())])
+    return pa.chunked_array([to_arrow(np.zeros((0, *given["shape"]), dtype=np.dtype(given["dtype"])))])

@@ -1,0 +1,123 @@
+"""Padding: how rows of different length become one array, and where a table keeps that."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anyaccel.arguments import is_integer, shown
+from anyaccel.data.roles import listed
+from anyaccel.errors import ColumnError
+
+_KEY = b"anyaccel.pad"
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """How a column whose rows differ in length is padded: behind each row, to the longest of its batch.
+
+    Args:
+        value: what fills the places behind a row: a number that the column's dtype can hold.
+        multiple_of: the length of a batch is rounded up to a multiple of it. Where each new length is compiled anew, as
+            in JAX, it bounds how often.
+        length: the length of all batches, instead of that of their longest row; longer rows are an error.
+        mask: name of a feature to add, which is 1 where a row has values and 0 where it is padded: int64 beside a
+            column of 8 bytes a value, else int32.
+
+    Raises:
+        ColumnError: a value that is not a number, or a length that is not a positive integer.
+    """
+
+    value: float = 0
+    multiple_of: int = 1
+    length: int | None = None
+    mask: str | None = None
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.value, (int, float)) or getattr(self.value, "shape", None) == ()
+        if not is_number:
+            raise ColumnError(f"Pad: value={shown(self.value)} is not a number", hint="write Pad(0)")
+        object.__setattr__(self, "value", self.value.item() if hasattr(self.value, "item") else self.value)
+        for name in ("multiple_of", "length"):
+            given = getattr(self, name)
+            if given is None and name == "length":
+                continue
+            if not is_integer(given) or given < 1:
+                raise ColumnError(f"Pad: {name}={shown(given)} is not 1 or more", hint=f"write Pad(0, {name}=8)")
+            object.__setattr__(self, name, int(given))
+        if self.mask is not None and (not isinstance(self.mask, str) or not self.mask):
+            raise ColumnError(f"Pad: mask={shown(self.mask)} is not a name", hint="write Pad(0, mask='mask')")
+        if self.length is not None and self.length % self.multiple_of:
+            raise ColumnError(
+                f"Pad: length={self.length} is not a multiple of {self.multiple_of}", hint="leave multiple_of out"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The padding of a column in a table.
+
+    Attributes:
+        value: what fills the places behind a row.
+        multiple_of: lengths are rounded up to a multiple of it.
+        longest: the length of the longest row, rounded up; of all batches, if they have one length.
+        fixed: whether all batches have one length.
+    """
+
+    value: float
+    multiple_of: int
+    longest: int
+    fixed: bool
+
+    def rounded(self, length: int) -> int:
+        """The length to which rows of at most `length` are padded, at least 1."""
+        if self.fixed:
+            return self.longest
+        return max(1, math.ceil(length / self.multiple_of)) * self.multiple_of
+
+    def stamped(self, field: Any) -> Any:
+        """An Arrow field with this padding in its metadata."""
+        text = json.dumps([self.value, self.multiple_of, self.longest, self.fixed])
+        return field.with_metadata({**(field.metadata or {}), _KEY: text.encode()})
+
+
+def padding_of(field: Any) -> Padding | None:
+    """The padding in the metadata of an Arrow field; None for a column whose rows have one shape."""
+    text = (field.metadata or {}).get(_KEY)
+    return None if text is None else Padding(*json.loads(text))
+
+
+def checked_pads(label: str, pad: Any, columns: Mapping[str, str]) -> dict[str, Pad]:
+    """What `pad=` says, by column.
+
+    Args:
+        label: of the feature set.
+        pad: as users give it: by column, a number or a Pad; None for no column.
+        columns: role of each column.
+    """
+    if pad is None:
+        return {}
+    if not isinstance(pad, Mapping):
+        raise ColumnError(
+            f"pad={shown(pad)} of {label!r} does not say which columns",
+            available=listed(columns),
+            hint=f"write pad={{{next(iter(columns))!r}: 0}}",
+        )
+    pads = {name: value if isinstance(value, Pad) else Pad(value) for name, value in pad.items()}
+    for name, own in pads.items():
+        if columns.get(name) not in ("feature", "target"):
+            raise ColumnError(
+                f"pad= of {label!r} names {shown(name)}, which is not a feature or target",
+                available=listed(each for each, role in columns.items() if role != "tag"),
+                hint="name columns that models or losses take",
+            )
+        if own.mask is not None and own.mask in columns:
+            raise ColumnError(
+                f"the mask of {name!r} of {label!r} is called {own.mask!r}, as a column is",
+                available=listed(columns),
+                hint="choose another name for the mask, or leave mask= out and use the column",
+            )
+    return pads

@@ -1,0 +1,258 @@
+"""Ragged columns: rows of different length as flat values, and as arrays that are padded to one length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.data.arrow_columns import (
+    check_complete,
+    column_spec,
+    contiguous,
+    is_list,
+    is_numeric,
+    missing_values,
+    not_numbers,
+    to_numpy,
+)
+from anyaccel.data.casting import cast_array, first_unrepresentable
+from anyaccel.data.padding import Pad, Padding, padding_of
+from anyaccel.data.readers.list_columns import inner_fixed
+from anyaccel.errors import ColumnError
+from anyaccel.segment import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedColumn:
+    """Rows of different length.
+
+    Attributes:
+        values: of all rows, one after the other, [total, *shape].
+        starts: where each row begins in `values`, int64 [n].
+        lengths: of each row, int64 [n].
+        padding: how they are padded.
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    padding: Padding
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self.values.nbytes
+
+    def width(self, rows: np.ndarray | slice) -> int:
+        """The length to which some rows are padded if they make a batch."""
+        return self.padding.rounded(int(self.lengths[rows].max(initial=0)))
+
+    def fill(self, rows: np.ndarray | slice, out: np.ndarray) -> None:
+        """Write some rows to `out` [k, width, *shape], padded."""
+        out[...] = self.padding.value
+        values = self.values
+        pairs = zip(self.starts[rows].tolist(), self.lengths[rows].tolist(), strict=True)
+        for row, (start, length) in enumerate(pairs):
+            out[row, :length] = values[start : start + length]
+
+    def padded(self) -> np.ndarray:
+        """All rows in one array [n, longest, *shape]."""
+        out = np.empty((len(self), self.padding.longest, *self.values.shape[1:]), self.dtype)
+        self.fill(slice(None), out)
+        return out
+
+    def astype(self, dtype: Any) -> RaggedColumn:
+        """The same rows in another dtype; values that are too large raise as NumPy does."""
+        return self if self.dtype == dtype else replace(self, values=self.values.astype(dtype))
+
+    def used_values(self) -> np.ndarray:
+        """The values of these rows and what they are padded with, [m, *shape]."""
+        parts = [self.values[start : start + n] for start, n in zip(self.starts, self.lengths, strict=True)]
+        return np.concatenate([*parts, np.full((1, *self.values.shape[1:]), self.padding.value, self.dtype)])
+
+
+def field_spec(field: Any) -> TensorSpec:
+    """Shape per sample and dtype of an Arrow field; of a ragged one as its longest row is padded."""
+    padding = padding_of(field)
+    if padding is None:
+        return column_spec(field.name, field.type)
+    inner = column_spec(field.name, field.type.value_type)
+    return replace(inner, shape=(padding.longest, *inner.shape))
+
+
+def flat_column(field: Any, column: Any) -> RaggedColumn | None:
+    """A chunked column as flat values; None if its field has no padding."""
+    padding = padding_of(field)
+    if padding is None:
+        return None
+    lists = contiguous(column)
+    offsets = lists.offsets.to_numpy().astype(np.int64, copy=False)
+    return RaggedColumn(to_numpy(field.name, lists.values), offsets[:-1], np.diff(offsets), padding)
+
+
+def check_ragged(field: Any, column: Any) -> None:
+    """Check that a column can be read as its field says: complete, of numbers, no row too long.
+
+    Raises:
+        ColumnError: it cannot.
+    """
+    name, padding = field.name, padding_of(field)
+    if padding is None or not is_list(field.type):
+        raise not_numbers(name, str(field.type))
+    check_complete(name, column)
+    lists = contiguous(column)
+    inner = lists.flatten()
+    column_spec(name, inner.type)
+    if not is_complete(inner):
+        nulls = [any(value is None for value in row) for row in column.to_pylist()]
+        raise missing_values(name, np.array(nulls))
+    _check_longest(name, int(np.diff(lists.offsets.to_numpy()).max(initial=0)), padding)
+
+
+def is_complete(array: Any) -> bool:
+    """Whether an Arrow array has no nulls, neither whole samples nor values inside one."""
+    try:
+        check_complete("", pa.chunked_array([array]))
+    except ColumnError:
+        return False
+    return True
+
+
+def _check_longest(name: str, longest: int, padding: Padding) -> None:
+    if longest > padding.longest:
+        raise ColumnError(
+            f"column {name!r} has a row of {longest} entries",
+            available=f"it is padded to {padding.longest}",
+            hint=f"give a length that holds all: pad={{{name!r}: Pad(..., length={longest})}}, or cut the rows",
+        )
+
+
+def padded_table(table: Any, pads: dict[str, Pad]) -> Any:
+    """A table whose columns in `pads` are ragged ones; masks are added as features at its end."""
+    masks: dict[str, Any] = {}
+    for name, pad in pads.items():
+        index = table.schema.get_field_index(name)
+        field, column = table.schema.field(index), table.column(index)
+        lists = _checked_lists(name, contiguous(column))
+        padding = _padding(name, pad, int(np.diff(lists.offsets.to_numpy()).max(initial=0)), lists.type.value_type)
+        stamped = padding.stamped(field.with_type(lists.type))
+        check_ragged(stamped, pa.chunked_array([lists]))
+        table = table.set_column(index, stamped, pa.chunked_array([lists]))
+        if pad.mask is not None:
+            masks[pad.mask] = _mask(pad.mask, lists, replace(padding, value=0))
+    for field, mask in masks.values():
+        table = table.append_column(field, mask)
+    return table
+
+
+def _checked_lists(name: str, lists: Any) -> Any:
+    """Lists of numbers, or of vectors of one shape, whose offsets begin at their own values."""
+    if is_numeric(lists.type) and column_spec(name, lists.type).shape:
+        array = to_numpy(name, lists)
+        return _lists(array.reshape(-1, *array.shape[2:]), np.full(len(array), array.shape[1]))
+    if not is_list(lists.type):
+        raise _not_lists(name, lists.type)
+    if lists.null_count:
+        raise missing_values(name, lists.is_null().to_numpy(zero_copy_only=False))
+    values = lists.flatten()
+    values = inner_fixed(name, values)
+    if not is_numeric(values.type):
+        raise not_numbers(name, f"lists of {values.type}")
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    return pa.LargeListArray.from_arrays(pa.array(offsets - offsets[0]), values)
+
+
+def _not_lists(name: str, arrow_type: Any) -> ColumnError:
+    return ColumnError(
+        f"column {name!r} is of {arrow_type}, and pad= is for rows of different length",
+        available="lists, or arrays, one for each row",
+        hint="leave it out of pad=",
+    )
+
+
+def _padding(name: str, pad: Pad, longest: int, value_type: Any) -> Padding:
+    dtype = np.dtype(column_spec(name, value_type).dtype)
+    if dtype != np.dtype(bool) and first_unrepresentable(np.array([pad.value]), dtype) is not None:
+        raise ColumnError(
+            f"column {name!r} is of {dtype}, which cannot hold {pad.value!r}, what it is to be padded with",
+            hint=f"give a value that is a {dtype}, or convert the column first",
+        )
+    padding = Padding(dtype.type(pad.value).item(), pad.multiple_of, longest, False)
+    if pad.length is None:
+        return replace(padding, longest=padding.rounded(longest))
+    padding = replace(padding, longest=pad.length, fixed=True)
+    _check_longest(name, longest, padding)
+    return padding
+
+
+def _mask(name: str, lists: Any, padding: Padding) -> tuple[Any, Any]:
+    wide = np.dtype(column_spec(name, lists.type.value_type).dtype).itemsize == 8
+    ones = pa.array(np.ones(len(lists.values), np.int64 if wide else np.int32))
+    mask = pa.LargeListArray.from_arrays(lists.offsets, ones)
+    field = pa.field(name, mask.type, metadata={b"anyaccel.role": b"feature"})
+    return padding.stamped(field), pa.chunked_array([mask])
+
+
+def list_column(name: str, rows: Any) -> Any:
+    """Rows of different length, each anything that NumPy reads as an array, as an Arrow column of lists."""
+    arrays = [np.asarray(row) for row in rows]
+    filled = [array for array in arrays if array.size]
+    shapes = {array.shape[1:] if array.ndim else None for array in filled}
+    if not filled or len(shapes) > 1 or None in shapes or any(array.ndim == 0 for array in arrays):
+        raise ColumnError(
+            f"the rows of column {name!r} cannot be padded: {_shown(arrays)}",
+            available="rows may differ in their first axis only, and one has to have values",
+            hint="give each row as a list of numbers, or as an array [length, *shape]",
+        )
+    values = np.concatenate(filled)
+    lengths = [len(array) if array.size else 0 for array in arrays]
+    if values.dtype.kind not in "biuf":
+        raise not_numbers(name, str(values.dtype))
+    if values.dtype.kind == "f" and all(array.dtype.kind != "f" for array in filled):
+        raise not_numbers(name, "integers that no single dtype holds")
+    return pa.chunked_array([_lists(values, np.array(lengths))])
+
+
+def _lists(values: np.ndarray, lengths: np.ndarray) -> Any:
+    """An Arrow array of lists of so many of some values [total, *shape]."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), _nested(values))
+
+
+def _nested(values: np.ndarray) -> Any:
+    """Values [total, *shape] as an Arrow array; as fixed-size lists, as Arrow gathers no tensors that lie in lists."""
+    array = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for extent in reversed(values.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, extent)
+    return array
+
+
+def _shown(arrays: list[np.ndarray]) -> str:
+    shapes = list(dict.fromkeys(str(list(array.shape)) for array in arrays))
+    return f"they have the shapes {', '.join(shapes[:4])}{', ...' if len(shapes) > 4 else ''}"
+
+
+def cast_lists(field: Any, column: Any, dtype: Any) -> tuple[Any, Any]:
+    """The field and column of a ragged column in another dtype.
+
+    Raises:
+        ColumnError: a value, or what it is padded with, cannot be represented.
+    """
+    ragged, name = flat_column(field, column), field.name
+    assert ragged is not None
+    values = _nested(cast_array(name, ragged.values, dtype))
+    offsets = np.append(ragged.starts, ragged.starts[-1] + ragged.lengths[-1])
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets), values)
+    value = cast_array(name, np.array([ragged.padding.value]), dtype)[0].item()
+    return replace(ragged.padding, value=value).stamped(field.with_type(lists.type)), pa.chunked_array([lists])

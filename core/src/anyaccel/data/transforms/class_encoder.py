@@ -1,0 +1,56 @@
+"""ClassEncoder: class labels of any kind as indices 0, 1, ..., and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.errors import TransformError
+
+
+class ClassEncoder:
+    """A transform of one column of class labels (text, bools or integers) to int64 indices, in sorted order.
+
+    `classes_` has the labels, an array [k] in the order of their indices. Made by `anyaccel.fit` for targets that are
+    text.
+    """
+
+    def fit(self, x: np.ndarray) -> ClassEncoder:
+        """Learn the labels of `x` [n, 1].
+
+        Raises:
+            TransformError: a label is missing, or they are of several kinds.
+        """
+        labels = x.reshape(-1).tolist()
+        if any(label is None or label != label for label in labels):
+            raise TransformError("a class label is missing", hint="leave these rows out, with filter()")
+        try:
+            classes = sorted(set(labels))
+        except TypeError:
+            kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
+            raise TransformError(f"class labels are of several kinds: {kinds}", hint="make them one kind") from None
+        self.classes_ = np.empty(len(classes), dtype=object)
+        self.classes_[:] = classes
+        return self
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        """The indices of labels [n, 1], int64 [n, 1].
+
+        Raises:
+            TransformError: a label that was not there in fitting.
+        """
+        index = {label: number for number, label in enumerate(self.classes_.tolist())}
+        labels = x.reshape(-1).tolist()
+        unseen = next((label for label in labels if label not in index), None)
+        if unseen is not None or None in labels:
+            raise TransformError(
+                f"the class {shown(unseen)} was not among those fitted", available=", ".join(map(str, index))
+            )
+        return np.array([index[label] for label in labels], dtype=np.int64).reshape(-1, 1)
+
+    def inverse_transform(self, y: Any) -> np.ndarray:
+        """The labels of indices [n, 1], an object array [n, 1]; values are rounded to the nearest index."""
+        indices = np.clip(np.rint(np.asarray(y)).astype(np.int64), 0, len(self.classes_) - 1)
+        return np.asarray(self.classes_[indices])

@@ -1,0 +1,143 @@
+"""Data configuration: columns and transforms of the feature sets that a graph was built on, without their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.data import DataSchema, FeatureSet, Reference
+from anyaccel.data.arrow_columns import is_numeric
+from anyaccel.data.transforms.fitted_transform import FittedTransform, relevant_transforms
+from anyaccel.data.transforms.plain_state import PlainReader
+from anyaccel.data.transforms.transform_config import differences, read_transform, shown_transform, transform_config
+from anyaccel.errors import ConfigError, StateError
+from anyaccel.graph import topology
+from anyaccel.graph.nodes import Node
+
+PREFIX = "transforms/"
+_HINT = "give the dict that get_config() made"
+_SAME = "give data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
+
+
+def data_configs(nodes: Iterable[Node]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """For each feature set of a graph its columns and the transforms of what the graph takes, and their arrays."""
+    nodes, configs, arrays = list(nodes), {}, dict[str, np.ndarray]()
+    for label, feature_set in topology.feature_sets(nodes).items():
+        transforms = enumerate(_transforms(feature_set, nodes))
+        configs[label] = {
+            "columns": {name: _column(feature_set, name) for name in feature_set.columns},
+            "transforms": [transform_config(each, arrays, f"{PREFIX}{label}/{number}") for number, each in transforms],
+        }
+    return configs, arrays
+
+
+def transform_arrays(nodes: Iterable[Node]) -> dict[str, np.ndarray]:
+    """The arrays of the transforms of a graph's data, by the names that they have in its state."""
+    return data_configs(nodes)[1]
+
+
+def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTransform]:
+    """The transforms of the columns that nodes take, and of the targets, the oldest first."""
+    references = [up for node in nodes for up in node.upstreams if isinstance(up, Reference)]
+    own = [reference for reference in references if reference.feature_set is feature_set]
+    names = dict.fromkeys(name for reference in own for name in (*reference.features, *reference.targets))
+    return relevant_transforms(feature_set.transforms, [*names, *feature_set.targets])[::-1]
+
+
+def _column(feature_set: FeatureSet, name: str) -> dict[str, Any]:
+    role, is_number = feature_set.role(name), is_numeric(feature_set.schema.field(name).type)
+    if role == "tag" or not is_number:
+        return {"role": role}
+    spec = feature_set.spec(name)
+    return {"role": role, "dtype": spec.dtype, "shape": list(spec.shape)}
+
+
+def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes: Iterable[Node]) -> None:
+    """Check that data given for a configuration have the transforms that it knows of; arrays aside.
+
+    Raises:
+        ConfigError: they do not, or the configuration is malformed.
+    """
+    current, _ = data_configs(nodes)
+    for label, config in (written if isinstance(written, Mapping) else {}).items():
+        if label not in current or isinstance(feature_sets.get(label), DataSchema):
+            continue
+        expected, own = _listed(label, config), current[label]["transforms"]
+        same = len(expected) == len(own) and not any(map(differences, expected, own))
+        if not same:
+            raise ConfigError(
+                f"the data of the graph were transformed in another way than the given {label!r}",
+                available=f"the graph: {_shown(expected)}; given: {_shown(own)}",
+                hint=_SAME,
+            )
+
+
+def check_arrays(given: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None:
+    """Check that the arrays of transforms in a state are those of the transforms of a graph's data.
+
+    Raises:
+        StateError: they are not; names the transforms.
+    """
+    configs, current = data_configs(nodes)
+    different = {name for name in {*given, *current} if not _equal(given.get(name), current.get(name))}
+    if not different:
+        return
+    labels = sorted({name.removeprefix(PREFIX).partition("/")[0] for name in different})
+    own = {label: _shown(configs[label]["transforms"]) for label in labels if label in configs}
+    lacking = sorted(name.removeprefix(PREFIX) for name in different if name not in current)
+    raise StateError(
+        f"the data of this graph are not transformed as those that the state was trained on: {', '.join(labels)}",
+        available="; ".join(
+            [f"transforms of {label!r} here: {names}" for label, names in own.items()]
+            + [f"the state has {', '.join(lacking[:5])}" * bool(lacking)]
+            + ["the state has no transforms" * (not given)]
+        ).strip("; "),
+        hint="build the graph on data with the same transforms: new.transform_like(data); "
+        "ModelGraph.load(folder) restores them",
+    )
+
+
+def _equal(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+    if first is None or second is None:
+        return False
+    is_float = first.dtype.kind == "f"
+    return first.dtype == second.dtype and np.array_equal(first, second, equal_nan=is_float)
+
+
+def with_schemas(
+    config: Any, arrays: Mapping[str, np.ndarray], given: Mapping[str, FeatureSet], allow: Iterable[type] = ()
+) -> list[FeatureSet]:
+    """The given feature sets, and those that the configuration of a graph has besides, without rows.
+
+    Raises:
+        ConfigError: malformed, or a transform that cannot be read.
+        TransformError: the library of a transform is not installed.
+    """
+    data = config.get("data") if isinstance(config, Mapping) else None
+    reader, read = PlainReader(arrays, allow), dict(given)
+    for label, entry in (data if isinstance(data, Mapping) else {}).items():
+        if label not in read:
+            transforms = [read_transform(each, reader) for each in _listed(label, entry)]
+            read[label] = DataSchema.of(label, _columns(label, entry), transforms)
+    return list(read.values())
+
+
+def _listed(label: str, entry: Any) -> list[Mapping[str, Any]]:
+    given = entry.get("transforms") if isinstance(entry, Mapping) else None
+    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+        raise ConfigError(f"{shown(entry)} is not the configuration of the data {label!r}", hint=_HINT)
+    return given
+
+
+def _columns(label: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = entry.get("columns")
+    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) for each in given.values()):
+        raise ConfigError(f"{shown(given)} are not the columns of the data {label!r}", hint=_HINT)
+    return given
+
+
+def _shown(configs: Iterable[Mapping[str, Any]]) -> str:
+    return "; ".join(map(shown_transform, configs)) or "no transforms"

@@ -1,0 +1,63 @@
+"""Bound phase: a phase with what depends on its graph filled in: the node of its losses, and its device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.device import Device
+from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.phases.phase import Phase
+from anyaccel.placement import devices
+
+_ONLY_BY_NAME = ("cpu", "sim")
+
+
+def bound(phase: Phase, graph: ModelGraph) -> Phase:
+    """The phase itself if nothing in it depends on the graph, else a copy.
+
+    Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
+    the graph run.
+
+    Raises:
+        PhaseError: a loss without `on`, and the graph has several output nodes.
+    """
+    changes: dict[str, Any] = {}
+    if any(not loss.on for loss in phase.losses):
+        changes["losses"] = tuple(_on_output(phase.label, loss, graph) for loss in phase.losses)
+    if phase.chooses_device:
+        frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
+        changes |= {"accelerator": Accelerator(best_common_device(frameworks)), "chooses_device": False}
+    validation = getattr(phase, "validation", None)
+    if validation is not None and bound(validation, graph) is not validation:
+        changes["validation"] = bound(validation, graph)
+    if not changes:
+        return phase
+    own = copy.copy(phase)
+    vars(own).update(changes)
+    return own
+
+
+def best_common_device(frameworks: Sequence[str]) -> Device:
+    """The best device on which all of these frameworks run: a GPU, another accelerator, or the CPU. Loads no other."""
+    first, *others = [devices(framework=framework) for framework in frameworks]
+    common = (device for device in first if device.kind not in _ONLY_BY_NAME and all(device in own for own in others))
+    return next(common, Device("cpu"))
+
+
+def _on_output(label: str, loss: AppliedLoss, graph: ModelGraph) -> AppliedLoss:
+    if loss.on:
+        return loss
+    nodes = graph.output_nodes
+    if len(nodes) > 1:
+        raise PhaseError(
+            f"phase {label!r} has the loss {loss.loss.name!r} without a node, and the graph has several outputs",
+            available=", ".join(nodes),
+            hint=f"name one: AppliedLoss({loss.loss.name!r}, on={nodes[0]!r})",
+        )
+    return replace(loss, on=nodes[0], label=loss.label or nodes[0])

@@ -1,0 +1,106 @@
+"""Own step: single training steps that are a function of the user's own, over the only segment of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from anyaccel.arguments import shown
+from anyaccel.errors import PhaseError
+from anyaccel.phases.executor.stage import Losses, PipelineStage
+from anyaccel.phases.loading.device_columns import DeviceColumn, DeviceColumns
+from anyaccel.phases.loading.epoch_batches import StepRows
+
+BatchColumns = Mapping[str, DeviceColumn]
+"""Columns by the names that the step finds them under."""
+
+
+class OwnStep:
+    """Runs a function of the user's own as the training step; its figures count as losses do.
+
+    Args:
+        stage: has the models and optimizers.
+        function: as `TrainPhase.step`.
+        names: names of columns by the names that the function finds them under.
+        phase: label of the phase, for messages.
+    """
+
+    def __init__(
+        self, stage: PipelineStage, function: Callable[..., Any], names: Mapping[str, str], phase: str
+    ) -> None:
+        self._stage, self._function, self._names, self._phase = stage, function, names, phase
+        self.is_updating = False
+        """Whether a step has begun and has not ended, as after an error in it."""
+        self.n_done = 0
+        """Steps so far."""
+
+    def bind(self, columns: DeviceColumns) -> BatchColumns:
+        """The columns of a chunk as the step finds them."""
+        return {key: columns[name] for key, name in self._names.items()}
+
+    def train_steps(
+        self, columns: BatchColumns, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
+    ) -> list[Losses]:
+        """Steps one by one, each with the same rows of every order."""
+        sets = {column.feature_set for column in columns.values()}
+        losses: list[Losses] = []
+        for first in range(start, start + n_steps * batch_size, batch_size):
+            losses += self.train_step(columns, dict.fromkeys(sets, (first, first + batch_size)))
+        return losses
+
+    def train_step(self, columns: BatchColumns, step: StepRows, microbatch_size: int | None = None) -> list[Losses]:
+        """One step with some rows of each feature set in it; it is never split."""
+        gathered: dict[int, Any] = {}
+        for column in columns.values():
+            span = step.get(column.feature_set)
+            if id(column) not in gathered:
+                rows = None if span is None else self._stage.backend.gather_rows(column.rows, *span, order=column.order)
+                gathered[id(column)] = rows
+        self.is_updating = True
+        batch = {name: gathered[id(column)] for name, column in columns.items()}
+        given = self._stage.program.own_step(self._function, batch)
+        self.is_updating = False
+        self.n_done += 1
+        n_rows = max(stop - start for start, stop in step.values())
+        figures = {name: (value * n_rows, n_rows) for name, value in self._figures(given).items()}
+        return [Losses(self._stage.backend, 0, tuple(figures), pairs=figures)]
+
+    def try_step(self, columns: BatchColumns, step: StepRows, microbatch_size: int | None = None) -> None:
+        """As `train_step`; the caller restores a snapshot afterwards."""
+        self.train_step(columns, step)
+        self._stage.program.zero_grad()
+
+    def snapshot(self) -> int:
+        """The number of steps."""
+        return self.n_done
+
+    def restore(self, n_done: int) -> None:
+        """Go back to a number of steps, none of them begun."""
+        self.n_done, self.is_updating = n_done, False
+
+    def _figures(self, given: Any) -> Mapping[str, Any]:
+        """What a step gave, by name; a single number is the loss.
+
+        Raises:
+            PhaseError: it is no number, nor a dict of numbers.
+        """
+        if given is None:
+            return {}
+        figures = given if isinstance(given, Mapping) else {"loss": given}
+        for name, value in figures.items():
+            if not isinstance(name, str) or not _is_scalar(value):
+                shape = getattr(value, "shape", None)
+                what = shown(value) if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
+                raise PhaseError(
+                    f"the step of phase {self._phase!r} gave {what} as the figure {shown(name)}",
+                    available="a dict of names and scalars; one scalar, the loss; or None",
+                    hint="give a mean over the batch, as in {'loss': loss}",
+                )
+        return figures
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, (int, float)):
+        return True
+    shape = getattr(value, "shape", None)
+    return shape is not None and tuple(shape) == ()

@@ -1,0 +1,128 @@
+"""What outputs and targets of a classifier mean: classes, and the probability of each class."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anyaccel.errors import SpecError
+
+
+def aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Targets in the shape of the outputs if that differs only in axes of size 1; anything else would broadcast.
+
+    Raises:
+        SpecError: other shapes.
+    """
+    if not same_axes(targets, outputs):
+        raise SpecError(
+            f"a metric cannot compare outputs {list(outputs.shape)} with targets {list(targets.shape)}",
+            hint="name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or pass a function as metric",
+        )
+    return targets.reshape(outputs.shape)
+
+
+def same_axes(targets: np.ndarray, outputs: np.ndarray) -> bool:
+    """Whether both have the same number of samples, and the same axes beside those of size 1."""
+    axes, wanted = ([size for size in array.shape[1:] if size != 1] for array in (targets, outputs))
+    return axes == wanted and len(targets) == len(outputs)
+
+
+def is_scores(outputs: np.ndarray) -> bool:
+    """Whether outputs are a score for each of several classes, [n, classes]."""
+    return outputs.dtype.kind in "fc" and outputs.ndim == 2 and outputs.shape[1] > 1
+
+
+def classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted and true classes, each [n].
+
+    Args:
+        name: of the metric, for messages.
+        outputs: scores [n, classes]; or logits of class 1, [n] or [n, 1]; or classes, not floating point.
+        targets: class indices [n] or [n, 1], or for scores also probabilities [n, classes].
+
+    Raises:
+        SpecError: shapes that do not fit, a class that has no score, or several classes for one sample.
+    """
+    if is_scores(outputs):
+        return outputs.argmax(axis=1), true_classes(name, outputs, targets)
+    truth = aligned(targets, outputs)
+    if outputs.dtype.kind not in "fc":
+        return outputs.reshape(-1), truth.reshape(-1)
+    return (outputs > 0).astype("int64").reshape(-1), _zero_or_one(name, truth).reshape(-1)
+
+
+def true_classes(name: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Class indices, integers [n], for scores [n, classes]; see `classes`."""
+    if targets.shape == scores.shape:
+        if not np.allclose(targets.sum(axis=1, dtype=np.float64), 1.0, atol=1e-2):
+            raise SpecError(
+                f"{name}: the targets are not one class per sample: their rows do not sum to 1",
+                hint="measure each label by its own metric, or pass a function as metric",
+            )
+        return np.asarray(targets.argmax(axis=1))
+    indices, count = aligned(targets, scores[:, 0]), scores.shape[1]
+    wrong = indices[~((indices >= 0) & (indices < count) & (indices == np.floor(indices)))]
+    if wrong.size:
+        raise SpecError(
+            f"{name}: the targets have class index {wrong[0]}, but there are {count} scores per sample",
+            available=f"0 to {count - 1}",
+            hint="number the classes from 0, or pass a function as metric",
+        )
+    return indices.astype("int64")
+
+
+def probabilities(outputs: np.ndarray) -> np.ndarray:
+    """The probability of each class, [n, classes]; of one logit, classes 0 and 1.
+
+    Rows that are probabilities already (none negative, with a sum of 1) keep their values and dtype; of other scores
+    the softmax is taken, of one logit the sigmoid, in float64.
+    """
+    if is_scores(outputs):
+        if is_distribution(outputs):
+            return outputs
+        logits = outputs.astype(np.float64)
+    else:
+        single = outputs.reshape(len(outputs), -1).astype(np.float64)
+        logits = np.concatenate([np.zeros_like(single), single], axis=1)
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def is_distribution(scores: np.ndarray) -> bool:
+    """Whether every row of scores [n, classes] is non-negative with a sum of 1 within the rounding of its dtype."""
+    tolerance = np.sqrt(np.finfo(scores.dtype).eps)
+    return bool((scores >= 0).all() and np.allclose(scores.sum(axis=1, dtype=np.float64), 1.0, rtol=0, atol=tolerance))
+
+
+def _zero_or_one(name: str, targets: np.ndarray) -> np.ndarray:
+    if not np.isin(targets, (0, 1)).all():
+        raise SpecError(
+            f"{name} takes a single output as the logit of class 1, but the targets have {len(np.unique(targets))} "
+            "values, not 0 and 1 alone",
+            hint="give the model one output per class",
+        )
+    return targets.astype("int64")
+
+
+def scored_classes(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores [n, classes] or those of class 1 alone, [n], and true classes [n]; see `classes`.
+
+    Of two classes the score is the probability of class 1 if rows are probabilities, else the difference of both.
+
+    Raises:
+        SpecError: as for `classes`; or the outputs are classes, which have no scores.
+    """
+    if outputs.dtype.kind not in "fc":
+        raise SpecError(
+            f"{name} needs a score for each class, and the outputs are classes",
+            hint="use a metric of classes, such as 'f1_macro', or give the node scores: of an estimator with "
+            "anyaccel.Estimator(..., method='predict_proba')",
+        )
+    if not is_scores(outputs):
+        truth = aligned(targets, outputs)
+        return outputs.reshape(-1), _zero_or_one(name, truth).reshape(-1)
+    truth = true_classes(name, outputs, targets)
+    if outputs.shape[1] > 2:
+        return probabilities(outputs), truth
+    wide = outputs.astype(np.float64)
+    return (wide[:, 1] if is_distribution(outputs) else wide[:, 1] - wide[:, 0]), truth

@@ -1,0 +1,176 @@
+"""Metric: a named measure, a function or a metric object, computed over all predictions in host memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anyaccel import arguments
+from anyaccel.arguments import shown
+from anyaccel.errors import ConfigError, SpecError
+from anyaccel.phases.metrics.metric_calls import Call, call_of, can_measure, label_of, number_of
+from anyaccel.phases.metrics.named import CLASS_METRICS, METRICS, SYNONYMS
+from anyaccel.specs import LOSS_ALIASES, LOSSES
+from anyaccel.suggestions import did_you_mean
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Metric:
+    """A metric, computed once over all predictions of a phase.
+
+    Args:
+        measure: a name, all of which have the numbers of scikit-learn's function or scorer of this name; or a function
+            of outputs and targets (NumPy arrays, samples along the first axis; copies of its own) that returns a
+            number, with the targets first if its parameters are named as in scikit-learn (`y_true, y_pred`); or a
+            metric object of torchmetrics or Keras. Of a node with one output, where targets are [n], functions get [n].
+        on: label of the node whose output it measures; None for every node with a loss in the phase, else the output
+            nodes of the graph.
+        targets: what outputs are compared with: `"targets"` as for losses, or `"FEATURE_SET.COLUMN"`.
+        label: name in results; by default that of the measure.
+        from_logits: what a single output is for a named metric of classes: True for the logit of class 1, False for
+            its probability. None, the default, is True, and warns if all outputs are from 0 to 1. Several outputs need
+            no word: rows of probabilities are seen by their sum.
+
+    Names: accuracy, balanced_accuracy, top_k_accuracy (k = 2, as in scikit-learn), top_3_accuracy, top_5_accuracy,
+    precision, recall, f1, jaccard (of class 1; of several classes as f1_macro, f1_micro, f1_weighted),
+    matthews_corrcoef, cohen_kappa, roc_auc (of two classes; roc_auc_ovr, roc_auc_ovo and both with _weighted of
+    several), average_precision, log_loss, brier_score; mse, rmse, mae, r2, root_mean_squared_error,
+    median_absolute_error, max_error, mean_absolute_percentage_error, mean_squared_log_error,
+    root_mean_squared_log_error, explained_variance. Of outputs with NaN all are NaN.
+
+    Raises:
+        SpecError: an unknown name, or something that cannot be called.
+    """
+
+    measure: Any
+    on: str | None
+    targets: str
+    label: str
+    from_logits: bool | None
+    _call: Call = field(repr=False, compare=False)
+
+    def __init__(
+        self,
+        measure: Any,
+        on: str | None = None,
+        targets: str = "targets",
+        label: str | None = None,
+        *,
+        from_logits: bool | None = None,
+    ) -> None:
+        name = SYNONYMS.get(measure, measure) if isinstance(measure, str) else None
+        if name is not None and name not in METRICS:
+            raise SpecError(
+                f"no metric is called {shown(measure)}", available=", ".join(METRICS), hint=_hint(name.lower())
+            )
+        if name is None and not can_measure(measure):
+            hint = f"create one: {measure.__name__}()" if isinstance(measure, type) else "give a name or a function"
+            raise SpecError(f"{shown(measure)} is not a metric", available=", ".join(METRICS), hint=hint)
+        for key, value in (("on", on), ("targets", targets), ("label", label)):
+            if value is not None or key == "targets":
+                arguments.text(SpecError, "Metric: ", key, value)
+        if from_logits is not None:
+            arguments.flag(SpecError, "Metric: ", "from_logits", from_logits)
+        object.__setattr__(self, "measure", measure if name is None else METRICS[name])
+        object.__setattr__(self, "on", on)
+        object.__setattr__(self, "targets", targets)
+        object.__setattr__(self, "label", label or (measure if name is not None else label_of(measure)))
+        object.__setattr__(self, "from_logits", from_logits)
+        object.__setattr__(self, "_call", call_of(measure) if name is None else METRICS[name])
+
+    @property
+    def name(self) -> str | None:
+        """The name in METRICS; None for a function or object of the user's."""
+        return next((name for name, measure in METRICS.items() if measure is self.measure), None)
+
+    def compute(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        """The value for all outputs of a node, and the targets of the same samples.
+
+        Raises:
+            SpecError: shapes or values that a named metric does not take, or what the metric gave is not one number.
+        """
+        name = self.name
+        if name is None:  # it may write to its arguments
+            return number_of(self._call(np.array(outputs), np.array(targets)))
+        if outputs.dtype.kind in "fc" and np.isnan(outputs).any():
+            return float("nan")
+        if name in CLASS_METRICS and outputs.dtype.kind == "f" and outputs.size == len(outputs) > 0:
+            outputs = self._single(outputs)
+        return float(self._call(outputs, targets))
+
+    def _single(self, outputs: np.ndarray) -> np.ndarray:
+        """One output per sample, as the named metrics take it: logits of class 1, or probabilities of both classes."""
+        if self.from_logits is False:
+            chances = outputs.reshape(-1, 1)
+            if ((chances < 0) | (chances > 1)).any():
+                raise SpecError("with from_logits=False outputs are from 0 to 1", hint="leave from_logits out")
+            return np.concatenate([1 - chances, chances], axis=1)
+        if self.from_logits is None and ((outputs >= 0) & (outputs <= 1)).all():
+            warnings.warn(
+                f"metric {self.label!r}: all outputs are from 0 to 1, and are taken as logits, of which every one from "
+                f"0 on means class 1. If they are probabilities, write Metric({self.label!r}, from_logits=False); if "
+                "not, from_logits=True",
+                UserWarning,
+                stacklevel=2,
+            )
+        return outputs
+
+    def get_config(self) -> dict[str, Any]:
+        """The metric as plain data.
+
+        Raises:
+            ConfigError: the measure is a function of your own.
+        """
+        name = self.name
+        if name is None:
+            raise ConfigError(
+                f"metric {self.label!r} is a function, which cannot be saved as configuration",
+                hint="use a named metric: " + ", ".join(METRICS),
+            )
+        logits = {} if self.from_logits is None else {"from_logits": self.from_logits}
+        return {"measure": name, "on": self.on, "targets": self.targets, "label": self.label, **logits}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Metric:
+        """A metric from its configuration.
+
+        Raises:
+            ConfigError: malformed.
+        """
+        known = ("measure", "on", "targets", "label", "from_logits")
+        if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str) or set(config) - set(known):
+            raise ConfigError(
+                f"{shown(config)} is not the configuration of a metric",
+                available=f"keys: {', '.join(known)}",
+                hint="write {'measure': 'accuracy'}",
+            )
+        return cls(**dict(config))
+
+
+_OTHER_NAMES = {
+    "acc": "accuracy",
+    "auc": "roc_auc",
+    "auroc": "roc_auc",
+    "mape": "mean_absolute_percentage_error",
+    "msle": "mean_squared_log_error",
+    "rmsle": "root_mean_squared_log_error",
+    "mcc": "matthews_corrcoef",
+    "kappa": "cohen_kappa",
+    "binary_accuracy": "accuracy",
+    "categorical_accuracy": "accuracy",
+    "sparse_categorical_accuracy": "accuracy",
+    "top_k_categorical_accuracy": "top_5_accuracy",
+}
+
+
+def _hint(name: str) -> str:
+    loss = LOSS_ALIASES.get(name, name)
+    if loss in LOSSES and loss not in METRICS:
+        return f"{loss} is a loss: write losses=[AppliedLoss({loss!r}, on='NODE')]"
+    plain = name.removeprefix("neg_")
+    plain = _OTHER_NAMES.get(plain, SYNONYMS.get(plain, plain))
+    return did_you_mean(plain, METRICS, "use one of these, or give a function")

@@ -1,0 +1,143 @@
+"""Metrics of scores and probabilities of classes, each as scikit-learn's function of this name computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+
+from anyaccel.errors import SpecError
+from anyaccel.phases.metrics.class_values import is_scores, probabilities, scored_classes
+
+
+def roc_auc(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Area under the receiver operating characteristic of class 1, of two classes."""
+    scores, truth = scored_classes("roc_auc", outputs, targets)
+    if scores.ndim == 2:
+        raise SpecError(
+            f"roc_auc is that of two classes, and there are {scores.shape[1]} scores per sample",
+            available="roc_auc_ovr, roc_auc_ovo, roc_auc_ovr_weighted, roc_auc_ovo_weighted",
+            hint="use 'roc_auc_ovr', each class against the rest",
+        )
+    return _area("roc_auc", scores, truth == 1)
+
+
+def roc_auc_ovr(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Mean area under the curve of each class against the rest."""
+    return _over_classes("roc_auc_ovr", _area, outputs, targets, weighted=False)
+
+
+def roc_auc_ovr_weighted(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """As roc_auc_ovr, each class weighted by how often it is true."""
+    return _over_classes("roc_auc_ovr_weighted", _area, outputs, targets, weighted=True)
+
+
+def roc_auc_ovo(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Mean area under the curve of each class against each other."""
+    return _over_pairs("roc_auc_ovo", outputs, targets, weighted=False)
+
+
+def roc_auc_ovo_weighted(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """As roc_auc_ovo, each pair of classes weighted by how often they are true."""
+    return _over_pairs("roc_auc_ovo_weighted", outputs, targets, weighted=True)
+
+
+def average_precision(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Mean of the precisions at each score, weighted by the gain in recall; of many classes, their mean."""
+    return _over_classes("average_precision", _precision_over_recall, outputs, targets, weighted=False)
+
+
+def log_loss(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Mean negative logarithm of the probability of the true class."""
+    _, truth = scored_classes("log_loss", outputs, targets)
+    chances = probabilities(outputs)
+    smallest = np.finfo(chances.dtype).eps
+    return float(np.mean(-np.log(np.clip(chances[np.arange(len(truth)), truth], smallest, 1 - smallest))))
+
+
+def brier_score(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """Mean squared error of probabilities, summed over classes; of two classes, that of class 1."""
+    _, truth = scored_classes("brier_score", outputs, targets)
+    chances = probabilities(outputs).astype(np.float64)
+    errors = np.sum((np.eye(chances.shape[1])[truth] - chances) ** 2, axis=1)
+    return float(np.mean(errors)) * (0.5 if chances.shape[1] == 2 else 1.0)
+
+
+def top_k(k: int) -> Callable[[np.ndarray, np.ndarray], float]:
+    """The metric of how often the true class is among the `k` with the highest scores."""
+
+    def top_k_accuracy(outputs: np.ndarray, targets: np.ndarray) -> float:
+        """How often the true class is among those with the highest scores."""
+        _, truth = scored_classes("top_k_accuracy", outputs, targets)
+        n_classes = outputs.shape[1] if is_scores(outputs) else 2
+        if n_classes <= k:
+            raise SpecError(
+                f"the accuracy among the {k} highest scores is always 1: there are {n_classes} classes",
+                hint="use 'accuracy'",
+            )
+        best = np.argsort(outputs, axis=1, kind="stable")[:, ::-1][:, :k]  # of equal scores, the last class first
+        return float(np.mean((best == truth[:, None]).any(axis=1)))
+
+    return top_k_accuracy
+
+
+Area = Callable[[str, np.ndarray, np.ndarray], float]
+
+
+def _over_classes(name: str, area: Area, outputs: np.ndarray, targets: np.ndarray, *, weighted: bool) -> float:
+    scores, truth = scored_classes(name, outputs, targets)
+    if scores.ndim == 1:
+        return area(name, scores, truth == 1)
+    counts = _counts(name, scores, truth)
+    areas = [area(name, scores[:, index], truth == index) for index in range(len(counts))]
+    return float(np.average(areas, weights=counts if weighted else None))
+
+
+def _over_pairs(name: str, outputs: np.ndarray, targets: np.ndarray, *, weighted: bool) -> float:
+    scores, truth = scored_classes(name, outputs, targets)
+    if scores.ndim == 1:
+        return _area(name, scores, truth == 1)
+    counts = _counts(name, scores, truth)
+    areas, weights = [], []
+    for first, second in combinations(range(len(counts)), 2):
+        rows = (truth == first) | (truth == second)
+        both = (_area(name, scores[rows, index], truth[rows] == index) for index in (first, second))
+        areas.append(sum(both) / 2)
+        weights.append(counts[first] + counts[second])
+    return float(np.average(areas, weights=weights if weighted else None))
+
+
+def _counts(name: str, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """How often each class is true; each must be."""
+    counts = np.bincount(truth, minlength=scores.shape[1])
+    if not counts.all():
+        raise _one_class(name, f"no target is of class {int(np.argmin(counts > 0))}")
+    return counts
+
+
+def _area(name: str, scores: np.ndarray, positive: np.ndarray) -> float:
+    """Chance that a positive sample has a higher score than a negative one; equal scores count half."""
+    n_positive = int(positive.sum())
+    n_negative = len(positive) - n_positive
+    if not n_positive or not n_negative:
+        raise _one_class(name, f"all targets are of class {int(bool(n_positive))}")
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2  # of equal scores, the mean rank
+    return float((ranks[places][positive].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative))
+
+
+def _precision_over_recall(name: str, scores: np.ndarray, positive: np.ndarray) -> float:
+    if not positive.any():
+        raise _one_class(name, "no target is of class 1")
+    values, places = np.unique(scores, return_inverse=True)
+    hits = np.cumsum(np.bincount(places, weights=positive, minlength=len(values))[::-1])  # from the highest score on
+    total = np.cumsum(np.bincount(places, minlength=len(values))[::-1])
+    return float(np.sum(np.diff(hits, prepend=0) / hits[-1] * (hits / total)))
+
+
+def _one_class(name: str, what: str) -> SpecError:
+    return SpecError(
+        f"{name} is not defined: {what}",
+        hint="take rows of every class, for example by split_random(..., stratify_by='COLUMN')",
+    )

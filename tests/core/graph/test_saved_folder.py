@@ -1,0 +1,318 @@
+"""Saved folders: a graph as a manifest and safetensors; what is loaded knows the transforms of its data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anyaccel import AppliedLoss, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode, SequentialMLP, TrainPhase
+from anyaccel.errors import ConfigError, PhaseError, SplitError, StateError
+from anyaccel.graph import saved_folder
+
+
+@pytest.fixture(autouse=True)
+def serve():
+    """The registry of this process is used as it is: what is saved is read in other processes, too."""
+
+
+class Shift:
+    """A transform whose class no file may name."""
+
+    def __init__(self, by=0.0):
+        self.by = by
+
+    def fit(self, x):
+        self.mean = x.mean(axis=0)
+        return self
+
+    def transform(self, x):
+        return x - self.mean - self.by
+
+
+def raw(seed=0):
+    x = np.random.default_rng(seed).normal(3.0, 2.0, size=(40, 2))
+    return FeatureSet.from_dict(
+        "data", {"x": x, "y": x[:, 0] - x[:, 1], "id": list(map(str, range(40)))}, "x", "y", "id"
+    )
+
+
+def scaled(data):
+    scaler = pytest.importorskip("sklearn.preprocessing").StandardScaler()
+    return data.fit_transform(scaler, "x", fit_on="all").fit_transform(scaler, "y", fit_on="all")
+
+
+def trained(data):
+    graph = ModelGraph([ModelNode("net", SequentialMLP(), data.reference())], "adam", seed=1)
+    phase = TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")], n_epochs=2)
+    Experiment("e", graph, progress="none").run_phase(phase)
+    return graph
+
+
+def predicted(graph, data, undo=False):
+    return Experiment("p", graph, progress="none").run_phase(EvalPhase("p", data=data)).prediction("net", undo=undo)
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.dtype == second[name].dtype and array.tobytes() == second[name].tobytes(), name
+
+
+def test_a_graph_comes_back_with_its_state_and_configuration(tmp_path):
+    graph = trained(raw())
+    graph.save(tmp_path / "saved")
+    again = ModelGraph.load(tmp_path / "saved")
+    assert_same(again.state(), graph.state())
+    assert again.get_config() == graph.get_config()
+    np.testing.assert_array_equal(predicted(again, raw()), predicted(graph, raw()))
+
+
+def test_the_transforms_of_the_data_come_back(tmp_path):
+    data = scaled(raw())
+    graph = trained(data)
+    graph.save(tmp_path)
+    again = ModelGraph.load(str(tmp_path))
+    assert_same(again.state(), graph.state())
+    new = raw(7).select(targets=()).transform_like(again.feature_sets["data"])
+    expected = predicted(graph, raw(7).transform_like(data), undo=True)
+    np.testing.assert_array_equal(predicted(again, new, undo=True), expected)
+
+
+def test_it_is_loaded_in_a_new_process(tmp_path):
+    graph = trained(scaled(raw()))
+    graph.save(tmp_path / "saved")
+    code = """
+import sys, json, numpy as np, anyaccel as aa
+graph = aa.ModelGraph.load(sys.argv[1])
+x = np.load(sys.argv[2])
+new = aa.FeatureSet.from_dict("data", {"x": x}, "x").transform_like(graph.feature_sets["data"])
+results = aa.Experiment("p", graph, progress="none").run_phase(aa.EvalPhase("p", data=new))
+print(json.dumps(results.prediction("net", undo=True).reshape(-1).tolist()))
+"""
+    np.save(tmp_path / "x.npy", raw(3).array("x"))
+    command = [sys.executable, "-c", code, str(tmp_path / "saved"), str(tmp_path / "x.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = predicted(graph, raw(3).transform_like(graph.feature_sets["data"]), undo=True)
+    np.testing.assert_array_equal(json.loads(done.stdout), expected.reshape(-1))
+
+
+def test_a_loaded_graph_has_no_rows_and_says_so(tmp_path):
+    graph = trained(scaled(raw()))
+    graph.save(tmp_path)
+    again = ModelGraph.load(tmp_path)
+    with pytest.raises(SplitError, match=r"no split 'all': the graph was loaded.*transform_like\(graph.feature_sets"):
+        predicted(again, "all")
+    with pytest.raises(PhaseError, match="has no rows"):
+        predicted(again, again.feature_sets["data"])
+    assert repr(again.feature_sets["data"]) == "DataSchema('data', 1 features, without rows)"
+
+
+def test_rows_without_the_transforms_are_refused_by_name(tmp_path):
+    trained(scaled(raw())).save(tmp_path)
+    again = ModelGraph.load(tmp_path)
+    with pytest.raises(PhaseError, match=r"as it was before the transforms.*StandardScaler on x"):
+        predicted(again, raw())
+    with pytest.raises(ConfigError, match=r"the graph: StandardScaler on x; StandardScaler on y; given: no transforms"):
+        ModelGraph.load(tmp_path, feature_sets=[raw()])
+    with pytest.raises(StateError, match=r"are not transformed as those that the state was trained on: data"):
+        ModelGraph.load(tmp_path, feature_sets=[scaled(raw(1))])
+
+
+def test_data_with_the_same_transforms_may_be_given(tmp_path):
+    data = scaled(raw())
+    trained(data).save(tmp_path)
+    again = ModelGraph.load(tmp_path, feature_sets=[data])
+    assert again.feature_sets["data"] is data and predicted(again, "all").shape == (40, 1)
+
+
+def test_a_state_alone_is_refused_by_a_graph_of_other_data():
+    state = trained(scaled(raw())).state()
+    assert {"transforms/data/0/mean_", "transforms/data/1/scale_"} <= set(state)
+    with pytest.raises(StateError, match=r"here: no transforms; the state has data/0/.*transform_like\(data\)"):
+        trained(raw()).load_state(state)
+    with pytest.raises(StateError, match=r"here: StandardScaler on x; .*the state has no transforms"):
+        trained(scaled(raw())).load_state(trained(raw()).state())
+    with pytest.raises(StateError, match="not transformed as those"):
+        trained(scaled(raw(1))).load_state(state)
+    trained(scaled(raw())).load_state(state)
+
+
+def test_a_transform_of_ones_own_is_asked_for(tmp_path):
+    data = raw().fit_transform(Shift(), "x", fit_on="all")
+    graph = trained(data)
+    graph.save(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"Shift' is not one that can be read.*allow=\[Shift\].*feature_sets=\[data\]"
+    ):
+        ModelGraph.load(tmp_path)
+    allowed = ModelGraph.load(tmp_path, allow=[Shift])
+    new = raw(2).transform_like(allowed.feature_sets["data"])
+    np.testing.assert_array_equal(predicted(allowed, new), predicted(graph, raw(2).transform_like(data)))
+    again = ModelGraph.load(tmp_path, feature_sets=[data])
+    np.testing.assert_array_equal(predicted(again, "all"), predicted(graph, "all"))
+    with pytest.raises(ConfigError, match="transformed in another way"):
+        ModelGraph.load(tmp_path, feature_sets=[raw().fit_transform(Shift(1.0), "x", fit_on="all")])
+
+
+class Mine(SequentialMLP):
+    """A model that no backend names."""
+
+
+def test_a_model_that_no_backend_names_is_asked_for_by_name(tmp_path):
+    graph = trained(raw())
+    graph["net"].model.__class__ = Mine
+    graph.save(tmp_path)
+    with pytest.raises(ConfigError, match=r"allow=\[Mine\], or give models={'net': ...}"):
+        ModelGraph.load(tmp_path)
+    again = ModelGraph.load(tmp_path, models={"net": SequentialMLP()})
+    np.testing.assert_array_equal(predicted(again, raw()), predicted(graph, raw()))
+
+
+def test_a_frameworks_own_optimizer_is_asked_for(tmp_path):
+    graph = trained(raw())
+    graph.save(tmp_path / "named")
+    manifest = json.loads((tmp_path / "named" / "manifest.json").read_text())
+    manifest["graph"]["optimizer"] = {"own": "nadam"}
+    (tmp_path / "named" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match=r"trained by the optimizer 'nadam'.*load\(folder, optimizer=...\)"):
+        ModelGraph.load(tmp_path / "named")
+    assert ModelGraph.load(tmp_path / "named", optimizer="adam").optimizer.name == "adam"
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_has_a_manifest_and_arrays_that_other_tools_read(tmp_path):
+    from safetensors.numpy import load_file
+
+    graph = trained(raw())
+    graph.save(tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names[0] == "manifest.json" and len(names) == 2
+    assert_same(load_file(tmp_path / names[1]), graph.state())
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert (manifest["format"], manifest["schema_version"]) == ("anyaccel", 1)
+    assert manifest["written_by"]["anyaccel"] and manifest["arrays"][0]["file"] == names[1]
+
+
+def test_saving_again_replaces_and_leaves_nothing(tmp_path):
+    graph = trained(raw())
+    graph.save(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    Experiment("e", graph, progress="none").run_phase(
+        TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")])
+    )
+    graph.save(tmp_path)
+    assert_same(ModelGraph.load(tmp_path).state(), graph.state())
+    assert len(list(tmp_path.iterdir())) == 3 and (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, call):
+    graph, other = trained(raw()), trained(raw(1))
+    graph.save(tmp_path)
+    calls, fsync = [], os.fsync
+
+    def failing(descriptor):
+        calls.append(descriptor)
+        if len(calls) == call:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    try:
+        other.save(tmp_path)
+    except OSError:
+        expected = graph if call < 4 else other  # the manifest is renamed between the third and the fourth
+    else:
+        expected = other
+    assert_same(ModelGraph.load(tmp_path).state(), expected.state())
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_changed_or_missing_file_is_named(tmp_path):
+    trained(raw()).save(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    whole = file.read_bytes()
+    for changed in (whole[:-1], whole[:200] + bytes([whole[200] ^ 1]) + whole[201:], b""):
+        file.write_bytes(changed)
+        with pytest.raises(StateError, match=r"state-\w+.safetensors' is not as it was written"):
+            ModelGraph.load(tmp_path)
+    file.unlink()
+    with pytest.raises(StateError, match=r"safetensors' is missing, or not a plain file. Hint: copy the whole folder"):
+        ModelGraph.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a manifest of anyaccel"),
+        ("[" * 100_000, "is not a manifest of anyaccel"),
+        ('{"format": "other"}', "is not a manifest of anyaccel"),
+        ('{"format": "anyaccel", "schema_version": 2}', r"is of schema version 2.*reads versions up to 1"),
+        ('{"format": "anyaccel", "schema_version": 1, "arrays": []}', "holds no graph"),
+        ('{"format": "anyaccel", "schema_version": 1, "arrays": 3, "graph": {}}', "names None, which is no file"),
+        *(
+            (
+                json.dumps({"format": "anyaccel", "schema_version": 1, "arrays": [{"file": name}], "graph": {}}),
+                "no file of",
+            )
+            for name in (
+                "../x.safetensors",
+                "/etc/x.safetensors",
+                "a\\x.safetensors",
+                "x.pickle",
+                None,
+                "C:x.safetensors",
+            )
+        ),
+        ('{"format": "anyaccel", "schema_version": 1, "arrays": [], "graph": 3}', "not the configuration of a graph"),
+        (
+            '{"format": "anyaccel", "schema_version": 1, "arrays": [], "graph": {"nodes": [], "data": {"d": 3}}}',
+            "is not the configuration of the data 'd'",
+        ),
+    ],
+)
+def test_a_foreign_or_hostile_manifest_is_an_error(tmp_path, text, message):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        ModelGraph.load(tmp_path)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    trained(raw()).save(tmp_path / "a")
+    (file,) = (tmp_path / "a").glob("*.safetensors")
+    try:
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    except OSError:
+        pytest.skip("no symbolic links here")
+    with pytest.raises(StateError, match="missing, or not a plain file"):
+        ModelGraph.load(tmp_path / "a")
+
+
+def test_what_is_no_folder_is_an_error(tmp_path):
+    graph = trained(raw())
+    with pytest.raises(ConfigError, match=r"has no manifest.json. Available: no such folder. Hint: give the folder"):
+        ModelGraph.load(tmp_path / "none")
+    with pytest.raises(ConfigError, match="3 is not a folder"):
+        graph.save(3)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"is a file. Hint: choose a name for a new folder"):
+        graph.save(tmp_path / "file")
+    (tmp_path / "manifest.json").write_text('{"name": "an app"}')
+    with pytest.raises(ConfigError, match="is not a manifest of anyaccel"):
+        graph.save(tmp_path)
+    assert Path(tmp_path / "manifest.json").read_text() == '{"name": "an app"}'
+
+
+def test_arrays_that_safetensors_does_not_know_are_an_error(tmp_path):
+    with pytest.raises(StateError, match=r"cannot be written as safetensors.*complex128"):
+        saved_folder.write(tmp_path, {}, {"z": np.ones(2, np.complex128)})
