@@ -226,6 +226,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.EarlyStopping,
         {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
     ),
+    "ReduceLROnPlateau": lambda: (
+        aa.ReduceLROnPlateau,
+        {"monitor": "loss", "factor": 0.5, "patience": 5, "threshold": 0.0, "threshold_mode": "abs", "cooldown": 1}
+        | {"min_factor": 0.1, "mode": "max"},
+    ),
     "Estimator": lambda: (aa.Estimator, {"estimator": Mean(), "method": "predict", "output_dtype": "float32"}),
     "EvalPhase": lambda: (
         planned(aa.EvalPhase),

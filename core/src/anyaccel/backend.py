@@ -236,7 +236,7 @@ class Compute(ABC):
         return ""
 
     def untrainable_reason(self, model: Any) -> str:
-        """What training would leave out of a model (a method of its own, a constraint); `""`, the default: nothing."""
+        """What training would leave out of a model, such as a method of its own; `""`, the default: nothing."""
         return ""
 
     def data_format(self, model: Any) -> tuple[str, str]:

@@ -75,6 +75,10 @@ class ArrayOps(ABC):
     def buffers(self, model: Any) -> Mapping[str, Any]:
         """The arrays by name that a model changes while it trains, such as running means."""
 
+    def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
+        """What parameters go through after each update, by their names; the default is nothing."""
+        return {}
+
     @abstractmethod
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         """Store these values in the user's model."""

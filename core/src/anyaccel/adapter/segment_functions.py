@@ -151,7 +151,8 @@ class SegmentFunctions:
     def flattening(self, state: Any) -> ParameterFlattening:
         """Which models of a `train_step` state are flattened: none where there are several devices."""
         rules = {owner: self._optimizer.rules[group] for group, owners in self.reached.items() for owner in owners}
-        parameters = state["parameters"] if len(devices_of(self._segment)) == 1 else {}
+        constrained, whole = self._optimizer.constraints, len(devices_of(self._segment)) == 1
+        parameters = {owner: a for owner, a in state["parameters"].items() if whole and owner not in constrained}
         return plan_flattening(self._ops, rules, parameters, state["slots"])
 
     def train_step(

@@ -122,6 +122,12 @@ class TensorFlowOps(TracedOps):
         """The values of its other variables."""
         return {name: self._value(variable) for name, variable in self._call(model).variables.buffers.items()}
 
+    def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
+        """Those of its trained variables, of Keras or TensorFlow."""
+        named = self._call(model).variables.parameters
+        constraints = {name: getattr(variable, "constraint", None) for name, variable in named.items()}
+        return {name: constraint for name, constraint in constraints.items() if constraint is not None}
+
     def _value(self, variable: Any) -> Any:
         key = id(tf_variable(variable))
         value = self._values.get(key)

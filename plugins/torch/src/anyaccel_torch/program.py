@@ -14,7 +14,7 @@ from torch import Tensor
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
 from anyaccel.segment import NodeState, Segment
-from anyaccel_torch import step_compiler
+from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
@@ -110,6 +110,7 @@ class TorchProgram(MultiStepProgram):
         seen: set[int] = set()
         states = initial_states(self.segment)
         sparse = any(getattr(part, "sparse", False) for module in self._modules for part in submodules(module))
+        constraints = {p: c for module in self._modules for p, c in keras.constraints(module).items()}
         return [
             GroupOptimizer(
                 group,
@@ -117,6 +118,7 @@ class TorchProgram(MultiStepProgram):
                 states,
                 switched_off=switched_off(self.segment, group.nodes),
                 sparse=sparse,
+                constraints=constraints,
             )
             for group in self.segment.groups
         ]
