@@ -49,11 +49,9 @@ class Registry:
         built_in: Callable[[], Backend] = loader.built_in_backend,
         entry_points: Callable[[], Iterable[EntryPoint]] = loader.installed,
     ) -> None:
-        self._built_in = built_in
-        self._entry_points = entry_points
+        self._built_in, self._entry_points = built_in, entry_points
         self._lock = threading.RLock()
-        self._loaded = False
-        self._loading = False
+        self._loaded = self._loading = False
         self._clear()
 
     def load(self) -> None:

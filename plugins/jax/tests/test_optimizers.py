@@ -75,6 +75,14 @@ def test_a_function_gets_the_rate_of_each_step(train: Train, batches: Batches, o
         np.testing.assert_allclose(result.parameters[key], value, rtol=2e-5, atol=1e-6)
 
 
+def test_a_schedule_of_optax_is_a_function_of_the_step(train: Train, batches: Batches, optax: ModuleType) -> None:
+    own = optax.warmup_cosine_decay_schedule(0.1, 1.0, 2, STEPS, 0.01)
+    expected = by_optax(optax, optax.adam(lambda step: 0.02 * own(step)), batches, lambda step: 1.0)
+    result, _ = train(model(), Optimizer("adam", lr=0.02, schedule=own))
+    for key, value in expected.items():
+        np.testing.assert_allclose(result.parameters[key], value, rtol=2e-5, atol=1e-6)
+
+
 def test_an_object_has_a_rate_of_its_own_and_ours_is_a_factor(
     train: Train, batches: Batches, optax: ModuleType
 ) -> None:

@@ -17,13 +17,20 @@ class OptimizerStep:
     Attributes:
         rules: update rules by group name.
         clip_norms: the largest norm of a group's gradients, for groups that have one.
+        constraints: what parameters go through after each update, by owner and name.
 
     Raises:
         SpecError: an optimizer that the framework lacks.
     """
 
-    def __init__(self, ops: ArrayOps, groups: Iterable[ParameterGroup]) -> None:
+    def __init__(
+        self,
+        ops: ArrayOps,
+        groups: Iterable[ParameterGroup],
+        constraints: Mapping[str, Mapping[str, Callable[[Any], Any]]],
+    ) -> None:
         self._ops = ops
+        self.constraints = constraints
         self.rules = {group.name: ops.update_rule(group.optimizer) for group in groups}
         self.clip_norms = {
             name: float(rule.optimizer.clip_norm)
@@ -53,7 +60,7 @@ class OptimizerStep:
                 updated, kept = self._step(
                     group, parameters[node], {n: grads[n] for n in names}, slots[node], coefficients[node]
                 )
-                new_parameters[node].update(updated)
+                new_parameters[node].update(self._constrained(node, updated))
                 new_slots[node].update(kept)
         return new_parameters, new_slots
 
@@ -62,6 +69,15 @@ class OptimizerStep:
         scalars = {key: self._in_dtype(value, dtype) for key, value in coefficients.items()}
         updated, kept = self.rules[group].step(self._ops.xp, parameters, grads, slots, scalars)
         return {name: cast(self._ops, w, parameters[name].dtype) for name, w in updated.items()}, kept
+
+    def _constrained(self, node: str, updated: dict[str, Any]) -> dict[str, Any]:
+        constraints = self.constraints.get(node)
+        if not constraints:
+            return updated
+        return {
+            name: cast(self._ops, constraints[name](w), w.dtype) if name in constraints else w
+            for name, w in updated.items()
+        }
 
     def _batches(self, group: str, parameters: Any, grads: Any) -> Iterable[list[str]]:
         """Names of parameters to update together: those of one dtype, or all if the rule needs them all."""

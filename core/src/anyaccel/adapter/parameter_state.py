@@ -34,7 +34,8 @@ class ParameterState:
         self._segment = segment
         self._ops = ops
         self._layout = layout
-        self.optimizer = OptimizerStep(ops, segment.groups)
+        constraints = {owner: ops.constraints(layout.models[owner]) for owner in layout.models}
+        self.optimizer = OptimizerStep(ops, segment.groups, {owner: c for owner, c in constraints.items() if c})
         compile_function = (lambda function: function) if segment.compile == "off" else ops.compile
         self.optimizer_functions = CompiledOptimizerStep(self.optimizer, compile_function)
         self._gradients: dict[str, dict[str, Any]] = {}
