@@ -208,6 +208,8 @@ class Compute(ABC):
 
     calls_by_keyword: ClassVar[bool] = False
     """Whether programs and `infer_outputs` heed `Operation.arguments` and `Operation.results`."""
+    weighs_losses: ClassVar[bool] = False
+    """Whether named losses have `Loss.kwargs`, weights (see `LossTerm`), and positions beside the batch."""
     keeps_modes = False
     """Whether `Operation.modes="as_is"` is supported: layers have training modes of their own, which last."""
     own_steps: ClassVar[bool] = False

@@ -163,6 +163,10 @@ class ArrayOps(ABC):
         """The integers 0 to count - 1 on the device of `like`, in a dtype that compares with it."""
         return self.xp.arange(count)
 
+    def constant(self, values: Sequence[float], like: Any) -> Any:
+        """Numbers as an array [n] in the dtype and on the device of `like`; the default makes it by `xp.array`."""
+        return cast(self, self.xp.array(values), like.dtype)
+
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
         """How an optimizer updates parameters; the default has the named optimizers.
 

@@ -165,7 +165,10 @@ CACHE = CompileCache(MAX_SEGMENTS)
 def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_whole: bool) -> Hashable | None:
     """What the functions of a segment depend on besides `python_values`; None where they may not be kept."""
     models = [(id(model), _parameter_specs(layout, label)) for label, model in layout.models.items()]
-    losses = [(term.label, term.loss.name, term.inputs, term.device, term.weight) for term in segment.losses]
+    losses = [
+        (term.label, term.loss.name, repr(term.loss.kwargs), term.inputs, term.device, term.weight)
+        for term in segment.losses
+    ]
     groups = [
         (group.name, spec.name, repr(spec.settings) if spec.own is None else "", spec.clip_norm, group.nodes)
         for group, spec in ((group, group.optimizer) for group in segment.groups)

@@ -151,8 +151,8 @@ class CompiledOptimizerStep:
 
 
 def weighted_sum(means: Sequence[Any], losses: Sequence[LossTerm]) -> Any:
-    """The loss that a step minimizes, from the means of its losses on one device."""
-    first, *more = (mean * term.weight for mean, term in zip(means, losses, strict=True))
+    """The loss that a step minimizes, from the means of its losses on one device, which others may follow."""
+    first, *more = (mean * term.weight for mean, term in zip(means, losses, strict=False))
     return sum(more, start=first)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
+from anyaccel.adapter.loss_weights import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes, weighted_sum
 from anyaccel.adapter.parameter_flattening import ParameterFlattening, plan_flattening
@@ -135,7 +136,8 @@ class SegmentFunctions:
         for term, loss in losses:
             if live.keys().isdisjoint(term.inputs):
                 continue
-            factor = scale[term.label] if scale else term.weight / loss.weight
+            default = term.weight / divisor(self._ops, term, loss.weight)
+            factor = scale.get(term.label, default)
             for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
                 if gradient is not None and name in live:
                     seed = cast(self._ops, scaled(self._ops, gradient, factor), live[name].dtype)
@@ -174,6 +176,8 @@ class SegmentFunctions:
         """
         flattening = ParameterFlattening(self._ops, {}) if flattening is None else flattening
         parameters = flattening.unflatten(state["parameters"])
+        scale = self._microbatch_scale(batch_size, n_microbatches, rest, scalars) if n_microbatches > 1 else {}
+        rest = {**rest, "scale": scale}
         microbatch = partial(self._microbatch, batch_size // n_microbatches, flattening, parameters, rest, scalars)
         if n_microbatches == 1:
             buffers, sums = microbatch(state["buffers"], 0)
@@ -206,11 +210,24 @@ class SegmentFunctions:
             "inputs": {name: self._ops.gather_batch(column, order, start, size) for name, column, order in columns},
             "key": rest["key"],
             "draw": draw,
-            "scale": {},
+            "scale": rest["scale"],
         }
         _, results, pull = self._ops.value_and_pullback(self.forward, primals, others)
         gradients = flattening.flatten(pull(results["seeds"])["parameters"])
         return {**buffers, **results["buffers"]}, {"gradients": gradients, "losses": results["losses"]}
+
+    def _microbatch_scale(self, batch_size: int, n_microbatches: int, rest: Any, scalars: Any) -> dict[str, Any]:
+        """Factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
+        weighted = self._dataflow.weighted
+        needed = {name for names in weighted.values() for name in names}
+        columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
+        whole = {
+            name: self._ops.gather_batch(column, order, scalars["start"], batch_size)
+            for name, column, order in columns
+            if name in needed
+        }
+        weights = self._dataflow.loss_weights(whole)
+        return {term.label: n_microbatches * term.weight / weights[term.label] for term in weighted}
 
     def _updates(self, group: str, gradients: Any, state: Any, coefficients: Any) -> Iterator[tuple[Any, Any]]:
         """The new parameters and slots of a group, device by device, clipped by their common norm."""
@@ -228,13 +245,15 @@ class SegmentFunctions:
             yield self._optimizer.update(group, state["parameters"], state["slots"], grads, coefficients, scale)
 
     def _mean_losses(self, losses: Mapping[str, Any]) -> Iterator[Any]:
-        """Mean losses in one dtype, on the device of the first."""
-        first, dtype = self._segment.losses[0], None
+        """Mean losses, and weights of those that weigh rows, in one dtype, on the device of the first."""
+        first, dtype = self._segment.losses[0], losses[self._segment.losses[0].label][0].dtype
         for term in self._segment.losses:
             total, weight = losses[term.label]
-            mean = total / weight
-            dtype = mean.dtype if dtype is None else dtype
+            mean = total / divisor(self._ops, term, weight)
             yield cast(self._ops, self._moved(mean, term.device, first.device), dtype)
+        for term in self._dataflow.weighted:
+            weight = losses[term.label][1]
+            yield cast(self._ops, self._moved(weight, term.device, first.device), dtype)
 
     def _moved(self, array: Any, home: Device, device: Device) -> Any:
         """An array on another device; a traced array cannot say where it is."""

@@ -142,7 +142,8 @@ def _needs_value(transformation: Any) -> bool:
     def update(parameters: Any, **more: Any) -> Any:
         return transformation.update(parameters, transformation.init(parameters), parameters, **more)
 
-    given = {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
+    struct: Any = jax.ShapeDtypeStruct
+    given = {"w": struct((2, 2), jnp.float32)}
     try:
         jax.eval_shape(update, given)
     except TypeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
@@ -224,6 +224,10 @@ class TensorFlowOps(TracedOps):
     def arange(self, count: int, like: Any) -> Any:
         """The integers in the dtype of `like`."""
         return tf.range(tf.cast(count, like.dtype), dtype=like.dtype)
+
+    def constant(self, values: Sequence[float], like: Any) -> Any:
+        """The numbers as a tensor."""
+        return tf.constant(values, like.dtype)
 
     def move(self, array: Any, device: Device) -> Any:
         """A tensor on a device; while a function is traced, an operation that moves it."""
