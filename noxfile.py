@@ -57,29 +57,19 @@ FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(vers
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
-OF_CORE = ("tests/core", "tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
+OF_KIT = ("tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
 MAIN = FOUND[0]  # the oldest found: sessions that run once run where the least is promised
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-# Of the interpreters found, the oldest and the newest; `nox -s unit` takes those between, too.
-UNIT = list(dict.fromkeys(f"unit-{version}" for version in (MAIN, FOUND[-1])))
-# What a change must pass, the longest first.
-CHECKS = [
-    "lint",
-    *(f"backend({name})" for name in PLUGINS),
-    "docs",
-    "wheel",
-    "mixed",
-    *UNIT,
-    "types",
-    "lowest",
-    "thirdparty",
-]
-if SUPPORTED[0] not in FOUND:
-    CHECKS.remove("lowest")  # the oldest dependencies have no wheels for newer interpreters
+# What a change must pass, the longest first. Core's tests run twice: on the newest Python found, and with the oldest
+# dependencies on the oldest Python, for which alone these have wheels; `nox -s unit` takes every Python.
+OLDEST = "lowest" if SUPPORTED[0] in FOUND else f"unit-{MAIN}"
+BACKENDS = [f"backend({name})" for name in PLUGINS]
+CHECKS = ["lint", *BACKENDS, "docs", "wheel", "mixed", f"unit-{FOUND[-1]}", OLDEST, "kit", "types", "thirdparty"]
+CHECKS = list(dict.fromkeys(CHECKS))
 nox.options.sessions = ["check"]
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
@@ -181,8 +171,8 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=FOUND)
 def unit(session: nox.Session) -> None:
-    """Core where no framework is installed: on the first Python also the kit; on others core's wheel."""
-    if session.python != MAIN:  # the kit over its wrong backends says nothing about an interpreter
+    """Core where no framework is installed; core's wheel where it is not the oldest Python."""
+    if session.python != MAIN:
         with built_wheels(session, "core") as wheels:
             session.install(*map(str, wheels.glob("*.whl")), *group("test", "guests", "lint", "types"))
             check_no_framework(session)
@@ -190,15 +180,23 @@ def unit(session: nox.Session) -> None:
         return
     session.install(*CORE, *group("test", "guests", "lint", "types"))
     check_no_framework(session)
-    session.run("pytest", *OF_CORE, *spread(), *session.posargs)
+    session.run("pytest", "tests/core", *spread(), *session.posargs)
+
+
+@nox.session(python=MAIN)
+def kit(session: nox.Session) -> None:
+    """The conformance kit over NumPy and over wrong backends, and how the repository is built; without a framework."""
+    session.install(*CORE, *group("test", "guests", "lint", "types"))
+    check_no_framework(session)
+    session.run("pytest", *OF_KIT, *spread(), *session.posargs)
 
 
 @nox.session(python=MAIN)
 def coverage(session: nox.Session) -> None:
-    """The tests of `unit` with coverage, which must not fall; takes half as long again."""
+    """The tests of `unit` and `kit` with coverage, which must not fall; takes half as long again."""
     session.install(*CORE, *group("test", "guests", "lint", "types"))
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", *OF_CORE, *spread("loadfile"), *session.posargs)
+    session.run("coverage", "run", "-m", "pytest", "tests/core", *OF_KIT, *spread("loadfile"), *session.posargs)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 
@@ -230,7 +228,8 @@ def backend(session: nox.Session, plugin: str) -> None:
 
     One without a backend is tested with core's own, by its own tests alone.
     """
-    session.install(*editable(plugin), *group("test", "guests", plugin))
+    libraries = ("models-sample",) if plugin == "torch" else ()
+    session.install(*editable(plugin), *group("test", "guests", plugin, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
     for tests in (f"plugins/{plugin}/tests", *(("tests/integration",) if has_backend(plugin) else ())):
         session.run("pytest", tests, *spread(), *session.posargs, env={**ONE_THREAD, **compiled_once(session)})
@@ -244,6 +243,16 @@ def mixed(session: nox.Session) -> None:
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)
+
+
+@nox.session(python=MAIN)
+def models(session: nox.Session) -> None:
+    """Every model of tests/integration/model_libraries beside a loop by hand; `backend` runs a sample of them."""
+    frameworks = ("torch", "jax", "tensorflow")
+    session.install(*editable(*frameworks), *group("test", "guests", "models", *frameworks))
+    for framework in frameworks:  # Keras computes with one of them in a process
+        env = {"ANYACCEL_TEST_MODELS": "1", "KERAS_BACKEND": framework, **ONE_THREAD, **compiled_once(session)}
+        session.run("pytest", "tests/integration/model_libraries", *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

@@ -59,8 +59,8 @@ class Operation:
     it; `Segment.groups` say which parameters change.
 
     `arguments` has a path for each input: its position or keyword in the model's call, then the way into a dict or list
-    there; empty where the inputs are the positional arguments. `results` and `training_results` have an OutputSpec for
-    each output in that mode; empty where a model returns a tensor, or a flat tuple, list or dict of them, batch first.
+    there; empty where the inputs are positional. `results` and `training_results` have an OutputSpec for each output in
+    that mode, None for one missing in training, which nothing reads; empty for a tensor, or a flat container of them.
     """
 
     label: str
@@ -72,14 +72,18 @@ class Operation:
     axis: int = -1
     arguments: tuple[Path, ...] = ()
     results: tuple[OutputSpec, ...] = ()
-    training_results: tuple[OutputSpec, ...] = ()
+    training_results: tuple[OutputSpec | None, ...] = ()
     training_only: int = 0
     modes: str = "train"
 
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """A loss of a segment: `inputs` are names of values, `device` is the device of the node `on`."""
+    """A loss of a segment: `inputs` are names of values, `device` is the device of the node `on`.
+
+    Where a backend `weighs_losses`, a named loss may have settings, in `loss.kwargs`, and columns after outputs and
+    targets, whose product weighs it: with the first axes of its elements or positions.
+    """
 
     label: str
     on: str

@@ -83,6 +83,10 @@ def test_outputs_are_picked_by_path_with_the_batch_first():
     assert outputs(CallLayout((), [spec(("hidden", "last"))]), Output(A, {"last": B})) == (B,)
 
 
+def test_an_output_that_this_mode_lacks_is_none():
+    assert outputs(CallLayout((), [None, spec(("logits",))]), {"logits": A, "cache": None}) == (None, A)
+
+
 @pytest.mark.parametrize("returned", [{"other": A}, A, (A,), {"logits": None}])
 def test_an_output_that_is_missing_is_told(returned):
     with pytest.raises(PhaseError, match=r"without the logits that it returned when .* Hint: return the same outputs"):

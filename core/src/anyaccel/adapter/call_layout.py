@@ -19,10 +19,10 @@ class CallLayout:
 
     Args:
         arguments: as `Operation.arguments`.
-        results: as `Operation.results`.
+        results: as `Operation.results` or `training_results`.
     """
 
-    def __init__(self, arguments: Sequence[Path] = (), results: Sequence[OutputSpec] = ()) -> None:
+    def __init__(self, arguments: Sequence[Path] = (), results: Sequence[OutputSpec | None] = ()) -> None:
         self._key = tuple(arguments), tuple(results)
         self._results = self._key[1]
         self._bind = _binder(self._key[0])
@@ -45,7 +45,7 @@ class CallLayout:
     def outputs(
         self, result: Any, tensor_type: type, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
     ) -> tuple[Any, ...]:
-        """The outputs among what the model returned, batch first.
+        """The outputs among what the model returned, batch first; None for those that it does not give in this mode.
 
         Args:
             result: what it returned.
@@ -59,7 +59,9 @@ class CallLayout:
         """
         if not self._results:
             return output_tuple(result, tensor_type, noun)
-        return tuple(_output(result, output, tensor_type, move_axis) for output in self._results)
+        return tuple(
+            None if output is None else _output(result, output, tensor_type, move_axis) for output in self._results
+        )
 
 
 class ProbeLayout(CallLayout):

@@ -18,11 +18,13 @@ import pyarrow as pa
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data.arrow_columns import check_complete, check_numbers, contiguous, is_readable, read_only, to_numpy
 from anyaccel.data.arrow_columns import to_arrow as arrow_column
 from anyaccel.data.casting import cast_array
 from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_stream, columns_of_role
 from anyaccel.data.display import data_frame, rows_html, summary
+from anyaccel.data.other_names import OTHER_NAMES
 from anyaccel.data.padding import Pad, padding_of
 from anyaccel.data.ragged_columns import cast_lists, check_ragged
 from anyaccel.data.readers import dataframes, parquet
@@ -45,8 +47,10 @@ from anyaccel.suggestions import did_you_mean
 ALL = "all"
 
 
-class _SplitRows(Rows):
+class _SplitRows(AttributeHints, Rows):
     """Rows that can be filtered, split and shown: those of a feature set, or of a view of it."""
+
+    attribute_hints = OTHER_NAMES
 
     @abstractmethod
     def view(self) -> FeatureSetView:

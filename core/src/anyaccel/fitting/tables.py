@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anyaccel.arguments import shown
-from anyaccel.data import FeatureSet, FeatureSetView, Source, as_source
+from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Source, as_source
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.csv_files import table_from_csv
@@ -83,8 +83,10 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
     Raises:
         SourceError, DataError: not such an object.
     """
-    names: Any = RoleNames(names_of("x" if features is None else features), names_of("y" if target is None else target))
-    source = as_source(LABEL, data, names)
+    given = {"feature": "x" if features is None else features, "target": "y" if target is None else target}
+    roles = {role: names_of(names) for role, names in given.items()}
+    columns = {name: {"role": role, "dtype": "float32", "shape": ()} for role, names in roles.items() for name in names}
+    source = as_source(LABEL, data, DataSchema.of(LABEL, columns))
     if source is None:
         raise DataError(
             f"{shown(data)} is not data that a model can be fitted to",

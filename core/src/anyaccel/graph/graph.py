@@ -11,19 +11,21 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
 from anyaccel.graph import data_config, saved_folder, serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ConcatNode, ModelNode, Node, check_label, checked_optimizer, one_of
+from anyaccel.graph.other_names import OTHER_NAMES
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
 
-class ModelGraph:
+class ModelGraph(AttributeHints):
     """A directed acyclic graph of models of any framework. Methods that change the graph return it.
 
     Args:
@@ -35,6 +37,8 @@ class ModelGraph:
     Raises:
         GraphError: duplicate labels, unknown upstreams, a cycle, no node, or an invalid seed.
     """
+
+    attribute_hints = OTHER_NAMES
 
     def __init__(
         self,

@@ -24,9 +24,12 @@ from anyaccel.graph.shape_inference import Shapes
 from anyaccel.graph.step_columns import check_own_step, step_columns
 from anyaccel.graph.training_outputs import (
     check_in_training,
+    check_not_taken,
     check_training_outputs,
     infer_training,
+    matched,
     training_only_inputs,
+    values_read,
 )
 from anyaccel.graph.transfers import Crossings
 from anyaccel.numpy_backend.estimator import Estimator
@@ -227,6 +230,7 @@ class _Resolver:
     def _check_training_outputs(self, in_training: Sequence[str]) -> None:
         """What a model gives in training is inferred once for a built graph."""
         shapes = self._shapes
+        taken = values_read(self._request.losses, [shapes.inputs[label] for label in self._assigned])
         for label in in_training:
             node = self._nodes[label]
             if not isinstance(node, ModelNode) or not shapes.outputs[label] or node.modes == "as_is":
@@ -235,7 +239,9 @@ class _Resolver:
                 backend = self._assigned[label].backend
                 shapes.training[label] = infer_training(node, backend, shapes.wanted(label))
             extra = len(shapes.training_only.get(label, ()))
-            check_training_outputs(label, shapes.returned[label], extra, shapes.training[label])
+            returned, training = shapes.returned[label], shapes.training[label]
+            check_training_outputs(label, returned, extra, training)
+            check_not_taken(label, shapes.outputs[label], matched(returned, training) or (), taken)
 
     def _check_not_frozen(self, in_training: Sequence[str]) -> None:
         """A model that one node trains must not be that of a frozen node, which would change."""

@@ -93,8 +93,8 @@ class SegmentBuilder:
             trainable=label in self.in_training,
             axis=axis,
             arguments=self.shapes.arguments.get(label, ()),
-            results=_unless_in_order(results, returned),
-            training_results=_unless_in_order(in_training, training or returned),
+            results=() if _in_order(results, returned) else tuple(results),
+            training_results=() if _in_order(in_training, training or returned) else tuple(in_training),
             training_only=len(extra),
             modes=node.modes if isinstance(node, ModelNode) else "train",
         )
@@ -114,10 +114,10 @@ class SegmentBuilder:
         return needed
 
 
-def _unless_in_order(results: Sequence[OutputSpec], returned: Sequence[OutputSpec]) -> tuple[OutputSpec, ...]:
-    """The results of an operation; empty where a model returns them alone, in order and batch first."""
-    is_plain = list(returned) == list(positional_outputs([output.spec for output in results]))
-    return () if is_plain else tuple(results)
+def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpec]) -> bool:
+    """Whether the results of an operation are all that a model returns, in order and batch first."""
+    specs = [output.spec for output in results if output is not None]
+    return None not in results and list(returned) == list(positional_outputs(specs))
 
 
 def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:

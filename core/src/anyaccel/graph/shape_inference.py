@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from anyaccel import rng
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.errors import (
@@ -21,6 +23,7 @@ from anyaccel.errors import (
 )
 from anyaccel.graph import node_values, topology
 from anyaccel.graph.data_format_check import check_data_formats
+from anyaccel.graph.example_inputs import example_columns, with_examples
 from anyaccel.graph.memory_sharing import share_while_building
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
 from anyaccel.graph.training_outputs import check_not_wired, infer_training, named_beyond
@@ -51,6 +54,7 @@ class Shapes:
         lifted: labels of the nodes that take a scalar column as [1].
         training_only: names of the outputs that exist only in training, of each node that has such; `specs` has them.
         training: what each node's model returns in training, as far as that was asked for.
+        examples: samples of the columns of each node whose model does not accept zeros, by the names of the values.
     """
 
     order: tuple[str, ...]
@@ -67,6 +71,7 @@ class Shapes:
     lifted: frozenset[str] = frozenset()
     training_only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     training: dict[str, tuple[OutputSpec, ...]] = field(default_factory=dict, compare=False, repr=False)
+    examples: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
     def batch_values(self, label: str) -> dict[str, OutputSpec]:
         """What a node's model returns once for a whole batch, such as a loss, by `LABEL.PATH`."""
@@ -76,8 +81,9 @@ class Shapes:
     def wanted(self, label: str) -> tuple[TensorSpec, ...]:
         """Specs of a node's inputs as it receives them: floating columns in its own dtype, outputs as they are."""
         computed = {name for names in self.outputs.values() for name in names}
-        lift = label in self.lifted
-        return tuple(_received(name, self.specs, computed, self.dtypes[label], lift) for name in self.inputs[label])
+        names, dtype, lift = self.inputs[label], self.dtypes[label], label in self.lifted
+        specs = [_received(name, self.specs, computed, dtype, lift) for name in names]
+        return with_examples(names, specs, self.examples.get(label, {}))
 
 
 def _received(
@@ -229,6 +235,7 @@ class _Inference:
         self._computed: set[str] = set()
         self._lifted: set[str] = set()
         self._training_only: dict[str, tuple[str, ...]] = {}
+        self._examples: dict[str, dict[str, np.ndarray]] = {}
 
     def run(self) -> Shapes:
         for label in reversed(self._order):
@@ -250,6 +257,7 @@ class _Inference:
             unfitted=unfitted(self._nodes),
             lifted=frozenset(self._lifted),
             training_only=self._training_only,
+            examples=self._examples,
         )
 
     def _dtype(self, label: str) -> str | None:
@@ -289,6 +297,18 @@ class _Inference:
             self._aliases[f"{label}.{node_values.path_name(outputs[0].path)}"] = label
 
     def _results(self, label: str, node: Node) -> Sequence[OutputSpec]:
+        """What a node's model returns, for zeros or, if it does not accept these, for samples of the data."""
+        try:
+            return self._lifted_if_needed(label, node)
+        except ShapeError:
+            if not isinstance(node, ModelNode) or isinstance(node.model, Estimator):
+                raise
+            self._examples[label] = example_columns(node)
+            if not self._examples[label]:
+                raise
+        return self._lifted_if_needed(label, node)
+
+    def _lifted_if_needed(self, label: str, node: Node) -> Sequence[OutputSpec]:
         """What a node's model returns; scalar columns enter as [1] if the model does not accept them otherwise."""
         names = self._inputs[label]
         scalars = [self._specs[name] for name in names if name not in self._computed and not self._specs[name].shape]
@@ -310,9 +330,10 @@ class _Inference:
             return [OutputSpec((), _concatenated(node, specs))]
         return _outputs(node, specs, self._backends[label], self._seed, self._cast_hint(label))
 
-    def _received(self, label: str, *, lift: bool) -> list[TensorSpec]:
-        dtype = self._dtypes[label]
-        return [_received(name, self._specs, self._computed, dtype, lift) for name in self._inputs[label]]
+    def _received(self, label: str, *, lift: bool) -> Sequence[TensorSpec]:
+        names, dtype = self._inputs[label], self._dtypes[label]
+        specs = [_received(name, self._specs, self._computed, dtype, lift) for name in names]
+        return with_examples(names, specs, self._examples.get(label, {}))
 
     def _training_beyond(self, label: str, node: Node, returned: Sequence[OutputSpec]) -> Sequence[OutputSpec]:
         """The outputs that a node names beyond those of evaluation."""
@@ -344,14 +365,21 @@ def _outputs(
         raise EstimatorError(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
         ) from error.__cause__
-    except (ShapeError, MoveError) as error:
-        feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
-        shown = ", ".join(map(str, specs))
-        raise type(error)(
-            f"node {node.label!r} does not accept {shown} from {feeds}: {error.problem}",
-            available=error.available,
-            hint=cast_hint or error.hint,
-        ) from error.__cause__  # the message has the error itself
+    except GraphError as error:
+        if not isinstance(error, ShapeError):  # the model's own code failed
+            problem = f"node {node.label!r}: {error.problem}"
+            raise GraphError(problem, available=error.available, hint=error.hint) from error.__cause__
+        raise _not_accepted(node, specs, error, cast_hint) from error.__cause__  # the message has the error itself
+    except MoveError as error:
+        raise _not_accepted(node, specs, error, cast_hint) from error.__cause__
+
+
+def _not_accepted(
+    node: ModelNode, specs: Sequence[TensorSpec], error: ShapeError | MoveError, cast_hint: str
+) -> ShapeError | MoveError:
+    feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
+    problem = f"node {node.label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
+    return type(error)(problem, available=error.available, hint=cast_hint or error.hint)
 
 
 def _concatenated(node: ConcatNode, specs: Sequence[TensorSpec]) -> TensorSpec:

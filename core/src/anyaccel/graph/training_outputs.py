@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from anyaccel.backend import Compute
-from anyaccel.errors import GraphError, PhaseError
+from anyaccel.errors import GraphError, PhaseError, ShapeError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.node_values import path_name
 from anyaccel.graph.nodes import ModelNode
@@ -15,9 +15,17 @@ Outputs = Sequence[OutputSpec]
 
 
 def infer_training(node: ModelNode, backend: Compute, inputs: Sequence[TensorSpec]) -> tuple[OutputSpec, ...]:
-    """What a node's built model returns in training; empty where that is not known."""
+    """What a node's built model returns in training; empty where that is not known.
+
+    Raises:
+        ShapeError: nothing that a graph could use.
+    """
     arguments = (node.arguments,) if node.arguments else ()
-    return tuple(backend.infer_training(node.model, inputs, *arguments))
+    try:
+        return tuple(backend.infer_training(node.model, inputs, *arguments))
+    except ShapeError as error:
+        problem = f"node {node.label!r}: {error.problem}"
+        raise ShapeError(problem, available=error.available, hint=error.hint) from error
 
 
 def with_batch(returned: Outputs) -> list[OutputSpec]:
@@ -25,8 +33,10 @@ def with_batch(returned: Outputs) -> list[OutputSpec]:
     return [output for output in returned if output.batch_axis is not None]
 
 
-def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec] | None:
+def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec | None] | None:
     """The outputs in training, those of evaluation first, found by their paths or else in order; None if they differ.
+
+    In the place of an output that only evaluation gives, such as a cache, is None, if others have the same paths.
 
     Args:
         evaluated: what a model returns in evaluation.
@@ -34,18 +44,22 @@ def matched(evaluated: Outputs, training: Outputs) -> list[OutputSpec] | None:
     """
     usual, given = with_batch(evaluated), with_batch(training)
     by_path = {output.path: output for output in given}
-    is_named = all(output.path in by_path for output in usual)
-    first = [by_path[output.path] for output in usual] if is_named else given[: len(usual)]
-    if [output.spec for output in first] != [output.spec for output in usual]:
-        return None
-    return [*first, *(output for output in given if output not in first)]
+    named: list[OutputSpec | None] = [by_path.get(output.path) for output in usual]
+    first = next((found for found in (named, [*given[: len(usual)]]) if _same_specs(usual, found)), None)
+    if first is None and any(named) and _same_specs(usual, [own or usual[i] for i, own in enumerate(named)]):
+        first = named
+    return None if first is None else [*first, *(output for output in given if output not in first)]
+
+
+def _same_specs(usual: Outputs, training: Sequence[OutputSpec | None]) -> bool:
+    return [output.spec for output in usual] == [output and output.spec for output in training]
 
 
 def named_beyond(node: ModelNode, evaluated: Outputs, training: Outputs) -> list[OutputSpec]:
     """The outputs that a node names, and that its model gives in training only; none if others differ too."""
-    outputs, count = matched(evaluated, training), len(with_batch(evaluated))
-    is_named = outputs is not None and node.outputs is not None and len(node.outputs) == len(outputs) > count
-    return outputs[count:] if outputs is not None and is_named else []
+    outputs, count = matched(evaluated, training) or [], len(with_batch(evaluated))
+    is_named = node.outputs is not None and len(node.outputs) == len(outputs) > count
+    return [output for output in outputs[count:] if output is not None] if is_named else []
 
 
 def check_training_outputs(label: str, evaluated: Outputs, extra: int, training: Outputs) -> None:
@@ -68,7 +82,7 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
         return
     problem = f"node {label!r}: its model gives {_shown(given)} in training, but {_shown(usual)} in evaluation"
     if outputs is not None and len(outputs) > len(usual):
-        names = [path_name(output.path) for output in outputs]
+        names = [path_name((output or usual[i]).path) for i, output in enumerate(outputs)]
         names = names if all(map(str.isidentifier, names)) else [f"out{i}" for i in range(len(outputs))]
         raise PhaseError(
             problem,
@@ -96,14 +110,45 @@ def _check_batch_values(label: str, evaluated: Outputs, training: Outputs) -> No
             )
 
 
-def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec]:
+def check_not_taken(label: str, names: Sequence[str], training: Sequence[OutputSpec | None], taken: set[str]) -> None:
+    """Check that what a model gives in evaluation only is read by no other node and no loss of a phase that trains it.
+
+    Args:
+        label: of its node.
+        names: of its outputs in evaluation.
+        training: the same outputs in training, as `matched`.
+        taken: names of the values that nodes and losses read.
+
+    Raises:
+        PhaseError: one is read.
+    """
+    for name, output in zip(names, training, strict=False):
+        if output is None and name in taken:
+            raise PhaseError(
+                f"node {label!r}: its model gives {name.removeprefix(label + '.')!r} in evaluation, not in training",
+                available=", ".join(name for name, given in zip(names, training, strict=False) if given is not None),
+                hint=f"let no loss and no other node read it, freeze {label!r}, or let the model return it in training",
+            )
+
+
+def training_results(evaluated: Outputs, training: Outputs, count: int) -> list[OutputSpec | None]:
     """The first `count` outputs in training, those of evaluation first; as in evaluation where nothing is known."""
-    return (matched(evaluated, training) or with_batch(evaluated))[:count]
+    return (matched(evaluated, training) or [*with_batch(evaluated)])[:count]
 
 
 def _shown(outputs: Outputs) -> str:
     specs = ", ".join(str(output.spec) for output in outputs)
     return f"{len(outputs)} output{'s' * (len(outputs) != 1)} ({specs} per sample)"
+
+
+def values_read(losses: Iterable[AppliedLoss], inputs: Iterable[Sequence[str]]) -> set[str]:
+    """Names of the values that losses and nodes read.
+
+    Args:
+        losses: of a phase.
+        inputs: names of the inputs of each node.
+    """
+    return {name for loss in losses for name in _output_names(loss)} | {name for names in inputs for name in names}
 
 
 def training_only_inputs(losses: Iterable[AppliedLoss], names: Collection[str]) -> dict[str, tuple[str, ...]]:

@@ -6,13 +6,12 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
-from anyaccel.suggestions import did_you_mean
+from anyaccel.phases.monitoring import monitored_value
 
 if TYPE_CHECKING:
     from anyaccel.graph.plan import Plan
@@ -156,32 +155,18 @@ class EarlyStopping(Callback):
 
     def epoch_end(self, run: Run) -> None:
         """Compare the value with the best one; stop the run if patience is used up."""
-        figures = run.history[-1].figures
-        if self.monitor not in figures:
-            if run.phase.validation is not None and self.monitor.startswith("val_") and not run.history[-1].validated:
-                return
-            raise self._unknown_monitor(run, figures)
-        if self._is_better(figures[self.monitor]):
-            self.best, self.best_epoch, self.waited = figures[self.monitor], run.epoch, 0
+        value = monitored_value("EarlyStopping", self.monitor, run)
+        if value is None:
+            return
+        if self._is_better(value):
+            self.best, self.best_epoch, self.waited = value, run.epoch, 0
             if self.restore_best:
                 run.return_to(run.snapshot())
             return
         self.waited += 1
         if self.waited >= self.patience:
-            now = " and is NaN now" if math.isnan(figures[self.monitor]) else ""
+            now = " and is NaN now" if math.isnan(value) else ""
             run.stop(f"{self.monitor} has not improved for {self.patience} epochs{now}")
-
-    def _unknown_monitor(self, run: Run, figures: Mapping[str, float]) -> PhaseError:
-        hint = did_you_mean(
-            self.monitor, figures, "monitor one of these, or add a metric to the validation", cutoff=0.75
-        )
-        if self.monitor.startswith("val_") and run.phase.validation is None:
-            hint = "add a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
-        return PhaseError(
-            f"EarlyStopping monitors {self.monitor!r}, which epochs of {run.phase.label!r} do not have",
-            available=", ".join(figures),
-            hint=hint,
-        )
 
     def _is_better(self, value: float) -> bool:
         if math.isnan(self.best):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyaccel.adapter.call_layout import layout_of
+from anyaccel.adapter.call_layout import POSITIONAL, layout_of
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
@@ -178,10 +178,13 @@ def _one_to_one(model: Callable[..., Any], operation: Operation, source: int, ta
 def _many_to_many(
     model: Callable[..., Any], operation: Operation, sources: Sequence[int], targets: Sequence[int]
 ) -> Run:
+    layouts = [layout_of(operation, training=training) for training in (False, True)]
+    returned_by = output_tensors if layouts == [POSITIONAL, POSITIONAL] else tuple  # a layout gives a tuple
+
     def run(values: list[Any]) -> None:
         inputs = [values[source] for source in sources]
         try:
-            returned = output_tensors(model(*inputs))
+            returned = returned_by(model(*inputs))
         except RuntimeError as error:
             _name_mismatch(error, operation, inputs)
             raise

@@ -1,4 +1,4 @@
-"""Output shapes of a module for inputs of known shapes, by running it on zeros, or, if it is large, without values."""
+"""Output shapes of a module for inputs of known shapes, by running it on zeros, on samples, or without values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch.nn.parameter import is_lazy
 
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError, ShapeError
+from anyaccel.adapter.example_spec import example_batch
+from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error, input_error, input_hint, probe_outputs
+from anyaccel.errors import AnyaccelError, GraphError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
@@ -40,6 +41,8 @@ def infer_outputs(
         ShapeError: the model does not take the inputs, returns no tensors, or no output has a batch.
     """
     call = ProbeLayout(arguments)
+    for layer in keras.outermost(model):
+        keras.library().refuse_stateful(layer)
     _build(model, inputs, call, seed)
     return probe_outputs(
         type(model).__name__,
@@ -66,7 +69,7 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
         )
     except ShapeError:
         raise
-    except Exception:  # zeros may be no legal input in training; the first step has the right error
+    except Exception:  # zeros may be no legal input in training alone; the first step has the right error
         return ()
 
 
@@ -78,7 +81,7 @@ def _training_outputs(
     with in_training(model, [device]), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
         warnings.simplefilter("ignore")  # of a step without gradients, which this is not
         call = bind_call(model, device, len(inputs), layout, layout)
-        return call(*[_zeros(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
+        return call(*[_samples(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
 
 
 def tensor_spec(tensor: Tensor) -> TensorSpec:
@@ -152,7 +155,7 @@ def _without_values(model: nn.Module) -> nn.Module:
 def _run(
     model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, seed: int | None = None
 ) -> tuple[Tensor, ...]:
-    """Outputs for a batch of zeros, in evaluation mode; random numbers come from `seed` if it is given."""
+    """Outputs for a batch, in evaluation mode; random numbers come from `seed` if it is given."""
     device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     scope = device if device.type == "meta" else nullcontext()
     with evaluating(model, [device]), torch.no_grad(), force_eager(), scope:  # compiling does not pay for two batches
@@ -161,18 +164,24 @@ def _run(
         try:
             with translate_errors(f"a batch of {batch} through {type(model).__name__}"):
                 call = bind_call(model, device, len(inputs), layout, layout)
-                return call(*[_zeros(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
+                return call(*[_samples(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
         except AnyaccelError:
             raise
         except Exception as error:
             raise _refused(model, inputs, error) from error
 
 
-def _zeros(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
-    return torch.zeros(batch, *spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+def _samples(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
+    """A batch of zeros, or of the samples that a spec has."""
+    samples, dtype = example_batch(spec, batch), getattr(torch, spec.dtype)
+    if samples is None:
+        return torch.zeros(batch, *spec.shape, dtype=dtype, device=device)
+    return torch.tensor(samples, dtype=dtype, device=device)
 
 
-def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -> ShapeError:
+def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -> GraphError:
+    if isinstance(error, CODE_ERRORS):
+        return code_error(type(model).__name__, error, first_line(error))
     is_keras_refusal = isinstance(error, ValueError) and bool(keras.outermost(model))
     hint = input_hint(
         inputs,

@@ -20,13 +20,13 @@ _TARGETS = ("y_true", "target", "label", "actual", "truth", "true", "reference")
 _OUTPUTS = ("y_pred", "y_score", "y_prob", "pred", "output", "logit", "score", "prob")
 
 
-_KERAS = ("reset_state", "update_state", "result")
-_TORCHMETRICS = ("reset", "update", "compute")
+_WITH_RESULT = ("reset_state", "update_state", "result")
+_WITH_COMPUTE = ("reset", "update", "compute")
 
 
 def can_measure(value: Any) -> bool:
     """Whether a value is a function or a metric object, and no class."""
-    return not isinstance(value, type) and (callable(value) or _has(value, _KERAS) or _has(value, _TORCHMETRICS))
+    return not isinstance(value, type) and (callable(value) or _has(value, _WITH_RESULT) or _has(value, _WITH_COMPUTE))
 
 
 def call_of(metric: Any) -> Call:
@@ -39,10 +39,10 @@ def call_of(metric: Any) -> Call:
     Raises:
         SpecError: something that is called otherwise: a scorer of scikit-learn.
     """
-    if _has(metric, _KERAS):
-        return lambda outputs, targets: _keras_value(metric, outputs, targets)
-    if _has(metric, _TORCHMETRICS):
-        return lambda outputs, targets: _torch_value(metric, outputs, targets)
+    if _has(metric, _WITH_RESULT):
+        return lambda outputs, targets: _result_of(metric, outputs, targets)
+    if _has(metric, _WITH_COMPUTE):
+        return lambda outputs, targets: _computed_by(metric, outputs, targets)
     first, second = _first_two_parameters(metric)
     if first == "estimator":
         raise SpecError(
@@ -89,13 +89,13 @@ def _of_one_shape(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray,
     return outputs.reshape(shape), targets.reshape(shape)
 
 
-def _keras_value(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
+def _result_of(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
     metric.reset_state()
     metric.update_state(aligned(targets, outputs) if same_axes(targets, outputs) else targets, outputs)
     return metric.result()
 
 
-def _torch_value(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
+def _computed_by(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
     targets = aligned(targets, outputs) if same_axes(targets, outputs) else targets
     owners = registry().owners(metric)
     backend = registry().find(owners[0]) if len(owners) == 1 else None
