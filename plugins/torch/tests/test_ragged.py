@@ -379,3 +379,13 @@ def test_a_loader_of_different_lengths_is_told_what_to_write() -> None:
     source = aa.IterableSource("texts", loader(), **ROLES)
     with pytest.raises(SourceError, match=r"if batches differ in length, say so: pad={'ids': 0}"):
         list(source.batches(0))
+
+
+def test_a_data_set_of_hugging_face_is_given_to_a_phase_as_it_is() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"ids": [row.tolist() for row in TOKENS], "kind": CLASSES.tolist()})
+    data = aa.FeatureSet.from_arrow("texts", dataset, ["ids"], ["kind"], pad={"ids": aa.Pad(0, mask="mask")})
+    net = made(Classifier)
+    phase = aa.TrainPhase("t", data=dataset, losses=LOSS, sampler=SAMPLER, n_epochs=EPOCHS)
+    run(graph_of(data, net), phase)
+    assert_same(net, by_hand()[1])

@@ -22,6 +22,9 @@ class UpdateRule(ABC):
     its own.
     """
 
+    needs_value: bool = False
+    """Whether `step` finds the step's loss among its coefficients, as `value`: the weighted sum of the mean losses."""
+
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
