@@ -112,7 +112,24 @@ _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for n
 
 __all__ = ["errors", *_MODULES]
 
-_attribute, __dir__ = _lazy_attributes(__name__, _MODULES)
+_GRAPH = "write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"
+_OTHER_NAMES = {
+    "Model": _GRAPH,
+    "Graph": _GRAPH,
+    "Sequential": "build the model in its framework, or use SequentialMLP",
+    "Trainer": "write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))",
+    "fit": "write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))",
+    "Node": "write ModelNode('net', model, data.reference())",
+    "Dataset": "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
+    "DataLoader": "a phase draws batches: TrainPhase(..., sampler=32)",
+    "manual_seed": "write ModelGraph(nodes, optimizer, seed=0)",
+    "seed": "write ModelGraph(nodes, optimizer, seed=0)",
+    "cuda": "write devices('gpu') for the GPUs that there are",
+    "is_available": "write devices('gpu') for the GPUs that there are",
+    "device_count": "write len(devices('gpu'))",
+    "nn": "build models in their frameworks, or use SequentialMLP and SequentialCNN",
+}
+_attribute, __dir__ = _lazy_attributes(__name__, _MODULES, _OTHER_NAMES)
 
 
 def __getattr__(name: str) -> _Any:
