@@ -208,6 +208,8 @@ class Compute(ABC):
 
     calls_by_keyword: ClassVar[bool] = False
     """Whether programs and `infer_outputs` heed `Operation.arguments` and `Operation.results`."""
+    weighs_losses: ClassVar[bool] = False
+    """Whether named losses have `Loss.kwargs`, weights (see `LossTerm`), and positions beside the batch."""
     keeps_modes = False
     """Whether `Operation.modes="as_is"` is supported: layers have training modes of their own, which last."""
     own_steps: ClassVar[bool] = False
@@ -236,7 +238,7 @@ class Compute(ABC):
         return ""
 
     def untrainable_reason(self, model: Any) -> str:
-        """What training would leave out of a model (a method of its own, a constraint); `""`, the default: nothing."""
+        """What training would leave out of a model, such as a method of its own; `""`, the default: nothing."""
         return ""
 
     def data_format(self, model: Any) -> tuple[str, str]:

@@ -9,11 +9,7 @@ from typing import Any
 from anyaccel.errors import DeviceParseError
 
 # alias -> (canonical kind, vendor that the alias implies)
-ALIASES: dict[str, tuple[str, str]] = {
-    "cuda": ("gpu", "nvidia"),
-    "rocm": ("gpu", "amd"),
-    "metal": ("mps", "apple"),
-}
+ALIASES: dict[str, tuple[str, str]] = {"cuda": ("gpu", "nvidia"), "rocm": ("gpu", "amd"), "metal": ("mps", "apple")}
 
 _SPELLING = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]{0,4}))?")
 

@@ -203,10 +203,6 @@ class Writing(layers.Layer):
         (lambda: OwnStep([layers.Dense(3)]), "OwnStep has a train_step of its own, which would not be called"),
         (lambda: OwnLoss([layers.Dense(3)]), "OwnLoss has a compute_loss of its own, which would not be called"),
         (
-            lambda: keras.Sequential([layers.Dense(3, kernel_constraint="max_norm")]),
-            r"layers\.0\.kernel has a constraint \(MaxNorm\), which would not be applied",
-        ),
-        (
             lambda: keras.Sequential([layers.SpectralNormalization(layers.Dense(3))]),
             r"layers\.0 \(SpectralNormalization\) assigns to a weight that it trains",
         ),

@@ -172,7 +172,7 @@ def test_probabilities_are_compared_as_they_are(table, mlp):
         ((3,), (), "bool"),
         ((2, 3), (), "int64"),
         ((3,), (), "float32"),
-        ((2, 3), (2, 3), "float32"),
+        ((2, 3), (3, 2), "float32"),
     ],
 )
 def test_classes_that_do_not_fit_are_refused(output, target, dtype, table, mlp):
@@ -180,7 +180,7 @@ def test_classes_that_do_not_fit_are_refused(output, target, dtype, table, mlp):
         training(one(mlp(*output), table(y=(target, dtype))), AppliedLoss("cross_entropy", on="a"))
     message = str(caught.value)
     assert f"its output float32{list(output)} with fs.y, {dtype}{list(target)}" in message
-    assert "Available: logits [classes] and one class index, or probabilities [classes]" in message
+    assert "Available: logits [..., classes] and class indices [...], or probabilities [..., classes]" in message
 
 
 def test_float_class_indices_are_refused_with_a_hint(table, mlp):

@@ -24,6 +24,8 @@ class UpdateRule(ABC):
 
     per_parameter: bool = False
     """Whether each parameter is updated independently of the others, so that those of one dtype may come alone."""
+    needs_value: bool = False
+    """Whether `step` finds the step's loss among its coefficients, as `value`: the weighted sum of the mean losses."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer

@@ -40,6 +40,7 @@ class GroupedRule(UpdateRule):
         self._optimizers = [optimizer, *(group for _, group in optimizer.groups)]
         self._rules = [make(each) for each in self._optimizers]
         self.per_parameter = all(rule.per_parameter for rule in self._rules)
+        self.needs_value = any(rule.needs_value for rule in self._rules)
 
     def coefficients(self, step: int) -> dict[str, float]:
         """Those of all rules."""
@@ -86,6 +87,7 @@ class GroupedRule(UpdateRule):
         kept: dict[str, Mapping[str, Any]] = {}
         for i, names in self._parts(gradients, parameters).items():
             own = {key.partition("|")[2]: value for key, value in coefficients.items() if key.startswith(f"{i}|")}
+            own |= {key: value for key, value in coefficients.items() if key == "value"}
             part = [_some(values, names) for values in (parameters, gradients, slots)]
             new, new_slots = self._rules[i].step(xp, part[0], part[1], part[2], own)
             updated.update(new)

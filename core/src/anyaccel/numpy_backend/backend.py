@@ -36,6 +36,7 @@ class NumpyBackend(Backend, Exchange, Compute, Memory):
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "sim")
     import_roots: ClassVar[tuple[str, ...]] = ("numpy", "anyaccel")
     parameter_groups = True
+    weighs_losses = True
 
     # -- devices ---------------------------------------------------------------------------------------------------
 

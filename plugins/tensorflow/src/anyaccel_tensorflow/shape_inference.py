@@ -35,6 +35,7 @@ def infer_outputs(
     if not callable(model):
         raise ShapeError(f"{name} cannot be called", hint="give it a __call__ that takes a batch and returns outputs")
     runtime_config.allow_memory_growth()
+    keras().refuse_stateful(model)
     layout = ProbeLayout(arguments)
     try:
         with translate_errors(f"a batch through {name}"), tf.device(device_name_of(model) or "/CPU:0"):

@@ -15,6 +15,7 @@ from anyaccel.errors import SpecError
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch.error_translation import first_line
+from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.optimizer_groups import grouped_settings, torch_groups, torch_settings
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
@@ -168,6 +169,7 @@ class GroupOptimizer:
         states: optimizer states of earlier phases by node; they are copied.
         switched_off: names of the nodes' parameters that are not trained; what earlier phases kept for them is kept.
         sparse: whether some gradients will be sparse.
+        constraints: what parameters go through after each step.
 
     Attributes:
         spec: the optimizer spec.
@@ -185,12 +187,14 @@ class GroupOptimizer:
         *,
         switched_off: Mapping[str, Collection[str]] | None = None,
         sparse: bool = False,
+        constraints: Mapping[nn.Parameter, Callable[[Any], Any]] | None = None,
     ) -> None:
         self.name, self.spec = group.name, group.optimizer
         self.revision = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
         self._grouped = grouped_settings(self.spec, members)
+        self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
         scheduled = self.spec.schedule != Schedule()
         self._rate = self.spec.rate if scheduled else None
@@ -265,7 +269,8 @@ class GroupOptimizer:
         optimizer = self._optimizer
         if optimizer is None:
             return lambda: None
-        parameters, step, norm = self.parameters, optimizer.step, self.spec.clip_norm if clip else None
+        parameters, norm = self.parameters, self.spec.clip_norm if clip else None
+        step = constrained_step(optimizer.step, self.constraints)
 
         def run() -> None:
             if norm is not None:
@@ -281,7 +286,8 @@ class GroupOptimizer:
         """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
         if self._optimizer is not None:
             self._optimizer.register_step_pre_hook(self._before_live_step)
-            self._optimizer.register_step_post_hook(lambda *_: self._count())
+            finish = constrained_step(self._count, self.constraints)
+            self._optimizer.register_step_post_hook(lambda *_: finish())
         return self._optimizer
 
     def _before_live_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -41,6 +41,8 @@ def infer_outputs(
         ShapeError: the model does not take the inputs, returns no tensors, or no output has a batch.
     """
     call = ProbeLayout(arguments)
+    for layer in keras.outermost(model):
+        keras.library().refuse_stateful(layer)
     _build(model, inputs, call, seed)
     return probe_outputs(
         type(model).__name__,

@@ -18,6 +18,7 @@ class MlxBackend(MlxPlacement, Exchange, Compute):
     """MLX with all that a graph needs. Making one does not import MLX."""
 
     parameter_groups = True
+    weighs_losses = True
 
     # -- exchange --------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class FlatState:
             rules=tuple(self._rule(key) for key in rules),
             blocks=tuple(_block_spec(rules.index(keys[block[0]]), block, names) for block in self._blocks),
             buffers=effects.buffers,
-            weights=tuple(loss.weight if i in effects.roots else 0.0 for i, loss in enumerate(request.losses)),
+            weights=tuple(request.losses[i].weight if i in effects.roots else 0.0 for i in range(len(effects.losses))),
             mutated=effects.mutated,
             n_computed=request.n_computed,
             n_microbatches=n_microbatches,
