@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
+    from anyaccel.fitting import FittedModel as FittedModel
+    from anyaccel.fitting import fit as fit
+    from anyaccel.fitting import load as load
     from anyaccel.graph import AppliedLoss as AppliedLoss
     from anyaccel.graph import ConcatNode as ConcatNode
     from anyaccel.graph import ModelGraph as ModelGraph
@@ -94,6 +97,7 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment",
+    "fitting": "FittedModel fit load",
     "graph": "AppliedLoss ConcatNode ModelGraph ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",

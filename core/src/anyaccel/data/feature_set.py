@@ -7,6 +7,7 @@ The three classes know each other and therefore share this module; what they do 
 from __future__ import annotations
 
 import itertools
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from anyaccel.data.other_names import OTHER_NAMES
 from anyaccel.data.padding import Pad, padding_of
 from anyaccel.data.ragged_columns import cast_lists, check_ragged
 from anyaccel.data.readers import dataframes, hf_datasets, parquet
+from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.roles import Names, NamesOrRest, RoleNames, WithRoles, brief, check_label, listed, names_of, selected
 from anyaccel.data.row_filters import checked_indices, described, positions_where
@@ -512,6 +514,33 @@ class FeatureSet(_SplitRows):
         check_label(label)
         cols, keys = RoleNames(feature_cols, target_cols, tag_cols), RoleNames(feature_keys, target_keys, tag_keys)
         return cls(label, dataframes.table_from_frame(label, df, dataframes.one_spelling(label, cols, keys), pad))
+
+    @classmethod
+    def from_csv(
+        cls,
+        label: str,
+        path: str | os.PathLike[str],
+        feature_keys: NamesOrRest = None,
+        target_keys: NamesOrRest = None,
+        tag_keys: NamesOrRest = None,
+        *,
+        delimiter: str = ",",
+    ) -> Self:
+        """Make a feature set of a CSV file with a header, read by Arrow: integers, floats, bools, dates, or text.
+
+        Args:
+            label: of the feature set.
+            path: the file.
+            feature_keys, target_keys, tag_keys: names of columns, or `...` for one role.
+            delimiter: one character.
+
+        Raises:
+            OSError: the file cannot be opened.
+            DataError: not a CSV file, or no rows.
+            ColumnError: as `from_arrow`; an empty cell is a null.
+        """
+        check_label(label)
+        return cls.from_arrow(label, table_from_csv(label, path, delimiter), feature_keys, target_keys, tag_keys)
 
     @classmethod
     def from_parquet(
