@@ -45,9 +45,15 @@ SIGNATURES = {
     "Within": "column distance",
     "Where": "column function",
     "TrainPhase": "label * data losses sampler schedule n_epochs validation validate_every accumulate microbatching "
-    "settings",
-    "EvalPhase": "label * data metrics outputs batch_size sampler settings",
-    "FitPhase": "label * data nodes batch_size settings",
+    "accelerator strict policy callbacks final_device compile residency",
+    "EvalPhase": "label * data metrics outputs batch_size sampler losses accelerator callbacks",
+    "FitPhase": "label * data nodes batch_size accelerator callbacks",
+    "fit": "model data * loss target features validation metrics epochs batch_size optimizer early_stopping scaler "
+    "accelerator seed callbacks progress",
+    "load": "folder * models optimizer allow",
+    "FittedModel.predict": "data * outputs",
+    "ModelGraph.save": "folder * extra",
+    "ModelGraph.load": "folder * models feature_sets optimizer allow",
     "Experiment": "label graph phases * callbacks progress",
     "Experiment.run_phase": "phase",
     "Estimator": "estimator method * output_dtype",

@@ -51,6 +51,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 }
 KINDS = {"bool": bool, "int": int, "str": str, "float": int | float, "None": type(None)}
 """Annotations that say all about the type of an argument."""
+PADDED = {"pad": None, "collate": None}
 
 X = np.random.default_rng(0).standard_normal((12, 3)).astype("float32")
 TABLE = pa.table({"x": X[:, 0], "y": X[:, 1]})
@@ -129,13 +130,36 @@ def graph() -> aa.ModelGraph:
     return aa.ModelGraph([node()], "adam")
 
 
-@functools.cache
-def saved() -> str:
-    """A folder with a graph, removed when the tests end."""
+def removed_at_exit() -> str:
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
-    graph().save(folder.name)
     return folder.name
+
+
+@functools.cache
+def saved() -> str:
+    """A folder with a graph."""
+    graph().save(folder := removed_at_exit())
+    return folder
+
+
+@functools.cache
+def csv() -> str:
+    """A table in a file."""
+    file = Path(removed_at_exit(), "table.csv")
+    file.write_text("x,y\n" + "".join(f"{row}.5,{row % 2}.0\n" for row in range(8)))
+    return str(file)
+
+
+def fitted() -> aa.FittedModel:
+    return aa.fit(aa.SequentialMLP(1), csv(), loss="mse", target="y", epochs=1, progress="none")
+
+
+@functools.cache
+def saved_fit() -> str:
+    """A folder with a fitted model."""
+    fitted().save(folder := removed_at_exit())
+    return folder
 
 
 def train(**settings: Any) -> aa.TrainPhase:
@@ -226,6 +250,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.EarlyStopping,
         {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
     ),
+    "ReduceLROnPlateau": lambda: (
+        aa.ReduceLROnPlateau,
+        {"monitor": "loss", "factor": 0.5, "patience": 5, "threshold": 0.0, "threshold_mode": "abs", "cooldown": 1}
+        | {"min_factor": 0.1, "mode": "max"},
+    ),
     "Estimator": lambda: (aa.Estimator, {"estimator": Mean(), "method": "predict", "output_dtype": "float32"}),
     "EvalPhase": lambda: (
         planned(aa.EvalPhase),
@@ -261,7 +290,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         data().fit_transform,
         {"transform": Halves(), "columns": "x", "fit_on": "train", "role": None, "into": None},
     ),
-    "FeatureSet.from_arrow": lambda: (aa.FeatureSet.from_arrow, {"label": "d", "table": TABLE, **KEYS}),
+    "FeatureSet.from_arrow": lambda: (aa.FeatureSet.from_arrow, {"label": "d", "table": TABLE, **KEYS, "pad": None}),
     "FeatureSet.from_dict": lambda: (aa.FeatureSet.from_dict, {"label": "d", "data": {"x": X, "y": X}, **KEYS}),
     "FeatureSet.from_pandas": lambda: (
         aa.FeatureSet.from_pandas,
@@ -313,14 +342,14 @@ CALLS: dict[str, Callable[[], Call]] = {
     "FitPhase.from_split": lambda: (aa.FitPhase.from_split, {"label": "f", "split": "val"}),
     "IterableSource": lambda: (
         aa.IterableSource,
-        {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0},
+        {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0, "pad": None},
     ),
     "IterableSource.batches": lambda: (lambda epoch: list(source().batches(epoch)), {"epoch": 0}),
     "IterableSource.reference": lambda: (source().reference, {**COLUMNS, "stream": "anchor"}),
     "IterableSource.spec": lambda: (source().spec, {"name": "x"}),
     "Loss": lambda: (aa.Loss, {"loss": "mse", "loss_kwargs": None}),
     "Loss.from_config": lambda: (aa.Loss.from_config, {"config": {"loss": "mse"}}),
-    "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0}),
+    "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0, **PADDED}),
     "MapSource.gather": lambda: (aa.MapSource("s", Rowwise(), features="x").gather, {"indices": [0]}),
     "Metric": lambda: (aa.Metric, {"measure": "mse", "on": "net", "targets": "targets", "label": "m"}),
     "Metric.from_config": lambda: (aa.Metric.from_config, {"config": {"measure": "mse"}}),
@@ -332,11 +361,27 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.ModelGraph.from_config,
         {"given": graph().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
+    "FeatureSet.from_csv": lambda: (
+        aa.FeatureSet.from_csv,
+        {"label": "d", "path": csv(), "feature_keys": ["x"], "target_keys": "y", "tag_keys": (), "delimiter": ","},
+    ),
+    "FittedModel": lambda: (aa.FittedModel, {"experiment": experiment(), "loss": aa.Loss("mse"), "columns": None}),
+    "FittedModel.evaluate": lambda: (fitted().evaluate, {"data": csv(), "metrics": ["mse"]}),
+    "FittedModel.plot": lambda: (one(fitted().plot), {"given": "loss"}),
+    "FittedModel.predict": lambda: (fitted().predict, {"data": csv(), "outputs": False}),
+    "FittedModel.save": lambda: (fitted().save, {"folder": saved_fit()}),
+    "fit": lambda: (
+        aa.fit,
+        {"model": aa.SequentialMLP(1), "data": csv(), "loss": "mse", "target": "y", "features": ["x"]}
+        | {"validation": 0.5, "metrics": ["mse"], "epochs": 1, "batch_size": 2, "optimizer": "adam"}
+        | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"},
+    ),
+    "load": lambda: (aa.load, {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": ()}),
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()},
     ),
-    "ModelGraph.save": lambda: (graph().save, {"folder": saved()}),
+    "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
     "ModelGraph.load_state": lambda: (graph().build().load_state, {"given": graph().build().state()}),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
@@ -350,7 +395,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (
         aa.Optimizer,
-        {"name": "adam", **OPTIMIZER, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0},
+        {"name": "adam", **OPTIMIZER, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+        | {"groups": {"*bias": {"weight_decay": 0.0}}},
     ),
     "Optimizer sgd": lambda: (aa.Optimizer, {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.0}),
     "Optimizer.from_config": lambda: (aa.Optimizer.from_config, {"config": aa.Optimizer().get_config()}),

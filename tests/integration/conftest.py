@@ -14,6 +14,8 @@ from anyaccel.registry import registry
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+_KERAS_BACKENDS = [name for name in ("tensorflow", "torch", "jax") if importlib.util.find_spec(name) is not None]
+os.environ.setdefault("KERAS_BACKEND", next(iter(_KERAS_BACKENDS), "numpy"))  # Keras has one backend in a process
 if importlib.util.find_spec("tensorflow") is not None:
     import tensorflow
 

@@ -9,11 +9,7 @@ from typing import Any
 from anyaccel.errors import DeviceParseError
 
 # alias -> (canonical kind, vendor that the alias implies)
-ALIASES: dict[str, tuple[str, str]] = {
-    "cuda": ("gpu", "nvidia"),
-    "rocm": ("gpu", "amd"),
-    "metal": ("mps", "apple"),
-}
+ALIASES: dict[str, tuple[str, str]] = {"cuda": ("gpu", "nvidia"), "rocm": ("gpu", "amd"), "metal": ("mps", "apple")}
 
 _SPELLING = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]{0,4}))?")
 
@@ -32,8 +28,7 @@ class Device:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.index, int) or isinstance(self.index, bool):
             raise _malformed(f"{self.kind}:{self.index!r}")
-        kind, _ = _split(f"{self.kind}:{self.index}")
-        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "kind", _split(f"{self.kind}:{self.index}")[0])
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"

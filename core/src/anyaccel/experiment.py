@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from anyaccel import interrupts
 from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import check_label
@@ -30,7 +31,7 @@ from anyaccel.results import (
 from anyaccel.results.formatting import unknown_name
 
 
-class Experiment:
+class Experiment(AttributeHints):
     """Runs phases over one graph and keeps their results in `history`.
 
     Args:
@@ -67,6 +68,20 @@ class Experiment:
         self.callbacks = checked_callbacks(f"experiment {label!r}", callbacks)
         self.progress = checked_progress(progress)
         self.history: list[Results] = []
+
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "fit train": "use run(TrainPhase('train', data='train', losses=[...]))",
+        "evaluate eval test score": "use run_phase(EvalPhase('test', data='all', metrics=['mse']))",
+        "predict transform": "use run_phase(EvalPhase('predict', data='all')).prediction('NODE')",
+        "results runs losses metrics": "they are in experiment.history, and those of the last run in last_run",
+        "model net nodes": "use experiment.graph, and experiment.graph['NODE'].model",
+        "save state state_dict": "use experiment.graph.state()",
+        "load load_state load_state_dict": "use experiment.graph.load_state(state)",
+        "add add_phase append": "give phases to run(phase, ...)",
+        "to cuda device": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+        "start execute launch run_phases run_all": "use run(phase, ...)",
+        "summary": "use plan(phase), or experiment.graph.summary()",
+    }
 
     @classmethod
     def from_active_context(cls, *args: Any, **settings: Any) -> Experiment:
@@ -106,11 +121,16 @@ class Experiment:
         return plan_of(self._checked(phase), self.graph)
 
     def _checked(self, phase: Any) -> Phase:
-        if not isinstance(phase, Phase):
-            raise PhaseError(
-                f"experiment {self.label!r} cannot run {shown(phase)}", hint="pass a TrainPhase, EvalPhase or FitPhase"
-            )
-        return phase
+        if isinstance(phase, Phase):
+            return phase
+        hint = "pass a TrainPhase, EvalPhase or FitPhase"
+        if isinstance(phase, (list, tuple)) and phase and all(isinstance(part, Phase) for part in phase):
+            hint = "give phases one by one: run(*phases)"
+        elif isinstance(phase, type) and issubclass(phase, Phase):
+            hint = f"create one: {phase.__name__}('name', data='train', ...)"
+        elif isinstance(phase, str):
+            hint = "pass the phase itself, not its label: run(TrainPhase(...))"
+        raise PhaseError(f"experiment {self.label!r} cannot run {shown(phase)}", hint=hint)
 
     def run_phase(self, phase: Phase) -> Any:
         """Run a phase. Its results are added to `history`, also if it fails or is interrupted.

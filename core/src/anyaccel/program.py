@@ -36,14 +36,7 @@ class Program(ABC):
 
     @abstractmethod
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
-        """Outputs and losses in evaluation mode; keeps nothing for a pullback and changes no buffer.
-
-        Args:
-            inputs: values in the order of `segment.inputs`; None where this step has none.
-
-        Returns:
-            outputs, and losses as (sum, weight) by label; see the class for missing inputs.
-        """
+        """Outputs and losses in evaluation mode; keeps nothing for a pullback and changes no buffer."""
 
     @abstractmethod
     def forward_pullback(
@@ -52,15 +45,19 @@ class Program(ABC):
         """Outputs and losses in training mode (frozen operations stay in evaluation mode), and the pullback.
 
         Args:
-            inputs: values in the order of `segment.inputs`; None where this step has none.
+            inputs: as of `forward`.
             scale: factor of each loss's *sum* in the total loss, by label. The default is the term's weight divided by
-                the weight of its (sum, weight), which makes the total a weighted sum of means.
+                the weight of its (sum, weight), which makes the total a weighted sum of means; 0 where that is 0.
 
         Returns:
             outputs; losses; and a pullback, which may be called once. It takes one cotangent for each output (None for
             zero), accumulates the gradients of the total loss and of these cotangents into the parameters' gradients,
             and returns a cotangent for each name in `segment.needs_pullback` (None for zero).
         """
+
+    def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """By label, the weight (1 for 0) of each loss that weighs more than rows alone, to scale its micro-batches."""
+        return {}
 
     @abstractmethod
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
@@ -156,13 +153,11 @@ class MultiStepProgram(Program):
         Args:
             columns: resident columns in the order of `segment.inputs`.
             orders: for each column the epoch's row order, [n] of the backend's `index_dtype`, on the column's device.
-            start: first position in the order.
-            n_steps: number of steps.
-            batch_size: rows in each step.
+            start, n_steps, batch_size: which rows, as above.
 
         Returns:
-            mean losses on the device, [n_steps or more, len(segment.losses)], in the order of `segment.losses`; rows
-            from `n_steps` on are undefined.
+            mean losses on the device, [n_steps or more, len(segment.losses)], in the order of `segment.losses`; then
+            a column with the weight of each loss that `loss_weights` has. Rows from `n_steps` on are undefined.
         """
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:

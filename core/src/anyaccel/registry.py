@@ -23,7 +23,7 @@ from anyaccel.errors import (
     NoBackendError,
     PluginError,
 )
-from anyaccel.install_hints import distribution_for, hint_of, install_line
+from anyaccel.install_hints import HINTS, hint_of, install_line
 from anyaccel.plugin_loader import BUILT_IN as BUILT_IN
 from anyaccel.plugin_loader import Plugin
 from anyaccel.suggestions import did_you_mean, kind_hint
@@ -49,11 +49,9 @@ class Registry:
         built_in: Callable[[], Backend] = loader.built_in_backend,
         entry_points: Callable[[], Iterable[EntryPoint]] = loader.installed,
     ) -> None:
-        self._built_in = built_in
-        self._entry_points = entry_points
+        self._built_in, self._entry_points = built_in, entry_points
         self._lock = threading.RLock()
-        self._loaded = False
-        self._loading = False
+        self._loaded = self._loading = False
         self._clear()
 
     def load(self) -> None:
@@ -131,7 +129,7 @@ class Registry:
 
     def _enter(self, plugin: Plugin) -> None:
         """Serve what a plugin offers. A pair that another offers too is the one's that has the framework's name."""
-        entries = {id(backend): (backend, _asks(backend)) for backend in plugin.backends}
+        entries = {id(b): (b, inspect.getattr_static(b, "owns") is not Backend.owns) for b in plugin.backends}
         self._plugins[plugin.name] = plugin
         offers = [(backend.framework, kind, backend) for backend in plugin.backends for kind in backend.kinds]
         for framework, kind, backend in offers:
@@ -301,14 +299,14 @@ class Registry:
         return bool(self.ask(backend, "owns", obj))
 
     def _no_plugin(self, framework: str) -> FrameworkError:
-        distribution, available = distribution_for(framework), ", ".join(self.frameworks)
+        (name, distribution), available = HINTS.get(framework, (framework, "")), ", ".join(self.frameworks)
         for plugin in self._plugins.values():
             same = plugin.name == framework or (distribution and plugin.distribution == distribution)
             if same and plugin.error is not None:
                 problem = f"the plugin for {framework}, {plugin}, is installed but broken ({plugin.cause})"
                 return FrameworkError(problem, available=available, hint=plugin.hint)
-        meant = did_you_mean(framework, self.frameworks, "check the spelling, or install its plugin")
-        hint = install_line(distribution) if distribution else meant
+        meant = did_you_mean(name, self.frameworks, "check the spelling, or install its plugin")
+        hint = install_line(distribution) if distribution and name not in self.frameworks else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
         if allowed is not None and framework not in allowed:
             problem = f"no plugin for the framework {framework!r} is loaded, and {loader.SWITCH} says which are"
@@ -334,10 +332,6 @@ def _roots(cls: type) -> set[str]:
 
 def _is_imported(backend: Backend) -> bool:
     return not sys.modules.keys().isdisjoint(backend.import_roots)
-
-
-def _asks(backend: Backend) -> bool:
-    return inspect.getattr_static(backend, "owns") is not Backend.owns  # it has one of its own
 
 
 def _device_hint(device: Device, usable: Sequence[Device]) -> str:

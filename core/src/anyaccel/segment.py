@@ -79,7 +79,11 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """A loss of a segment: `inputs` are names of values, `device` is the device of the node `on`."""
+    """A loss of a segment: `inputs` are names of values, `device` is the device of the node `on`.
+
+    Where a backend `weighs_losses`, a named loss may have settings, in `loss.kwargs`, and columns after outputs and
+    targets, whose product weighs it: with the first axes of its elements or positions.
+    """
 
     label: str
     on: str

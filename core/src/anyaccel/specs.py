@@ -29,7 +29,8 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "exponential": lambda t, rate, every=1: rate ** (t / every),
     "step": lambda t, rate, every: rate ** (t // every),
 }
-LOSSES = ("mse", "mae", "cross_entropy", "binary_cross_entropy")
+_CLASSES = {"ignore_index": None, "class_weights": None, "class_axis": -1, "label_smoothing": 0.0}
+LOSSES: dict[str, dict[str, Any]] = {"mse": {}, "mae": {}, "cross_entropy": _CLASSES, "binary_cross_entropy": {}}
 FROM_OUTPUT = "from_output"
 """The name of a loss that a model computes itself."""
 LOSS_ALIASES = {"mean_squared_error": "mse", "l2": "mse", "mean_absolute_error": "mae", "l1": "mae"}
@@ -129,6 +130,7 @@ class Optimizer(Spec):
         opt_kwargs: further settings as a dict; the same as keyword arguments.
         schedule: factor on `lr`, or on the rates that a class gives its groups, over the steps; None is constant.
         clip_norm: the largest global L2 norm of the gradients of this optimizer's parameters; larger ones are scaled.
+        groups: settings by pattern of names, or by function of (name, parameter): `{"*bias": {"weight_decay": 0.0}}`.
 
     Raises:
         SpecError: an unknown name or setting, or a number out of range.
@@ -142,6 +144,7 @@ class Optimizer(Spec):
     schedule: Schedule
     clip_norm: float | None
     own: Any
+    groups: tuple[tuple[str | Callable[[str, Any], bool], Optimizer], ...]
 
     def __init__(
         self,
@@ -151,6 +154,7 @@ class Optimizer(Spec):
         opt_kwargs: Mapping[str, Any] | None = None,
         schedule: Schedule | str | Callable[[int], float] | None = None,
         clip_norm: float | None = None,
+        groups: Mapping[Any, Mapping[str, Any]] | None = None,
         **settings: Any,
     ) -> None:
         settings = {**_checked("", "opt_kwargs", {} if opt_kwargs is None else opt_kwargs), **settings}
@@ -170,6 +174,9 @@ class Optimizer(Spec):
         schedule = named if isinstance(named, Schedule) else Schedule(named)
         settings = _optimizer_settings(text, settings) if own is None else settings
         assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, clip_norm=clip_norm, own=own)
+        usual = {"lr": lr, "schedule": schedule, **settings}
+        by_pattern = _checked(where, "groups", {} if groups is None else groups).items()
+        assign_fields(self, groups=tuple((key, Optimizer(name, **{**usual, **own})) for key, own in by_pattern))
 
     def rate(self, step: int) -> float:
         """The learning rate at `step` (0 is the first), in float64."""
@@ -179,25 +186,30 @@ class Optimizer(Spec):
         """A plain dict for `from_config`; a framework's own optimizer has none and is a ConfigError."""
         _check_named("optimizer", self.name, self.own)
         settings = {key: list(v) if isinstance(v, tuple) else v for key, v in self.settings.items()}
-        schedule = self.schedule.get_config()
-        return {"name": self.name, "lr": self.lr, "clip_norm": self.clip_norm, "schedule": schedule, **settings}
+        for key, _ in self.groups:
+            _check_named("the predicate of an optimizer's group", _name_of(key), None if isinstance(key, str) else key)
+        config = {"name": self.name, "lr": self.lr, "clip_norm": self.clip_norm, "schedule": self.schedule.get_config()}
+        return {**config, "groups": {key: {"lr": group.lr, **group.settings} for key, group in self.groups}, **settings}
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Loss(Spec):
     """A loss: one by name, available in every framework, or a framework's own class, object or function.
 
-    Named losses are exact means and never broadcast: `mse` and `mae` over all elements; `cross_entropy` of logits
-    [batch, classes] and integer class indices [batch] (or probabilities of the logits' shape), over samples;
-    `binary_cross_entropy` of logits and targets in [0, 1], over all elements.
+    Named losses are exact means over what counts and never broadcast: `mse` and `mae` over elements; `cross_entropy` of
+    logits [batch, ..., classes] and integer class indices [batch, ...] (or probabilities of the logits' shape) over
+    positions; `binary_cross_entropy` of logits and targets in [0, 1] over elements.
 
     Args:
         loss: a name, a loss class, an instance of one, or a function of (outputs, targets) that gives a scalar mean
             (on the NumPy backend, which cannot differentiate it: sum, weight and gradients).
         loss_kwargs: arguments for the class, if `loss` is one.
+        settings: of `cross_entropy`: `ignore_index`, a target that does not count; `class_weights`, a number for each
+            class, by which the mean is weighted; `class_axis`, the axis of the classes with the batch as 0, 1 in
+            [batch, classes, ...]; `label_smoothing`, the part of a target that is spread over all classes.
 
     Raises:
-        SpecError: an unknown name, or arguments for a loss that takes none.
+        SpecError: an unknown name or setting, or a value out of range.
     """
 
     _called = "a loss"
@@ -205,36 +217,34 @@ class Loss(Spec):
     own: Any
     kwargs: Mapping[str, Any] = field(hash=False)
 
-    def __init__(self, loss: Any = "mse", *, loss_kwargs: Mapping[str, Any] | None = None, **unknown: Any) -> None:
-        _check_names(f"Loss({loss!r})", unknown, ("loss_kwargs",))
+    def __init__(self, loss: Any = "mse", *, loss_kwargs: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        own, name = (None, loss.lower()) if isinstance(loss, str) else (loss, _name_of(loss))
+        name = LOSS_ALIASES.get(name, name) if own is None else name
+        if own is None and name not in (*LOSSES, FROM_OUTPUT):
+            raise _unknown("loss", loss, LOSSES)
+        _check_names(f"Loss({loss!r})", settings, () if own else LOSSES.get(name, ()), also=("loss_kwargs",))
         kwargs = dict(_checked("", "loss_kwargs", {} if loss_kwargs is None else loss_kwargs))
-        if isinstance(loss, str):
-            name = LOSS_ALIASES.get(loss.lower(), loss.lower())
-            if name not in (*LOSSES, FROM_OUTPUT):
-                raise _unknown("loss", loss, LOSSES)
-            own = None
-        else:
-            name, own = getattr(loss, "__name__", type(loss).__name__), loss
         if kwargs and not isinstance(own, type):
             raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}", hint="leave loss_kwargs out")
-        if not isinstance(loss, str) and not callable(own):
+        if own is not None and not callable(own):
             raise SpecError(f"{own!r} is not a loss", available=", ".join(LOSSES), hint="give a name or a callable")
+        given = {key: _checked(f"loss {name!r}: ", key, value) for key, value in settings.items() if value is not None}
+        kwargs |= {key: value for key, value in given.items() if value != LOSSES[name][key]}
         assign_fields(self, name=name, own=own, kwargs=kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict for `from_config`; a loss that is not a named one has none and is a ConfigError."""
         _check_named("loss", self.name, self.own)
-        return {"loss": self.name}
+        return {"loss": self.name, **{key: list(v) if isinstance(v, tuple) else v for key, v in self.kwargs.items()}}
 
 
 def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a named optimizer with its defaults, checked."""
     if name not in OPTIMIZERS:
         raise _unknown("optimizer", name, OPTIMIZERS)
-    what = f"optimizer {name!r}"
-    _check_names(what, given, OPTIMIZERS[name], also=("lr", "schedule", "clip_norm"))
-    settings = {**OPTIMIZERS[name], **given}
-    return {key: _checked(f"{what}: ", key, value) for key, value in settings.items()}
+    what, known = f"optimizer {name!r}", OPTIMIZERS[name]
+    _check_names(what, given, known, also=("lr", "schedule", "clip_norm"))
+    return {key: _checked(f"{what}: ", key, value) for key, value in {**known, **given}.items()}
 
 
 def _between(least: float, below: float = sys.float_info.max, *, whole: bool = False) -> Callable[[Any], bool]:
@@ -245,8 +255,12 @@ def _between(least: float, below: float = sys.float_info.max, *, whole: bool = F
     return fits
 
 
-def _are_betas(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_between(0, 1), value))
+def _is_group(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str | Callable) and {**item[1]}.keys().isdisjoint(("schedule", "clip_norm", "groups"))
+
+
+def _several(fits: Callable[[Any], bool], count: int = 0) -> Callable[[Any], bool]:
+    return lambda it: isinstance(it, (list, tuple)) and all(map(fits, it)) and (len(it) == count or len(it) > 1 > count)
 
 
 # Names of arguments, which values they take, what is said of others, and a valid one.
@@ -255,10 +269,14 @@ _ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, object], ...] = (
     ("rate final eps weight_decay", _between(0), "is not a finite number of at least 0", 0.1),
     ("factor", lambda it: _between(0)(float(it)), "is not a finite number of at least 0", 0.1),
     ("momentum", _between(0, 1), "is not in [0, 1)", 0.9),
-    ("betas", _are_betas, "are not two numbers in [0, 1)", (0.9, 0.999)),
+    ("betas", _several(_between(0, 1), 2), "are not two numbers in [0, 1)", (0.9, 0.999)),
     ("steps every", _between(1, whole=True), "is not a number of steps", 100),
     ("warmup", _between(0, whole=True), "is not a number of steps", 100),
     ("nesterov", lambda it: isinstance(it, bool), "is not True or False", True),
+    ("groups", lambda it: all(map(_is_group, {**it}.items())), "has no settings by pattern", {"*bias": {"lr": 0.1}}),
+    ("label_smoothing", _between(0, 1), "is not in [0, 1)", 0.1),
+    ("class_axis ignore_index", lambda it: type(it) is int, "is not an integer", -1),
+    ("class_weights", _several(_between(0)), "are not a number of at least 0 for each class", [1.0, 2.5]),
     ("opt_kwargs loss_kwargs", lambda it: all(map(str.isidentifier, {**it})), "is not a dict of settings", {"lr": 0.1}),
 )
 
@@ -266,13 +284,14 @@ _ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, object], ...] = (
 def _checked(where: str, name: str, value: Any) -> Any:
     """An argument that fits, a list as a tuple, and a number of NumPy as one of Python."""
     _, fits, complaint, example = next(row for row in _ARGUMENTS if name in row[0].split())
+    value = value.tolist() if hasattr(value, "tolist") else value
     try:
         valid = fits(value)
     except (TypeError, ValueError, OverflowError):
         valid = False
     if not valid:
         raise SpecError(f"{where}{name}={value!r} {complaint}", hint=f"write {name}={example}")
-    return tuple(value) if isinstance(value, list) else value.item() if hasattr(value, "item") else value
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:
@@ -291,7 +310,7 @@ def _check_names(what: str, given: Mapping[str, Any], known: Any, also: tuple[st
         raise SpecError(problem, available=", ".join(available) or "none", hint=hint)
 
 
-def assign_fields(spec: Any, **values: Any) -> None:
+def assign_fields(spec: Any, /, **values: Any) -> None:
     """Set the fields of a frozen dataclass in its constructor."""
     for name, value in values.items():
         object.__setattr__(spec, name, value)

@@ -14,7 +14,7 @@ import pytest
 import anyaccel as aa
 import anyaccel_jax as ours
 from anyaccel.device import Device
-from anyaccel.errors import PhaseError, ShapeError, StateError
+from anyaccel.errors import GraphError, PhaseError, ShapeError, StateError
 from anyaccel.segment import TensorSpec
 from anyaccel_jax import Function, JaxBackend, SequentialCNN, SequentialMLP
 
@@ -447,7 +447,6 @@ REFUSED = {
     "batch inside": (lambda p, x: x @ x.T, r"returns \[2, 2\] for a batch of 2, and \[3, 3\] for"),
     "no array": (lambda p, x: "text", "returned a str, which"),
     "nothing": (lambda p, x: (), "returned a tuple of nothing"),
-    "a bug": (lambda p, x: x.nothing, "no attribute.*fix the model's code"),
 }
 
 
@@ -456,6 +455,14 @@ def test_models_that_do_not_accept_their_inputs_raise(backend: JaxBackend, name:
     function, words = REFUSED[name]
     with pytest.raises(ShapeError, match=words):
         backend.infer(Function(function, {}), IN, 0)
+
+
+def test_a_mistake_in_a_models_code_is_not_told_as_one_of_shapes(backend: JaxBackend) -> None:
+    with pytest.raises(
+        GraphError, match=r"raised AttributeError in <lambda>, .*nothing.*fix the model's code"
+    ) as caught:
+        backend.infer(Function(lambda p, x: x.nothing, {}), IN, 0)
+    assert not isinstance(caught.value, ShapeError)
 
 
 def test_a_single_number_a_sample_is_explained(backend: JaxBackend, linen: ModuleType) -> None:

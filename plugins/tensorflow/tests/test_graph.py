@@ -61,6 +61,21 @@ def test_a_run_continued_from_its_state_equals_one_that_never_stopped() -> None:
             np.testing.assert_array_equal(other.state()[name], array, err_msg=name)
 
 
+def test_a_schedule_of_keras_is_a_function_of_the_step() -> None:
+    own = keras.optimizers.schedules.CosineDecay(1.0, 40, alpha=0.1)
+    same = aa.Schedule("cosine", steps=40, final=0.1)
+    keras.utils.set_random_seed(0)
+    nets = [net(), net()]
+    source = data()
+    graphs = [
+        graph(source, each, aa.Optimizer("adam", lr=0.05, schedule=schedule))
+        for each, schedule in zip(nets, (own, same), strict=True)
+    ]
+    losses = [run(made, training(4)).loss for made in graphs]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert aa.Schedule(own).factor(13) == pytest.approx(same.factor(13), rel=1e-6)
+
+
 def test_phases_on_two_devices_go_on_with_the_same_state() -> None:
     source = data()
     whole, moved = graph(source, net()), graph(source, net())

@@ -309,10 +309,7 @@ def test_a_figure_that_is_no_number(given: Any, message: str, data: aa.FeatureSe
     [
         ({"losses": [aa.AppliedLoss("mse", on="net")]}, "has losses and a step of its own.*Hint: leave losses out"),
         ({"accumulate": 2}, "accumulate=2 and a step of its own.*Hint: leave accumulate out"),
-        (
-            {"compile": "steps"},
-            r"compile='steps' and a step of its own.*Hint: leave compile out, and compile what pays",
-        ),
+        ({"compile": "steps"}, r"compile='steps' and a step of its own.*Hint: leave compile out"),
         ({"step": 3}, r"step must be a function of \(models, batch, optimizers\), got 3"),
     ],
 )

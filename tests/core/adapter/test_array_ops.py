@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -266,6 +266,8 @@ def described(argument):
     if isinstance(argument, (np.ndarray, np.generic)):
         return "booleans" if argument.dtype == bool else "array"
     if isinstance(argument, (list, tuple)):
+        if argument and all(type(part) is float for part in argument):
+            return "numbers"
         return "shape" if all(isinstance(part, int) for part in argument) else "arrays"
     return "number"
 
@@ -274,6 +276,7 @@ class Recorded(NumpyOps):
     """NumPy's ops over a `Recorder`."""
 
     arange = ArrayOps.arange
+    constant = ArrayOps.constant
 
     def __init__(self):
         self.xp = Recorder()
@@ -285,17 +288,19 @@ LOSSES = ("mse", "mae", "binary_cross_entropy", "cross_entropy")
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
 def test_losses_and_optimizers_call_functions_as_the_table_says(optimizer, segment, node, loss, built, draw):
     ops, documented = Recorded(), documented_forms()
-    columns = {"x": draw(8, 3), "y": draw(8, 2), "c": np.arange(8) % 2}
+    columns = {"x": draw(8, 3), "y": draw(8, 2), "c": np.arange(8) % 2, "w": np.arange(8.0)}
     nodes = [
         node("a", built(Dense(2, dtype="float64"), columns["x"]), "x"),
         node("both", None, "a y", axis=-1),
         node("b", built(Dense(2, dtype="float64"), draw(8, 4)), "both"),
     ]
     terms = [loss(name, "b c" if name == "cross_entropy" else "b y", label=name) for name in LOSSES]
+    classes = Loss("cross_entropy", ignore_index=-1, class_weights=[1.0, 2.0], class_axis=1, label_smoothing=0.1)
+    terms = [*terms, replace(loss("cross_entropy", "b c w", label="weighted"), loss=classes)]
     spec = Optimizer(optimizer, lr=0.1, clip_norm=0.5)
     program = ArrayProgram(segment(columns, nodes, terms, spec, outputs=("a", "b")), ops)
     program.grad_stats()
-    program.train_steps(tuple(columns.values()), [None] * 3, 0, 2, 4, 2)
+    program.train_steps(tuple(columns.values()), [None] * 4, 0, 2, 4, 2)
     program.forward_pullback(tuple(columns.values()))[2]([draw(8, 2), None])
     program.optimizer_step({"main": program.clip_factor(0.5, [program.grad_stats()["main"][0]] * 2)})
     assert {name: forms - documented[name] for name, forms in ops.xp.forms.items() if forms - documented[name]} == {}

@@ -137,9 +137,9 @@ def test_losses_do_not_broadcast(name, outputs, targets, available, judge):
     assert f"Available: {available}" in message
 
 
-def test_a_named_loss_takes_two_inputs(judge):
-    with pytest.raises(SpecError, match=r"mse takes two inputs, outputs and targets, and got 3: v0, v1, v2"):
-        judge("mse", LOGITS, LOGITS, LOGITS, label="fit")
+def test_a_named_loss_takes_outputs_and_targets(judge):
+    with pytest.raises(SpecError, match=r"mse takes two inputs, outputs and targets, and got 1: v0"):
+        judge("mse", LOGITS, label="fit")
 
 
 class Huber:

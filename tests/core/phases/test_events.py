@@ -49,7 +49,8 @@ def test_other_kinds_are_refused(kind):
     with pytest.raises(ValueError) as caught:
         Event(0, 0, kind, "x")
     assert (
-        str(caught.value) == f"unknown kind of event {kind!r}; available: compile, residency, memory, source, transfer"
+        str(caught.value)
+        == f"unknown kind of event {kind!r}; available: compile, residency, memory, source, transfer, rate"
     )
 
 

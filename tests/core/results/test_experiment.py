@@ -58,12 +58,20 @@ def test_before_any_run_there_is_no_last_one(experiment):
         _ = experiment.last_run
 
 
-@pytest.mark.parametrize("given", ["train", None, 3, [EvalPhase("a", data="all")]])
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("train", r"pass the phase itself, not its label: run\(TrainPhase\(...\)\)"),
+        (None, "pass a TrainPhase, EvalPhase or FitPhase"),
+        (3, "pass a TrainPhase, EvalPhase or FitPhase"),
+        ([], "pass a TrainPhase, EvalPhase or FitPhase"),
+        ([EvalPhase("a", data="all")], r"give phases one by one: run\(\*phases\)"),
+        (EvalPhase, r"create one: EvalPhase\('name', data='train', ...\)"),
+    ],
+)
 @pytest.mark.parametrize("how", ["run_phase", "plan", "run", "phases"])
-def test_what_is_no_phase_is_named_before_anything_runs(how, given, experiment):
-    with pytest.raises(
-        PhaseError, match=r"experiment 'e' cannot run .* Hint: pass a TrainPhase, EvalPhase or FitPhase"
-    ):
+def test_what_is_no_phase_is_named_before_anything_runs(how, given, hint, experiment):
+    with pytest.raises(PhaseError, match=rf"experiment 'e' cannot run .* Hint: {hint}"):
         if how == "phases":
             Experiment("e", experiment.graph, [given])
         else:

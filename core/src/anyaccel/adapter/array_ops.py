@@ -75,6 +75,10 @@ class ArrayOps(ABC):
     def buffers(self, model: Any) -> Mapping[str, Any]:
         """The arrays by name that a model changes while it trains, such as running means."""
 
+    def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
+        """What parameters go through after each update, by their names; the default is nothing."""
+        return {}
+
     @abstractmethod
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         """Store these values in the user's model."""
@@ -158,6 +162,10 @@ class ArrayOps(ABC):
     def arange(self, count: int, like: Any) -> Any:
         """The integers 0 to count - 1 on the device of `like`, in a dtype that compares with it."""
         return self.xp.arange(count)
+
+    def constant(self, values: Sequence[float], like: Any) -> Any:
+        """Numbers as an array [n] in the dtype and on the device of `like`; the default makes it by `xp.array`."""
+        return cast(self, self.xp.array(values), like.dtype)
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
         """How an optimizer updates parameters; the default has the named optimizers.

@@ -17,7 +17,9 @@ from anyaccel.adapter.array_ops import (
     is_differentiable,
     scaled,
 )
+from anyaccel.adapter.loss_weights import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
+from anyaccel.adapter.optimizer_step import weighted_sum
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
@@ -124,7 +126,8 @@ class ArrayProgram(MultiStepProgram):
     def _pull_loss(self, term: LossTerm, loss: LossResult, scale: Any, values: StepValues, sums: CotangentSums) -> None:
         if self._layout.needs_cotangent.isdisjoint(term.inputs):
             return
-        factor = factor_on_device(self._ops, term.weight / loss.weight if scale is None else scale, term.device)
+        scale = term.weight / divisor(self._ops, term, loss.weight) if scale is None else scale
+        factor = factor_on_device(self._ops, scale, term.device)
         for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
             if gradient is None or name not in self._layout.needs_cotangent:
                 continue
@@ -151,6 +154,10 @@ class ArrayProgram(MultiStepProgram):
     def _input_cotangent(self, name: str, values: StepValues, sums: CotangentSums) -> Any:
         cotangent, value = sums.take(name), values.at_home(name)
         return self._ops.xp.zeros_like(value) if cotangent is None and value is not None else cotangent
+
+    def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """As of `Program`."""
+        return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     # -- gradients and updates -------------------------------------------------------------------------------------
 
@@ -190,23 +197,50 @@ class ArrayProgram(MultiStepProgram):
             means.append(self._train_step(pairs, first, batch_size, n_microbatches))
         device = self.segment.losses[0].device
         table = [self._ops.move(self._ops.xp.stack(column), device) for column in zip(*means, strict=True)]
+        table = [cast(self._ops, column, table[0].dtype) for column in table]
         return self._ops.xp.stack(table, axis=1)
 
     def _train_step(
         self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int
     ) -> list[Any]:
         size, losses = batch_size // n_microbatches, []
+        scale = self._microbatch_scale(columns, first, batch_size, n_microbatches) if n_microbatches > 1 else {}
         for begin in range(first, first + batch_size, size):
             inputs = [self._ops.gather_rows(column, begin, begin + size, order) for column, order in columns]
-            losses.append(self._backward(inputs))
+            losses.append(self._backward(inputs, scale))
         if n_microbatches > 1:
             self._state.average_gradients(n_microbatches)
-        self.optimizer_step(self._state.clip_factors())
-        return [_mean([sums[term.label] for sums in losses]) for term in self.segment.losses]
+        terms, sums = self.segment.losses, {label: _summed([each[label] for each in losses]) for label in losses[0]}
+        means = [sums[term.label][0] / divisor(self._ops, term, sums[term.label][1]) for term in terms]
+        self._state.optimizer_step(self._state.clip_factors(), self._value(means))
+        return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]
 
-    def _backward(self, inputs: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+    def _value(self, means: Sequence[Any]) -> Any:
+        """The weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
+        if not self._state.optimizer.needs_value:
+            return None
+        device = self.segment.losses[0].device
+        return weighted_sum([self._ops.move(mean, device) for mean in means], self.segment.losses)
+
+    def _microbatch_scale(
+        self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int
+    ) -> dict[str, Any]:
+        """Factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
+        if not self._dataflow.weighted:
+            return {}
+        needed = {name for names in self._dataflow.weighted.values() for name in names}
+        pairs = zip(self.segment.inputs, columns, strict=True)
+        whole = {
+            name: self._ops.gather_rows(column, first, first + batch_size, order)
+            for name, (column, order) in pairs
+            if name in needed
+        }
+        weights = self._dataflow.loss_weights(whole)
+        return {term.label: n_microbatches * term.weight / weights[term.label] for term in self._dataflow.weighted}
+
+    def _backward(self, inputs: Sequence[Any], scale: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Losses; the gradients are added. The tape is freed on return, before the optimizer step."""
-        _, losses, pullback = self.forward_pullback(inputs)
+        _, losses, pullback = self.forward_pullback(inputs, scale) if scale else self.forward_pullback(inputs)
         pullback([None] * len(self.segment.outputs))
         return losses
 
@@ -250,9 +284,9 @@ class ArrayProgram(MultiStepProgram):
         return self._state.all_states()
 
 
-def _mean(sums: Sequence[tuple[Any, Any]]) -> Any:
-    """The mean over all micro-batches, from the (sum, weight) of each."""
+def _summed(sums: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The (sum, weight) of all micro-batches, from those of each."""
     total, weight = sums[0]
     for more, more_weight in sums[1:]:
         total, weight = total + more, weight + more_weight
-    return total / weight
+    return total, weight

@@ -82,7 +82,8 @@ def compiled_segment(
     shareable = ops.shareable()
     key = None if shareable is None else _cache_key(dataflow.segment, dataflow.layout, ops, as_a_whole)
     values = python_values(dataflow.segment, ops, lambda model: model)
-    if shareable is None or key is None or any(isinstance(value, Incomparable) for _, value in values):
+    is_alone = bool(optimizer.constraints) or any(isinstance(value, Incomparable) for _, value in values)
+    if shareable is None or key is None or is_alone:
         functions = SegmentFunctions(dataflow, ops, flow, optimizer, lambda model: model)
         watch = CompileWatch(partial(python_values, dataflow.segment, ops, lambda model: model), values)
         return CompiledSegment(functions, ops, optimizer, as_a_whole, watch)
@@ -102,7 +103,7 @@ def _without_models(
         op if op.model is None else replace(op, model=weakref.ref(op.model)) for op in segment.operations
     )
     weak = SegmentDataflow(replace(segment, operations=operations, states={}), ops, dataflow.layout.without_models())
-    optimizer = OptimizerStep(ops, segment.groups)
+    optimizer = OptimizerStep(ops, segment.groups, {})
     functions = SegmentFunctions(weak, ops, flow, optimizer, lambda reference: reference())
     watch = CompileWatch(partial(python_values, weak.segment, ops, lambda reference: reference()), values)
     return CompiledSegment(functions, ops, optimizer, as_a_whole, watch)
@@ -164,12 +165,23 @@ CACHE = CompileCache(MAX_SEGMENTS)
 def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_whole: bool) -> Hashable | None:
     """What the functions of a segment depend on besides `python_values`; None where they may not be kept."""
     models = [(id(model), _parameter_specs(layout, label)) for label, model in layout.models.items()]
-    losses = [(term.label, term.loss.name, term.inputs, term.device, term.weight) for term in segment.losses]
+    losses = [
+        (term.label, term.loss.name, repr(term.loss.kwargs), term.inputs, term.device, term.weight)
+        for term in segment.losses
+    ]
     groups = [
-        (group.name, spec.name, repr(spec.settings) if spec.own is None else "", spec.clip_norm, group.nodes)
+        (
+            group.name,
+            spec.name,
+            repr(spec.settings) if spec.own is None else "",
+            spec.clip_norm,
+            group.nodes,
+            repr(spec.groups),
+        )
         for group, spec in ((group, group.optimizer) for group in segment.groups)
     ]
     own = [*(term.loss.own for term in segment.losses), *(group.optimizer.own for group in segment.groups)]
+    own += [key for group in segment.groups for key, _ in group.optimizer.groups if not isinstance(key, str)]
     if any(each is not None and not _is_module_attribute(each) for each in own):
         return None  # it may hold a model, which would be kept
     operations = [replace(op, model=None if op.model is None else id(op.model)) for op in segment.operations]

@@ -11,9 +11,10 @@ from anyaccel.segment import OutputSpec, Path, TensorSpec
 
 
 class KeywordCompute(Compute):
-    """Compute with `calls_by_keyword`: from `infer_outputs` follows `infer`."""
+    """Compute with `calls_by_keyword` and `weighs_losses`: from `infer_outputs` follows `infer`."""
 
     calls_by_keyword = True
+    weighs_losses = True
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`: the outputs of `infer_outputs` that have a batch, for positional arguments."""

@@ -221,12 +221,39 @@ class LayerLibrary:
         own = next((name for name in _TRAINING_METHODS if self._is_overridden(model, name)), None)
         if own is not None:
             return f"{type(model).__name__} has a {own} of its own, which would not be called"
-        named = self.named(model, model.trainable_variables)
-        constraints = {path: getattr(variable, "constraint", None) for path, variable in named.items()}
-        constrained = next((path for path, constraint in constraints.items() if constraint is not None), None)
-        if constrained is None:
-            return ""
-        return f"{constrained} has a constraint ({type(constraints[constrained]).__name__}), which would not be applied"
+        return ""
+
+    def refuse_stateful(self, model: Any) -> None:
+        """Refuse a model that keeps its state from one batch to the next: the rows of batches here are independent.
+
+        Raises:
+            ShapeError: it does.
+        """
+        parts = ((path, part) for path, part in self.walk(model) if self.is_layer(part))
+        stateful = next(((path, part) for path, part in parts if getattr(part, "stateful", False)), None)
+        if stateful is not None:
+            path, part = stateful
+            raise ShapeError(
+                f"{path or 'the layer'} ({type(part).__name__}) is stateful: it goes on with the state of the batch "
+                "before, and the rows of a batch here have nothing to do with those of the batch before",
+                hint="create it with stateful=False, or train the model by its framework's own loop",
+            )
+
+    def refuse_masks(self, model: Any, outputs: Any) -> None:
+        """Refuse outputs of training that carry a mask: the library leaves what is masked out of its losses.
+
+        Raises:
+            ShapeError: one does.
+        """
+        # it has no public name, and an attribute would not do: not every array can have one
+        mask_of = getattr(self.module.src.backend, f"get_{self.module.__name__}_mask")
+        if any(mask_of(leaf) is not None for leaf in self.module.tree.flatten(outputs)):
+            raise ShapeError(
+                f"an output of {type(model).__name__} carries a mask, by which its framework's own loop leaves "
+                "positions out of losses and metrics; here they would count",
+                hint="end the model with a layer that drops the mask, layers.Lambda(ops.copy), and leave "
+                "positions out in a loss of your own; or let it return one vector for each sample",
+            )
 
     def _is_overridden(self, model: Any, method: str) -> bool:
         """Whether a method of a model is not the library's."""

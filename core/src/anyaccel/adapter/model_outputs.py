@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from anyaccel.errors import GraphError, ShapeError
@@ -29,6 +31,9 @@ def output_tuple(result: Any, tensor_type: type, noun: str = "tensor") -> tuple[
         return tuple(items)
     is_container = isinstance(items, (tuple, list))
     of = f" of {', '.join(type(item).__name__ for item in items) or 'nothing'}" if is_container else ""
+    if result is None:
+        problem, hint = "the model returned None", "end its forward, call or __call__ with `return ...`"
+        raise ShapeError(f"{problem}, which cannot be the output of a node", available=f"{noun}s", hint=hint)
     raise ShapeError(
         f"the model returned a {type(result).__name__}{of}, which cannot be the output of a node",
         available=f"one {noun}, or a tuple, list or dict of {noun}s",
@@ -116,6 +121,25 @@ def _no_batch(
         available="one axis of an output must be the batch, whatever its size",
         hint=hint,
     )
+
+
+CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ImportError, ZeroDivisionError)
+"""What a model raises by a mistake in its code, whatever the shapes and dtypes of its inputs."""
+
+
+def code_error(model_name: str, error: Exception, reason: str) -> GraphError:
+    """The error for a model whose code failed, with the framework's `reason` and the place in the user's code."""
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    where = f" in {places[-1].name}, line {places[-1].lineno} of {places[-1].filename}" if places else ""
+    return GraphError(
+        f"{model_name} raised {type(error).__name__}{where}: {reason}",
+        hint="fix the model's code; the full traceback is above",
+    )
+
+
+def _is_library(filename: str) -> bool:
+    parts = PurePath(filename).parts
+    return "site-packages" in parts or any(part.startswith("anyaccel") for part in parts) or filename.startswith("<")
 
 
 def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint: str) -> ShapeError:

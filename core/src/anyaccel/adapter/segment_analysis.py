@@ -8,6 +8,7 @@ from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, LossResult
 from anyaccel.adapter.call_layout import POSITIONAL, layout_of
+from anyaccel.adapter.loss_weights import divisor, total_weight, weight_inputs
 from anyaccel.adapter.losses import loss_function
 from anyaccel.device import Device
 from anyaccel.errors import GraphError
@@ -154,6 +155,7 @@ class SegmentDataflow:
         segment: what is computed.
         ops: the framework.
         layout: where values and parameters are.
+        weighted: the losses that weigh rows or positions, with the names of the columns that say how.
         calls, training_calls: by operation, what its call is given besides in evaluation and in training: its `layout`,
             where it is not positional.
 
@@ -169,6 +171,7 @@ class SegmentDataflow:
         self.calls = {op.label: _call_keywords(op, training=False) for op in segment.operations}
         self.training_calls = {op.label: _call_keywords(op, training=True) for op in segment.operations}
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
+        self.weighted = {term: names for term in segment.losses if (names := weight_inputs(term))}
 
     def run(self, inputs: Sequence[Any], call: Callable[[Operation, tuple[Any, ...]], Sequence[Any]]) -> StepValues:
         """The values of a step.
@@ -198,6 +201,14 @@ class SegmentDataflow:
             for term, loss in self._losses
             if not values.lacks(term.inputs)
         ]
+
+    def loss_weights(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The weights of those losses whose columns are there, by label, on their devices; 1 in place of 0."""
+        return {
+            term.label: divisor(self.ops, term, total_weight(self.ops, term, [columns[name] for name in names]))
+            for term, names in self.weighted.items()
+            if all(columns.get(name) is not None for name in names)
+        }
 
 
 def _call_keywords(op: Operation, *, training: bool) -> dict[str, Any]:

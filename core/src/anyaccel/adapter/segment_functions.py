@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
+from anyaccel.adapter.loss_weights import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
-from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes
+from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes, weighted_sum
 from anyaccel.adapter.parameter_flattening import ParameterFlattening, plan_flattening
 from anyaccel.adapter.segment_analysis import (
     CotangentSums,
@@ -135,7 +136,8 @@ class SegmentFunctions:
         for term, loss in losses:
             if live.keys().isdisjoint(term.inputs):
                 continue
-            factor = scale[term.label] if scale else term.weight / loss.weight
+            default = term.weight / divisor(self._ops, term, loss.weight)
+            factor = scale.get(term.label, default)
             for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
                 if gradient is not None and name in live:
                     seed = cast(self._ops, scaled(self._ops, gradient, factor), live[name].dtype)
@@ -149,7 +151,8 @@ class SegmentFunctions:
     def flattening(self, state: Any) -> ParameterFlattening:
         """Which models of a `train_step` state are flattened: none where there are several devices."""
         rules = {owner: self._optimizer.rules[group] for group, owners in self.reached.items() for owner in owners}
-        parameters = state["parameters"] if len(devices_of(self._segment)) == 1 else {}
+        constrained, whole = self._optimizer.constraints, len(devices_of(self._segment)) == 1
+        parameters = {owner: a for owner, a in state["parameters"].items() if whole and owner not in constrained}
         return plan_flattening(self._ops, rules, parameters, state["slots"])
 
     def train_step(
@@ -173,19 +176,24 @@ class SegmentFunctions:
         """
         flattening = ParameterFlattening(self._ops, {}) if flattening is None else flattening
         parameters = flattening.unflatten(state["parameters"])
+        scale = self._microbatch_scale(batch_size, n_microbatches, rest, scalars) if n_microbatches > 1 else {}
+        rest = {**rest, "scale": scale}
         microbatch = partial(self._microbatch, batch_size // n_microbatches, flattening, parameters, rest, scalars)
         if n_microbatches == 1:
             buffers, sums = microbatch(state["buffers"], 0)
         else:
             buffers, sums = self._ops.accumulate(microbatch, state["buffers"], n_microbatches)
+        means = list(self._mean_losses(sums["losses"]))
+        value = weighted_sum(means, self._segment.losses) if self._optimizer.needs_value else None
         new_parameters, new_slots = dict(state["parameters"]), dict(state["slots"])
         for group, owners in self.reached.items():
             gradients = {owner: _average(sums["gradients"][owner], n_microbatches) for owner in owners}
-            for updated, slots in self._updates(group, gradients, state, scalars["coefficients"]):
+            coefficients = self._optimizer.with_value(group, scalars["coefficients"], value)
+            for updated, slots in self._updates(group, gradients, state, coefficients):
                 new_parameters.update(updated)
                 new_slots.update(slots)
         after = {"parameters": new_parameters, "slots": new_slots, "buffers": buffers}
-        return after, self._ops.xp.stack(list(self._mean_losses(sums["losses"])))
+        return after, self._ops.xp.stack(means)
 
     def _microbatch(
         self, size: int, flattening: ParameterFlattening, trained: Any, rest: Any, scalars: Any, buffers: Any, i: Any
@@ -202,11 +210,24 @@ class SegmentFunctions:
             "inputs": {name: self._ops.gather_batch(column, order, start, size) for name, column, order in columns},
             "key": rest["key"],
             "draw": draw,
-            "scale": {},
+            "scale": rest["scale"],
         }
         _, results, pull = self._ops.value_and_pullback(self.forward, primals, others)
         gradients = flattening.flatten(pull(results["seeds"])["parameters"])
         return {**buffers, **results["buffers"]}, {"gradients": gradients, "losses": results["losses"]}
+
+    def _microbatch_scale(self, batch_size: int, n_microbatches: int, rest: Any, scalars: Any) -> dict[str, Any]:
+        """Factors of sums in each micro-batch, before gradients are averaged, of losses that weigh rows."""
+        weighted = self._dataflow.weighted
+        needed = {name for names in weighted.values() for name in names}
+        columns = zip(self._segment.inputs, rest["columns"], rest["orders"], strict=True)
+        whole = {
+            name: self._ops.gather_batch(column, order, scalars["start"], batch_size)
+            for name, column, order in columns
+            if name in needed
+        }
+        weights = self._dataflow.loss_weights(whole)
+        return {term.label: n_microbatches * term.weight / weights[term.label] for term in weighted}
 
     def _updates(self, group: str, gradients: Any, state: Any, coefficients: Any) -> Iterator[tuple[Any, Any]]:
         """The new parameters and slots of a group, device by device, clipped by their common norm."""
@@ -224,13 +245,15 @@ class SegmentFunctions:
             yield self._optimizer.update(group, state["parameters"], state["slots"], grads, coefficients, scale)
 
     def _mean_losses(self, losses: Mapping[str, Any]) -> Iterator[Any]:
-        """Mean losses in one dtype, on the device of the first."""
-        first, dtype = self._segment.losses[0], None
+        """Mean losses, and weights of those that weigh rows, in one dtype, on the device of the first."""
+        first, dtype = self._segment.losses[0], losses[self._segment.losses[0].label][0].dtype
         for term in self._segment.losses:
             total, weight = losses[term.label]
-            mean = total / weight
-            dtype = mean.dtype if dtype is None else dtype
+            mean = total / divisor(self._ops, term, weight)
             yield cast(self._ops, self._moved(mean, term.device, first.device), dtype)
+        for term in self._dataflow.weighted:
+            weight = losses[term.label][1]
+            yield cast(self._ops, self._moved(weight, term.device, first.device), dtype)
 
     def _moved(self, array: Any, home: Device, device: Device) -> Any:
         """An array on another device; a traced array cannot say where it is."""

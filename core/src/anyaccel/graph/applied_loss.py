@@ -25,6 +25,10 @@ class AppliedLoss(Spec):
             than its first.
         weight: factor in the total loss, finite and not negative.
         label: name in results; `on` by default.
+        sample_weight: the column, `"FEATURE_SET.COLUMN"`, with the weight of each sample or position in a named loss,
+            at least 0. The loss is the weighted mean: the sum of weight times loss over the sum of weights.
+        mask: the column that says which samples or positions count: True or 1, and False or 0. Both together are
+            multiplied.
 
     Raises:
         SpecError: an argument of the wrong type or out of range.
@@ -37,6 +41,8 @@ class AppliedLoss(Spec):
     inputs: tuple[str, ...]
     weight: float
     label: str
+    sample_weight: str | None
+    mask: str | None
 
     def __init__(
         self,
@@ -45,6 +51,9 @@ class AppliedLoss(Spec):
         inputs: tuple[str, ...] | list[str] = ("outputs", "targets"),
         weight: float = 1.0,
         label: str | None = None,
+        *,
+        sample_weight: str | None = None,
+        mask: str | None = None,
     ) -> None:
         on = "" if on is None else arguments.text(SpecError, "AppliedLoss: ", "on", on, "the label of a node", "'NODE'")
         label = on if label is None else arguments.text(SpecError, "AppliedLoss: ", "label", label)
@@ -59,25 +68,43 @@ class AppliedLoss(Spec):
                 f"write AppliedLoss.from_output({on!r}, 'loss')",
             )
             raise SpecError(f"{problem}, which {FROM_OUTPUT!r} takes", hint=hint)
-        assign_fields(self, loss=loss, on=on, inputs=tuple(inputs), weight=float(weight), label=label)
+        columns = {"sample_weight": sample_weight, "mask": mask}
+        columns = {name: _column(where, name, column, loss) for name, column in columns.items()}
+        assign_fields(self, loss=loss, on=on, inputs=tuple(inputs), weight=float(weight), label=label, **columns)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The columns that weigh it: `sample_weight` and `mask`, as far as they are given."""
+        return tuple(column for column in (self.sample_weight, self.mask) if column is not None)
 
     @classmethod
-    def from_output(cls, on: str, output: str = "loss", *, weight: float = 1.0, label: str | None = None) -> Self:
+    def from_output(
+        cls,
+        on: str,
+        output: str = "loss",
+        *,
+        weight: float = 1.0,
+        label: str | None = None,
+        sample_weight: str | None = None,
+        mask: str | None = None,
+    ) -> Self:
         """A loss that a model computes itself and returns among its outputs.
 
         Args:
             on: label of the node.
             output: name of the output: a scalar, the mean over the batch, or one for each sample. A scalar is weighted
                 by the number of samples in the batch.
-            weight: as of an AppliedLoss.
-            label: as of an AppliedLoss.
+            weight, label: as of an AppliedLoss.
+            sample_weight, mask: the columns whose sum says by what a scalar is weighted instead, such as the tokens
+                that count in a model that leaves some out.
 
         Raises:
             SpecError: an argument of the wrong type or out of range.
         """
         on = arguments.text(SpecError, "AppliedLoss.from_output: ", "on", on, "the label of a node", "'NODE'")
         output = arguments.text(SpecError, "AppliedLoss.from_output: ", "output", output, "an output", "'loss'")
-        return cls(Loss(FROM_OUTPUT), on, (f"outputs.{output}",), weight, label)
+        columns = {"sample_weight": sample_weight, "mask": mask}
+        return cls(Loss(FROM_OUTPUT), on, (f"outputs.{output}",), weight, label, **columns)
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict for `from_config`."""
@@ -87,7 +114,26 @@ class AppliedLoss(Spec):
             "weight": self.weight,
             "label": self.label or None,
         }
-        return {"loss": self.loss.get_config(), **values}
+        columns = {"sample_weight": self.sample_weight, "mask": self.mask}
+        given = {name: column for name, column in columns.items() if column is not None}
+        return {"loss": self.loss.get_config(), **values, **given}
+
+
+def _column(where: str, name: str, column: Any, loss: Loss) -> str | None:
+    """The name of a column that weighs a loss.
+
+    Raises:
+        SpecError: not a name, or the loss is one's own, which takes weights as it likes.
+    """
+    if column is None:
+        return None
+    example = f"'FEATURE_SET.{name.upper()}'"
+    text = arguments.text(SpecError, where, name, column, "a column", example)
+    if loss.own is not None:
+        problem = f"{where}{name}={column!r} is for named losses, and {loss.name!r} is your own"
+        hint = f"give it as an input of the loss: inputs=['outputs', 'targets', {column!r}]"
+        raise SpecError(problem, available="named losses, and from_output", hint=hint)
+    return text
 
 
 def _is_one_output(inputs: Sequence[str]) -> bool:

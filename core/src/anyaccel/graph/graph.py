@@ -11,19 +11,21 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
 from anyaccel.graph import data_config, saved_folder, serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ConcatNode, ModelNode, Node, check_label, checked_optimizer, one_of
+from anyaccel.graph.other_names import OTHER_NAMES
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
 
-class ModelGraph:
+class ModelGraph(AttributeHints):
     """A directed acyclic graph of models of any framework. Methods that change the graph return it.
 
     Args:
@@ -35,6 +37,8 @@ class ModelGraph:
     Raises:
         GraphError: duplicate labels, unknown upstreams, a cycle, no node, or an invalid seed.
     """
+
+    attribute_hints = OTHER_NAMES
 
     def __init__(
         self,
@@ -336,18 +340,24 @@ class ModelGraph:
 
     # -- folders ---------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
         """Write the graph into a folder: its state as safetensors, all else as a `manifest.json`; no pickle.
 
         What is in the folder is replaced when all is written, at once, and only if it was written by `save`. Models
         that no backend names are not written but for their arrays, and a framework's own optimizer neither: give both
         to `load`.
 
+        Args:
+            folder: made if it is not there.
+            extra: further plain data for the manifest, by name.
+
         Raises:
             ConfigError: the optimizer of a node is a framework's own, or the folder has a manifest of something else.
             StateError: the graph has no state yet, or its arrays cannot be written.
         """
-        saved_folder.write(folder, {"graph": self._config(serialization.optimizer_entry(self.optimizer))}, self.state())
+        more = arguments.mapping(ConfigError, "", "extra", extra)
+        config = self._config(serialization.optimizer_entry(self.optimizer))
+        saved_folder.write(folder, {**more, "graph": config}, self.state())
 
     @classmethod
     def load(

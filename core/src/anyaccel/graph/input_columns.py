@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from anyaccel.data import FeatureSet, Reference, joined_changes, joined_spec
 from anyaccel.data.roles import brief
-from anyaccel.errors import ColumnError, SamplerError, ShapeError, SpecError
+from anyaccel.errors import ColumnError, SamplerError
 from anyaccel.graph import topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan_entries import Assignment, Column
-from anyaccel.graph.shape_inference import Shapes, cast, is_floating, lifted
+from anyaccel.graph.shape_inference import Shapes, cast, lifted
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
-
-_ELEMENTWISE = ("mse", "mae", "binary_cross_entropy")
 
 
 class ColumnSelection(NamedTuple):
@@ -167,96 +163,3 @@ def named_column(text: str, nodes: Mapping[str, Node]) -> ColumnSelection | None
     for name in names:
         feature_set.spec(name)
     return ColumnSelection(feature_set, names, stream or None)
-
-
-def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec) -> TensorSpec:
-    """The form in which a loss compares columns with an output, so that nothing broadcasts or changes silently.
-
-    Raises:
-        ShapeError: the shapes do not fit; names the node and both shapes.
-        SpecError: the dtype does not fit.
-    """
-    names = selection.names
-    stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
-    if loss.loss.own is not None:
-        return _for_own(cast(stored, output.dtype), output)
-    _refuse_one_class(loss, output)
-    if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
-        return _class_indices(loss, stored, output, name)
-    if not is_floating(stored.dtype):
-        dtypes = dict.fromkeys(names, output.dtype)
-        raise SpecError(
-            f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
-            hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
-        )
-    if loss.loss.name == "cross_entropy" and len(output.shape) != 1:
-        raise _unfit(loss, stored, output, name)
-    return replace(stored, dtype=output.dtype, shape=_aligned(loss, stored, output, name))
-
-
-def _for_own(stored: TensorSpec, output: TensorSpec) -> TensorSpec:
-    """For a framework's own loss, which compares as it likes: [n] is aligned with [n, 1], so that none broadcasts."""
-    same = _without_ones(stored.shape) == _without_ones(output.shape)
-    return replace(stored, shape=output.shape) if same else stored
-
-
-def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:
-    """Check that a named loss can compare two outputs.
-
-    Raises:
-        ShapeError: it would have to broadcast or reshape one.
-    """
-    _refuse_one_class(loss, output)
-    indices = loss.loss.name == "cross_entropy" and not is_floating(other.dtype)
-    if other.shape != (output.shape[:-1] if indices else output.shape):
-        raise _unfit(loss, other, output, name)
-
-
-def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
-    """Whether a target of this spec has class indices."""
-    return loss.loss.own is None and loss.loss.name == "cross_entropy" and not is_floating(target.dtype)
-
-
-def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
-    """The softmax of a single logit is always 1: the loss would be 0 and train nothing."""
-    if loss.loss.name == "cross_entropy" and output.shape and math.prod(output.shape) == 1:
-        raise ShapeError(
-            f"cross_entropy on node {loss.on!r} needs at least two classes, and its output {output} has one",
-            hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
-        )
-
-
-def _class_indices(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> TensorSpec:
-    if len(output.shape) != 1 or math.prod(stored.shape) != 1 or stored.dtype == "bool":
-        raise _unfit(loss, stored, output, name)
-    return TensorSpec((), "int64")
-
-
-def _aligned(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> tuple[int, ...]:
-    if _without_ones(stored.shape) != _without_ones(output.shape):
-        raise _unfit(loss, stored, output, name)
-    return output.shape
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(extent for extent in shape if extent != 1)
-
-
-def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> ShapeError:
-    wants = (
-        "the same shape"
-        if loss.loss.name in _ELEMENTWISE
-        else "logits [classes] and one class index, or probabilities [classes]"
-    )
-    return ShapeError(
-        f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "
-        "losses never broadcast",
-        available=wants,
-        hint=f"change the model's output_shape, or choose another column{_class_cast(loss, stored, name)}",
-    )
-
-
-def _class_cast(loss: AppliedLoss, stored: TensorSpec, name: str) -> str:
-    if loss.loss.name != "cross_entropy" or not is_floating(stored.dtype) or math.prod(stored.shape) != 1:
-        return ""
-    return f", or if these are class indices say so: feature_set.cast({{{name.partition('.')[2]!r}: 'int64'}})"

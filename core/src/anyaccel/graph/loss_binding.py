@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from anyaccel.adapter.parameter_groups import unmatched_patterns
 from anyaccel.backend import ComputingBackend
+from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError, ShapeError, SpecError
-from anyaccel.graph import input_columns
+from anyaccel.graph import input_columns, loss_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan_entries import Assignment
@@ -24,12 +26,32 @@ def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBacken
     Raises:
         SpecError: it cannot.
     """
+    if isinstance(spec, Optimizer) and spec.groups and not backend.parameter_groups:
+        raise SpecError(
+            f"node {label!r}: {backend.framework} does not support groups of parameters, which the optimizer has",
+            hint="leave groups out, or give nodes optimizers of their own: ModelNode(..., optimizer=...)",
+        )
     reason = backend.unsupported_reason(spec)
     if reason:
         what = "loss" if isinstance(spec, Loss) else "optimizer"
         raise SpecError(
             f"node {label!r}: {backend.framework} does not support the {what} {spec.name!r}: {reason}",
             hint=f"use a named {what}: {', '.join(LOSSES if isinstance(spec, Loss) else OPTIMIZERS)}",
+        )
+
+
+def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
+    """Check that each pattern of an optimizer's groups is that of a parameter of some node that it trains.
+
+    Raises:
+        SpecError: one is not.
+    """
+    unmatched = unmatched_patterns(optimizer, parameters)
+    if unmatched:
+        raise SpecError(
+            f"optimizer {optimizer.name!r}: no parameter has a name like {unmatched[0]!r}, the pattern of a group",
+            available=listed(parameters),
+            hint="write a pattern of names, with * for any text: groups={'*bias': {'weight_decay': 0.0}}",
         )
 
 
@@ -56,19 +78,31 @@ class LossBinder:
         if loss.loss.own is None:
             self._check_named(loss, outputs)
         first = next((names[0] for names in outputs.values() if names), self.shapes.outputs[loss.on][0])
-        inputs = tuple(
-            name
-            for text in loss.inputs
-            for name in outputs[text] or (self._target(loss, text, self.shapes.specs[first]),)
-        )
+        spec = self.shapes.specs[first]
+        positions = loss_columns.positions(loss, spec) if loss.loss.own is None else ()
+        loss_columns.check_weighing(loss, spec, assignment.backend, by_column=not outputs[loss.inputs[-1]])
+        inputs = tuple(name for text in loss.inputs for name in outputs[text] or (self._target(loss, text, spec),))
         return LossTerm(
             label=loss.label,
             on=loss.on,
             loss=loss.loss,
-            inputs=inputs,
+            inputs=(*inputs, *self._weights(loss, spec, positions)),
             device=assignment.device,
             weight=loss.weight,
         )
+
+    def _weights(self, loss: AppliedLoss, output: TensorSpec, positions: tuple[int, ...] | None) -> Iterator[str]:
+        """The columns that weigh a loss, which `positions` has for each sample; None for any shape."""
+        for text in loss.weights:
+            chosen = input_columns.named_column(text, self.nodes)
+            if chosen is None:
+                raise ColumnError(
+                    f"the loss on {loss.on!r} is weighted by {text!r}, which is not a column of this graph",
+                    available=", ".join(f"{label}.COLUMN" for label in topology.feature_sets(self.nodes.values())),
+                    hint="write 'FEATURE_SET.COLUMN'",
+                )
+            spec = loss_columns.weight_spec(loss, chosen, output, positions)
+            yield self.table.want(chosen, spec, self.assigned[loss.on], "weights").name
 
     def _from_output(self, loss: AppliedLoss, assignment: Assignment) -> LossTerm:
         """A loss that the node's model computes; it is weighted by the rows of the node's first input."""
@@ -89,7 +123,8 @@ class LossBinder:
                 available="a floating scalar for a batch, or for each sample",
                 hint="let the model return the mean over the batch",
             )
-        inputs = (name, self.shapes.inputs[loss.on][0])
+        loss_columns.check_weighing(loss, spec, assignment.backend, by_column=True)
+        inputs = (name, self.shapes.inputs[loss.on][0], *self._weights(loss, spec, None))
         return LossTerm(
             label=loss.label, on=loss.on, loss=loss.loss, inputs=inputs, device=assignment.device, weight=loss.weight
         )
@@ -131,13 +166,13 @@ class LossBinder:
             )
         if first and second:
             specs = self.shapes.specs
-            input_columns.check_outputs(loss, specs[first[0]], specs[second[0]], second[0])
+            loss_columns.check_outputs(loss, specs[first[0]], specs[second[0]], second[0])
 
     def _target(self, loss: AppliedLoss, text: str, output: TensorSpec) -> str:
         assignment = self.assigned[loss.on]
         named = None if text == "targets" else input_columns.named_column(text, self.nodes)
         chosen = named or input_columns.targets_of(loss, self.nodes)
-        spec = input_columns.target_spec(loss, chosen, output)
-        if input_columns.is_indices(loss, spec):
+        spec = loss_columns.target_spec(loss, chosen, output)
+        if loss_columns.is_indices(loss, spec):
             spec = replace(spec, dtype=assignment.backend.index_dtype)
         return self.table.want(chosen, spec, assignment, "targets").name

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Number
 from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
-from typing import Any
+from typing import Any, ClassVar
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown, text
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
@@ -73,7 +74,7 @@ def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
 
 
 @dataclass(eq=False, slots=True, init=False, repr=False)
-class ModelNode:
+class ModelNode(AttributeHints):
     """A model in a graph.
 
     Args:
@@ -112,6 +113,16 @@ class ModelNode:
     modes: str
     frozen: bool
     frozen_mode: str
+
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "parameters named_parameters state_dict load_state_dict weights layers forward predict eval": "ask its model: "
+        "node.model",
+        "train fit run": "an experiment runs phases: Experiment('name', graph).run(phase)",
+        "to cuda device": "say where: ModelNode(..., accelerator='cpu')",
+        "freeze unfreeze": "the graph does: graph.freeze('NODE')",
+        "name": "it is label",
+        "output": "a loss names the node: AppliedLoss('mse', on='NODE')",
+    }
 
     def __init__(
         self,

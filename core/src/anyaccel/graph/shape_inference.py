@@ -365,14 +365,21 @@ def _outputs(
         raise EstimatorError(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
         ) from error.__cause__
-    except (ShapeError, MoveError) as error:
-        feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
-        shown = ", ".join(map(str, specs))
-        raise type(error)(
-            f"node {node.label!r} does not accept {shown} from {feeds}: {error.problem}",
-            available=error.available,
-            hint=cast_hint or error.hint,
-        ) from error.__cause__  # the message has the error itself
+    except GraphError as error:
+        if not isinstance(error, ShapeError):  # the model's own code failed
+            problem = f"node {node.label!r}: {error.problem}"
+            raise GraphError(problem, available=error.available, hint=error.hint) from error.__cause__
+        raise _not_accepted(node, specs, error, cast_hint) from error.__cause__  # the message has the error itself
+    except MoveError as error:
+        raise _not_accepted(node, specs, error, cast_hint) from error.__cause__
+
+
+def _not_accepted(
+    node: ModelNode, specs: Sequence[TensorSpec], error: ShapeError | MoveError, cast_hint: str
+) -> ShapeError | MoveError:
+    feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
+    problem = f"node {node.label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
+    return type(error)(problem, available=error.available, hint=cast_hint or error.hint)
 
 
 def _concatenated(node: ConcatNode, specs: Sequence[TensorSpec]) -> TensorSpec:

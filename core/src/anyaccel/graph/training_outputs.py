@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from anyaccel.backend import Compute
-from anyaccel.errors import GraphError, PhaseError
+from anyaccel.errors import GraphError, PhaseError, ShapeError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.node_values import path_name
 from anyaccel.graph.nodes import ModelNode
@@ -15,9 +15,17 @@ Outputs = Sequence[OutputSpec]
 
 
 def infer_training(node: ModelNode, backend: Compute, inputs: Sequence[TensorSpec]) -> tuple[OutputSpec, ...]:
-    """What a node's built model returns in training; empty where that is not known."""
+    """What a node's built model returns in training; empty where that is not known.
+
+    Raises:
+        ShapeError: nothing that a graph could use.
+    """
     arguments = (node.arguments,) if node.arguments else ()
-    return tuple(backend.infer_training(node.model, inputs, *arguments))
+    try:
+        return tuple(backend.infer_training(node.model, inputs, *arguments))
+    except ShapeError as error:
+        problem = f"node {node.label!r}: {error.problem}"
+        raise ShapeError(problem, available=error.available, hint=error.hint) from error
 
 
 def with_batch(returned: Outputs) -> list[OutputSpec]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
+from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error
 from anyaccel.adapter.state_check import check_state, state_names
 from anyaccel.errors import EstimatorError, ShapeError
 from anyaccel.numpy_backend.layers import BatchNorm
@@ -43,6 +44,8 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
             snapshot.restore()
     except (ShapeError, EstimatorError):
         raise
+    except CODE_ERRORS as error:
+        raise code_error(type(model).__name__, error, str(error)) from error
     except Exception as error:  # a user's module may raise anything
         raise ShapeError(
             f"{type(model).__name__} does not accept {', '.join(map(str, inputs))}: {error}",

@@ -59,6 +59,10 @@ class NumpyOps(ArrayOps):
         """The integers, on the device of `like`."""
         return put_like(np.arange(count), like)
 
+    def constant(self, values: Sequence[float], like: Array) -> Array:
+        """The numbers, on the device of `like`."""
+        return put_like(np.array(values, like.dtype), like)
+
     def custom_loss(self, loss: Loss) -> LossFunction:
         """A callable that returns (sum, weight, gradients), as NumPy has no automatic differentiation.
 

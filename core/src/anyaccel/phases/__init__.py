@@ -1,6 +1,6 @@
 """Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
 
-Stands on `graph`, `data`, `numpy_backend` (for estimators), `display` and the kernel.
+Stands on `graph`, `data`, `numpy_backend` (for estimators), `adapter`, `display` and the kernel.
 """
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
@@ -10,6 +10,7 @@ from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.model_placement import place
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.runner import execute, plan_of
@@ -28,6 +29,7 @@ __all__ = [
     "LineProgress",
     "Phase",
     "Progress",
+    "ReduceLROnPlateau",
     "RichProgress",
     "Run",
     "TrainPhase",

@@ -62,11 +62,16 @@ class LossAccumulator:
         )
 
     def _of_calls(self) -> Iterator[tuple[str, float, float]]:
-        """Label, sum and weight for each call of several steps; a mean weighs as much as its batch."""
+        """Label, sum and weight for each call of several steps; a mean weighs as much as its batch, or as it says."""
         for losses in self._losses:
             if losses.pairs is None:
-                for label, column in zip(losses.labels, _host_means(losses).T, strict=True):
-                    yield label, float(column.sum()) * losses.batch_size, float(len(column) * losses.batch_size)
+                means, weights = _host_columns(losses)
+                for label, column in means.items():
+                    weight = weights.get(label)
+                    if weight is not None:
+                        yield label, float(column @ weight), float(weight.sum())
+                    else:
+                        yield label, float(column.sum()) * losses.batch_size, float(len(column) * losses.batch_size)
 
     def _of_pairs(self) -> Iterator[tuple[str, float, float]]:
         """Label, sum and weight for each step, copied together from each backend."""
@@ -87,15 +92,17 @@ def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:
     return [float(value) if isinstance(value, (int, float)) else next(copied) for value in values]
 
 
-def _host_means(losses: Losses) -> np.ndarray:
-    """Means [n_steps, labels] of the steps that count, in host memory."""
-    return np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.n_steps]
+def _host_columns(losses: Losses) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Means [n_steps] of the steps that count, by label, and the weights that come with them, in host memory."""
+    table = np.asarray(losses.backend.to_host(losses.means), dtype=np.float64)[: losses.n_steps].T
+    means = dict(zip(losses.labels, table, strict=False))
+    return means, dict(zip(losses.weighted, table[len(losses.labels) :], strict=True))
 
 
 def _not_finite(losses: Losses) -> Iterator[tuple[str, int, float]]:
     """Label, row and value of the first mean or sum of each label that is not finite."""
     if losses.pairs is None:
-        columns = dict(zip(losses.labels, _host_means(losses).T, strict=True))
+        columns = _host_columns(losses)[0]
     else:
         totals = _floats(losses.backend, [total for total, _ in losses.pairs.values()])
         columns = {label: np.array([total]) for label, total in zip(losses.pairs, totals, strict=True)}

@@ -65,7 +65,8 @@ def _reached(segments: Sequence[Segment]) -> set[str]:
         origins.update(dict.fromkeys(operation.outputs, set() if isinstance(operation.model, Estimator) else inputs))
         reached |= inputs if operation.label in trained else set()
     for term in (term for segment in segments for term in segment.losses if term.loss.own is None):
-        reached.update(name for value in term.inputs for name in origins.get(value, {value}))
+        taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out
+        reached.update(name for value in taken for name in origins.get(value, {value}))
     return reached
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, ParamSpec, Self
 from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import check_label
@@ -44,7 +45,7 @@ def known_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
     return checked
 
 
-class Phase:
+class Phase(AttributeHints):
     """Settings that every phase has.
 
     Args:
@@ -74,10 +75,21 @@ class Phase:
     """Class of each kind of phase, by the `type` of its configuration."""
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "device": "write accelerator='gpu:0'",
+        "split": "write data='train'",
+        "dataset": "write data='train'",
+        "name": "the name is the first argument: TrainPhase('train', ...)",
         "progress": "write Experiment(..., progress='none')",
         "verbose": "write Experiment(..., progress='none')",
     }
     """Hints for settings that only other kinds of phase, or other libraries, have."""
+
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "run fit start execute train evaluate": "an experiment runs phases: Experiment('name', graph).run(phase)",
+        "loss results history predictions prediction": "running gives results: experiment.run_phase(phase)",
+        "plan": "use experiment.plan(phase)",
+        "epochs": "it is n_epochs",
+        "device": "it is accelerator",
+    }
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -257,7 +269,12 @@ def node_labels(nodes: Sequence[str] | str | None) -> tuple[str, ...] | None:
 
 def _settings_of(cls: type) -> list[str]:
     """The keyword arguments of a kind of phase, its own first."""
-    known = [key for base in cls.__mro__[:-1] for key in inspect.signature(base.__dict__["__init__"]).parameters]
+    known = [
+        key
+        for base in cls.__mro__[:-1]
+        if "__init__" in vars(base)
+        for key in inspect.signature(vars(base)["__init__"]).parameters
+    ]
     return [key for key in dict.fromkeys(known) if key not in ("self", "label", "settings", "unknown")]
 
 

@@ -56,7 +56,7 @@ def combinations_of(
     for label in learners_of(phase, graph):
         yield from _several(f"node {label!r}", _sets_of(label, graph))
     for loss in all_losses(phase):
-        sets = {name for text in loss.inputs for name in _sets_of_input(text, loss, graph)}
+        sets = {name for text in (*loss.inputs, *loss.weights) for name in _sets_of_input(text, loss, graph)}
         yield from _several(f"the loss {loss.label!r}", sets)
     for metric in metrics:
         if metric.node in graph.nodes:

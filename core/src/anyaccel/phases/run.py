@@ -121,7 +121,7 @@ class Run:
         """Add an event to the results and the log, and show it in the progress.
 
         Args:
-            kind: `"compile"`, `"residency"`, `"memory"`, `"source"` or `"transfer"`.
+            kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"` or `"rate"`.
             message: what happened, and why.
             verbose: leave it out of the progress.
         """

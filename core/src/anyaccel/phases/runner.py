@@ -33,6 +33,7 @@ from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
+from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
@@ -69,11 +70,19 @@ def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | N
         shown = (progress or Progress()).begin(run.phase.label)
         run.heard = shown.event
         try:
-            return _execute(
-                _PhaseExecution(run, HookCaller(registry().hooks, [*callbacks, *run.phase.callbacks]), shown), run
-            )
+            hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
+            return _execute(_PhaseExecution(run, hooks, shown), run)
         finally:
             shown.end()
+
+
+def _callbacks_of(run: Run, callbacks: Iterable[Callback]) -> list[Callback]:
+    """The callbacks of an experiment and its phase, after the schedules that listen to a training."""
+    given = [*callbacks, *run.phase.callbacks]
+    if not isinstance(run.phase, TrainPhase):
+        return given
+    optimizers = [run.graph.optimizer, *(getattr(node, "optimizer", None) for node in run.graph.nodes.values())]
+    return [*listening_schedules(optimizers, given), *given]
 
 
 def _execute(execution: _PhaseExecution, run: Run) -> EvaluationValues | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.graph import Plan
 from anyaccel.phases.events import Event
 from anyaccel.results import formatting
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class PhaseResults:
+class PhaseResults(AttributeHints):
     """The outcome of one run of a phase.
 
     Attributes:
@@ -25,6 +27,16 @@ class PhaseResults:
         seconds: duration.
         events: decisions made during the run (compilation, residency), and what was done when memory ran out.
     """
+
+    attribute_hints: ClassVar[Mapping[str, str]] = {
+        "predict predictions_ output outputs y_pred": "use prediction('NODE') of an EvalPhase",
+        "accuracy score f1": "use metrics['accuracy'] of an EvalPhase with metrics=['accuracy']",
+        "history": "use figures and figure('NAME') of a TrainPhase: figure('loss')",
+        "metrics": "a TrainPhase has them per epoch: figure('val_accuracy')",
+        "val_loss": "use figure('val_loss') of a TrainPhase with a validation",
+        "model graph": "use experiment.graph",
+        "df to_df": "use to_pandas()",
+    }
 
     label: str
     plan: Plan | None = None

@@ -16,6 +16,7 @@ from anyaccel.phases import EvaluationValues
 from anyaccel.phases.evaluation import Compared
 from anyaccel.results import formatting, inverse_transform, plots, prediction_columns
 from anyaccel.results.base import PhaseResults
+from anyaccel.results.formatting import NamedValues
 from anyaccel.results.notebook import eval_html
 from anyaccel.results.prediction_columns import Target
 
@@ -237,5 +238,6 @@ def eval_results(label: str, figures: EvaluationValues | None, **fields: Any) ->
     if figures is None:
         return EvalResults(label=label, **fields)
     loss = figures.loss if figures.losses else math.nan
-    values: dict[str, Any] = {"losses": figures.losses, "metrics": figures.metrics, "predictions": figures.outputs}
+    losses, metrics = NamedValues("loss", figures.losses), NamedValues("metric", figures.metrics)
+    values: dict[str, Any] = {"losses": losses, "metrics": metrics, "predictions": figures.outputs}
     return EvalResults(label=label, loss=loss, **values, **fields)

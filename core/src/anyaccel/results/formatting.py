@@ -32,6 +32,21 @@ def _pandas_values(column: Any) -> Any:
     return list(array.to_numpy_ndarray()) if hasattr(array, "to_numpy_ndarray") else array.to_pandas()
 
 
+class NamedValues(dict[str, Any]):
+    """Values of a run by name; an unknown name is a ResultError with those that there are."""
+
+    def __init__(self, what: str, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.what = what
+
+    def __missing__(self, name: str) -> Any:
+        add = f"add it to the phase: EvalPhase(..., metrics=[{name!r}])" if self.what == "metric" else ""
+        raise unknown_name(f"the run has no {self.what} {name!r}", name, self, add or "use one of these names")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NamedValues, (self.what, dict(self))
+
+
 def unknown_name(problem: str, name: Any, known: Iterable[str], hint: str) -> ResultError:
     """The error for a name that does not exist; suggests the closest known one, else gives `hint`."""
     names = list(known)

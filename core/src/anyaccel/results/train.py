@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anyaccel.attribute_hints import AttributeHints
 from anyaccel.phases import Epoch
 from anyaccel.results import formatting, plots
 from anyaccel.results.base import PhaseResults
@@ -31,8 +32,10 @@ class TrainResults(PhaseResults):
     if not TYPE_CHECKING:  # type checkers are to know the fields alone
 
         def __getattr__(self, name: str) -> Any:
-            own = name.startswith("_") or name in TrainResults.__dataclass_fields__
-            hint = "" if own or name not in self.figures else f"; it is a figure: figure({name!r})"
+            own = name.startswith("_") or hasattr(TrainResults, name)
+            if own or name not in self.figures:
+                return AttributeHints.__getattr__(self, name)
+            hint = f"; it is a figure: figure({name!r})"
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _repr_html_(self) -> str:
@@ -73,6 +76,9 @@ class TrainResults(PhaseResults):
         """
         if name not in self.figures:
             hint = "use one of these names" if self.epochs else "run at least one epoch"
+            if self.epochs and name.startswith("val_") and not any(known.startswith("val_") for known in self.figures):
+                hint = "give the phase a validation: TrainPhase(..., validation='val')"
+                raise formatting.unknown_name(f"run {self.label!r} has no figure {name!r}", "", self.figures, hint)
             known = self.figures or ("no complete epoch",)
             raise formatting.unknown_name(f"run {self.label!r} has no figure {name!r}", name, known, hint)
         return np.array([epoch.figures.get(name, np.nan) for epoch in self.epochs], dtype=np.float64)

@@ -91,6 +91,10 @@ class JaxOps(TracedOps):
         """As in `Model`."""
         return self._model(model).buffers
 
+    def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
+        """As in `Model`."""
+        return self._model(model).constraints
+
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         """As in `Model`, once the values are computed.
 

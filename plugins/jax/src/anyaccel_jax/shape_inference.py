@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
+from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error, input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_jax.error_translation import first_line, translate_errors
@@ -42,6 +42,8 @@ def infer_outputs(
             snapshot.restore()
     except AnyaccelError:
         raise
+    except CODE_ERRORS as error:
+        raise code_error(name, error, first_line(error)) from error
     except Exception as error:
         raise input_error(name, inputs, first_line(error), _hint(inputs, error)) from error
 
@@ -85,4 +87,4 @@ def _dtype_name(output: Any) -> str:
 def _hint(inputs: Sequence[TensorSpec], error: Exception) -> str:
     if isinstance(error, jax.errors.ConcretizationTypeError):
         return "use jax.numpy.where or jax.lax.cond for decisions in the model: it is compiled, and sees no values"
-    return input_hint(inputs, is_code_error=isinstance(error, (AttributeError, NameError)))
+    return input_hint(inputs)

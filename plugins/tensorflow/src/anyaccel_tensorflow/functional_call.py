@@ -207,7 +207,10 @@ def call_model(model: Any, inputs: Sequence[Any], train: bool, layout: CallLayou
     if keras().is_layer(model):
         arguments, named = keras().packing(model, len(inputs), layout)(inputs)
         with functions_inlined():
-            return model(*arguments, **named, training=train)
+            result = model(*arguments, **named, training=train)
+        if train:
+            keras().refuse_masks(model, result)
+        return result
     call = _python_call(model)
     mode = {name: train for name in inspect.signature(call).parameters if name in _MODES}
     arguments, named = layout.bind(inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
@@ -122,6 +122,12 @@ class TensorFlowOps(TracedOps):
         """The values of its other variables."""
         return {name: self._value(variable) for name, variable in self._call(model).variables.buffers.items()}
 
+    def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
+        """Those of its trained variables, of Keras or TensorFlow."""
+        named = self._call(model).variables.parameters
+        constraints = {name: getattr(variable, "constraint", None) for name, variable in named.items()}
+        return {name: constraint for name, constraint in constraints.items() if constraint is not None}
+
     def _value(self, variable: Any) -> Any:
         key = id(tf_variable(variable))
         value = self._values.get(key)
@@ -218,6 +224,10 @@ class TensorFlowOps(TracedOps):
     def arange(self, count: int, like: Any) -> Any:
         """The integers in the dtype of `like`."""
         return tf.range(tf.cast(count, like.dtype), dtype=like.dtype)
+
+    def constant(self, values: Sequence[float], like: Any) -> Any:
+        """The numbers as a tensor."""
+        return tf.constant(values, like.dtype)
 
     def move(self, array: Any, device: Device) -> Any:
         """A tensor on a device; while a function is traced, an operation that moves it."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
+from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error, input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_tensorflow import runtime_config, variables
@@ -35,6 +35,7 @@ def infer_outputs(
     if not callable(model):
         raise ShapeError(f"{name} cannot be called", hint="give it a __call__ that takes a batch and returns outputs")
     runtime_config.allow_memory_growth()
+    keras().refuse_stateful(model)
     layout = ProbeLayout(arguments)
     try:
         with translate_errors(f"a batch through {name}"), tf.device(device_name_of(model) or "/CPU:0"):
@@ -50,6 +51,8 @@ def infer_outputs(
                 snapshot.restore()
     except AnyaccelError:
         raise
+    except CODE_ERRORS as error:
+        raise code_error(name, error, first_line(error)) from error
     except Exception as error:
         hint = input_hint(
             inputs,

@@ -1,7 +1,7 @@
 """PyTorch for anyaccel: on NVIDIA and AMD GPUs (`gpu`), Intel GPUs (`xpu`) and the CPU.
 
-Offers `SequentialMLP`, `SequentialCNN`, `TorchBackend` and the plugin's hook. Stands on anyaccel's kernel and
-`anyaccel.adapter`. Importing it does not import torch; its names are loaded when they are first used.
+Offers `SequentialMLP`, `SequentialCNN`, `TorchBackend`, `TorchSchedule` and the plugin's hook. Stands on anyaccel's
+kernel and `anyaccel.adapter`. Importing it does not import torch; its names are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from anyaccel_torch.backend import TorchBackend as TorchBackend
     from anyaccel_torch.builtin_models import SequentialCNN as SequentialCNN
     from anyaccel_torch.builtin_models import SequentialMLP as SequentialMLP
+    from anyaccel_torch.lr_schedule import TorchSchedule as TorchSchedule
 
 __getattr__, __dir__ = lazy_attributes(
     __name__,
@@ -22,10 +23,11 @@ __getattr__, __dir__ = lazy_attributes(
         "SequentialCNN": ".builtin_models",
         "SequentialMLP": ".builtin_models",
         "TorchBackend": ".backend",
+        "TorchSchedule": ".lr_schedule",
     },
 )
 
-__all__ = ["SequentialCNN", "SequentialMLP", "TorchBackend", "backends"]
+__all__ = ["SequentialCNN", "SequentialMLP", "TorchBackend", "TorchSchedule", "backends"]
 
 
 @hookimpl

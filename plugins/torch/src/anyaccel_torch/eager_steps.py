@@ -13,6 +13,7 @@ from anyaccel.errors import PhaseError
 from anyaccel_torch.forward_call import share_of_batch
 from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.losses import BoundLoss
+from anyaccel_torch.weighted_losses import divisor
 
 
 def gathered_blocks(
@@ -49,9 +50,10 @@ class EagerSteps:
         self._steppers, self._trained = steppers, trained
 
     def run(self, batches: Iterable[list[Any]]) -> list[Tensor]:
-        """One step per batch; the mean losses of all steps, flat."""
+        """One step per batch; the mean losses of all steps, and the weights of those that have some, flat."""
         runs, steppers, trained = self._runs, self._steppers, self._trained
         means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
+        weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
         history: list[Tensor] = []
         roots: list[int] | None = None
         for values in batches:
@@ -68,15 +70,22 @@ class EagerSteps:
             for parameter in trained:
                 parameter.grad = None
             history += [loss.detach() for loss in losses]
+            if weighs:
+                history += [weigh(values) for weigh in weighs]
         return history
 
     def run_microbatched(self, batches: Iterable[list[Any]], n_microbatches: int) -> list[Tensor]:
-        """As `run`, each batch in micro-batches of nearly equal size; gradients and losses are weighted by rows."""
+        """As `run`, each batch in micro-batches of nearly equal size; gradients and losses are weighted by rows.
+
+        Those of a loss with weights are weighted by these.
+        """
+        weighs = {i: loss.total_weight for i, loss in enumerate(self._losses) if loss.total_weight is not None}
         means, history = [loss.mean for loss in self._losses], list[Tensor]()
         weights: dict[float, tuple[list[int], list[Tensor]]] = {}
         for values in batches:
             rows = next(len(value) for value in values if value is not None)
             totals: list[Tensor] = []
+            whole = {i: weigh(values) for i, weigh in weighs.items()}
             for microbatch in _split(values, min(n_microbatches, rows)):
                 share = next(len(value) for value in microbatch if value is not None) / rows
                 with share_of_batch(share):
@@ -89,14 +98,22 @@ class EagerSteps:
                     roots, full = self._roots(losses)
                     weights[share] = roots, [weight * share for weight in full]
                 roots, scaled = weights[share]
+                shares = {i: weigh(microbatch) / divisor(whole[i]) for i, weigh in weighs.items()}
+                if shares:
+                    scaled = [self._scaled(losses, i, shares.get(i, share)) for i in roots]
                 torch.autograd.backward([losses[i] for i in roots], scaled)
-                totals = _accumulated(totals, losses, share)
+                totals = _accumulated(totals, losses, [shares.get(i, share) for i in range(len(losses))])
             for step in self._steppers:
                 step()
             for parameter in self._trained:
                 parameter.grad = None
-            history += totals
+            history += [*totals, *whole.values()]
         return history
+
+    def _scaled(self, losses: Sequence[Tensor], i: int, share: Any) -> Tensor:
+        """The gradient to start backward with for a loss that has this share of its batch."""
+        full = torch.full_like(losses[i], self._losses[i].weight, requires_grad=False)
+        return full * share  # type: ignore[no-any-return]
 
     def _roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """Indices of the losses that reach a parameter, and their weights as gradients to start backward with."""
@@ -118,6 +135,6 @@ def _split(values: list[Any], n_parts: int) -> Iterator[list[Any]]:
         yield list(part)
 
 
-def _accumulated(totals: list[Tensor], losses: Sequence[Tensor], share: float) -> list[Tensor]:
-    scaled = [loss.detach() * share for loss in losses]
+def _accumulated(totals: list[Tensor], losses: Sequence[Tensor], shares: Sequence[Any]) -> list[Tensor]:
+    scaled = [loss.detach() * share for loss, share in zip(losses, shares, strict=True)]
     return [total + loss for total, loss in zip(totals, scaled, strict=True)] if totals else scaled

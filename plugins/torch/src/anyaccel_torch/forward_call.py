@@ -72,6 +72,7 @@ def bind_call(
     layer = model if library.is_layer(model) else _frame(model, layers)
     pack = library.packing(layer, n_inputs, layout)
     keras_device, device_name = library.module.device, str(device)
+    checked: list[bool] = []
 
     def call(*inputs: Tensor) -> Any:
         training = model.training
@@ -79,6 +80,9 @@ def bind_call(
         with keras_device(device_name):
             result = layer(*arguments, **keywords, training=training)
             added = layer.losses if training else ()
+        if training and not checked:
+            library.refuse_masks(model, result)
+            checked.append(True)
         return _with_losses(output_tensors(result, in_training if training else layout), added)
 
     return call

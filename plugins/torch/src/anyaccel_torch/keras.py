@@ -6,7 +6,7 @@ Keras is never imported here: without that import, no model can be a Keras model
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -129,6 +129,31 @@ def _created_trainable(part: Any) -> set[int]:
         return set()
     variables = getattr(part, "_trainable_variables", part.trainable_variables)
     return {id(variable.value) for variable in variables}
+
+
+def constraints(module: nn.Module) -> dict[nn.Parameter, Callable[[Any], Any]]:
+    """What the parameters of a module's Keras layers go through after each update."""
+    variables = [variable for layer in outermost(module) for variable in layer.trainable_variables]
+    return {variable.value: variable.constraint for variable in variables if variable.constraint is not None}
+
+
+def constrained_step(
+    step: Callable[[], Any], constrained: Mapping[nn.Parameter, Callable[[Any], Any]]
+) -> Callable[[], Any]:
+    """A step of an optimizer, and then the constraints of the parameters that got a gradient, as Keras applies them."""
+    if not constrained:
+        return step
+    device_scope = library().module.device
+
+    def run() -> None:
+        step()
+        with torch.no_grad():
+            for parameter, constraint in constrained.items():
+                if parameter.grad is not None:
+                    with device_scope(str(parameter.device)):
+                        parameter.copy_(constraint(parameter))
+
+    return run
 
 
 @contextmanager

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
 from anyaccel.specs import FROM_OUTPUT
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line, raise_if_device_mismatch
 from anyaccel_torch.forward_call import keras_loss
+from anyaccel_torch.weighted_losses import IGNORES_NOTHING, WeightedLoss, divisor, product
 
 Values = Sequence[Any]
 Result = TypeVar("Result")
 Prepare = Callable[[str, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-# torch leaves out targets equal to this; a number that is no class, so that every sample counts.
-_IGNORE_INDEX = -(2**62)
 
 
 class BoundLoss:
@@ -34,9 +33,11 @@ class BoundLoss:
         mean: values -> the mean, a scalar on the loss's device.
         sum_and_weight: values -> the sum and its weight, two scalars there. Both raise `DeviceMismatchError` with the
             loss's name for inputs on several devices.
+        total_weight: values -> the weight alone, from columns; None where it is the number of elements or rows.
+        weight_slots: indices of these columns.
     """
 
-    __slots__ = ("label", "mean", "module", "slots", "sum_and_weight", "weight")
+    __slots__ = ("label", "mean", "module", "slots", "sum_and_weight", "total_weight", "weight", "weight_slots")
 
     def __init__(
         self,
@@ -45,9 +46,18 @@ class BoundLoss:
         mean: Callable[[Values], Tensor],
         sum_and_weight: Callable[[Values], tuple[Tensor, Tensor]],
         module: nn.Module | None = None,
+        total_weight: Callable[[Values], Tensor] | None = None,
     ) -> None:
+        self.total_weight = total_weight
+        self.weight_slots = tuple(slots)[len(slots) - len(weight_inputs(term)) :]
         self.label, self.weight, self.module, self.slots = term.label, term.weight, module, tuple(slots)
         self.mean, self.sum_and_weight = _named(mean, term, slots), _named(sum_and_weight, term, slots)
+
+    def factor(self, weight: Tensor, scale: Mapping[str, Any] | None) -> Any:
+        """The factor of its sum in the total loss: that of `scale`, else so that its mean counts by its weight."""
+        if scale is not None and self.label in scale:
+            return scale[self.label]
+        return self.weight / (weight if self.total_weight is None else divisor(weight))
 
 
 def _named(function: Callable[[Values], Result], term: LossTerm, slots: Sequence[int]) -> Callable[[Values], Result]:
@@ -73,13 +83,15 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
     if term.loss.own is not None:
         return _bind_own(term, slots, device)
     if term.loss.name == FROM_OUTPUT:
-        return _bind_output(term, slots)
-    if len(slots) != 2:
+        return _bind_weighted_output(term, slots) if weight_inputs(term) else _bind_output(term, slots)
+    if len(slots) < 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes outputs and targets, "
             f"got {len(slots)} inputs ({', '.join(term.inputs)})",
             hint="give two inputs, such as ['outputs', 'targets']",
         )
+    if weight_inputs(term) or term.loss.kwargs:
+        return _bind_weighted(term, slots, device)
     function, prepare, weigh = _NAMED[term.loss.name]
     label, (first, second) = f"{term.label!r} ({term.loss.name})", slots
 
@@ -109,6 +121,45 @@ def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
     return BoundLoss(term, slots, mean, sum_and_weight)
 
 
+def _bind_weighted(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLoss:
+    """A named loss with settings, or weighted by columns: the sum of what counts, over the sum of its weights."""
+    loss = WeightedLoss(term, device)
+    is_weighted = bool(weight_inputs(term))
+    (first, second), weights = slots[:2], slots[2:]
+
+    def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
+        outputs = _at_least_float32(values[first])
+        return loss(outputs, values[second], [values[slot] for slot in weights])
+
+    def mean(values: Values) -> Tensor:
+        total, weight = sum_and_weight(values)
+        return total / (divisor(weight) if is_weighted else weight)
+
+    def total_weight(values: Values) -> Tensor:
+        return loss.weight(values[second], [values[slot] for slot in weights])
+
+    return BoundLoss(term, slots, mean, sum_and_weight, total_weight=total_weight if is_weighted else None)
+
+
+def _bind_weighted_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
+    """A loss that a module returned, weighted by columns: a scalar by their sum, or one for each row."""
+
+    def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
+        value = _at_least_float32(values[slots[0]])
+        weight = product([values[slot] for slot in slots[2:]], value.dtype)
+        weight = weight.flatten(value.ndim).sum(-1) if weight.ndim > value.ndim else weight
+        return torch.where(weight == 0, 0, value * weight).sum(), weight.sum()
+
+    def mean(values: Values) -> Tensor:
+        total, weight = sum_and_weight(values)
+        return total / divisor(weight)
+
+    def total_weight(values: Values) -> Tensor:
+        return product([values[slot] for slot in slots[2:]], torch.float32).sum()
+
+    return BoundLoss(term, slots, mean, sum_and_weight, total_weight=total_weight)
+
+
 def _elementwise(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if outputs.shape != targets.shape:
         raise _shape_error(label, outputs, targets, "they must have the same shape")
@@ -128,7 +179,7 @@ def _classes(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction=reduction, ignore_index=_IGNORE_INDEX)
+    return F.cross_entropy(outputs, targets, reduction=reduction, ignore_index=IGNORES_NOTHING)
 
 
 _NAMED: dict[str, tuple[Callable[..., Tensor], Prepare, Callable[[Tensor], int]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
 from anyaccel.segment import NodeState, Segment
-from anyaccel_torch import step_compiler
+from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
@@ -38,6 +38,7 @@ from anyaccel_torch.state_guard import (
     TrainingModes,
     seed_generators,
 )
+from anyaccel_torch.weighted_losses import divisor
 
 Losses = dict[str, tuple[Tensor, Tensor]]
 
@@ -79,6 +80,7 @@ class TorchProgram(MultiStepProgram):
             bind(term, [self._plan.slot(name, device) for name in term.inputs], device)
             for term, device in ((term, torch_device(term.device)) for term in segment.losses)
         ]
+        self._weighted = [(loss, weigh) for loss in self._losses if (weigh := loss.total_weight) is not None]
         self._outputs = [self._plan.slot(name) for name in segment.outputs]
         self._pulled = [list(segment.inputs).index(name) for name in segment.needs_pullback]
         self._empty_slots = [None] * (self._plan.size - len(segment.inputs))
@@ -108,6 +110,7 @@ class TorchProgram(MultiStepProgram):
         seen: set[int] = set()
         states = initial_states(self.segment)
         sparse = any(getattr(part, "sparse", False) for module in self._modules for part in submodules(module))
+        constraints = {p: c for module in self._modules for p, c in keras.constraints(module).items()}
         return [
             GroupOptimizer(
                 group,
@@ -115,6 +118,7 @@ class TorchProgram(MultiStepProgram):
                 states,
                 switched_off=switched_off(self.segment, group.nodes),
                 sparse=sparse,
+                constraints=constraints,
             )
             for group in self.segment.groups
         ]
@@ -172,12 +176,13 @@ class TorchProgram(MultiStepProgram):
                 yield [*rows, *self._empty_slots]
 
     def _loss_table(self, losses: list[Tensor]) -> Tensor:
-        """Losses of all steps, flat -> [n_steps, n_losses] on the device of the first loss."""
-        width = len(self._losses)
+        """Losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first loss."""
+        width = len(self._losses) + len(self._weighted)
         if not losses:
             return torch.empty(0, width, device=next(iter(self._devices), None))
         columns = [torch.stack(losses[i::width]) for i in range(width)]
-        return torch.stack([column.to(columns[0].device) for column in columns], dim=1)
+        device, dtype = columns[0].device, reduce(torch.promote_types, (column.dtype for column in columns))
+        return torch.stack([column.to(device, dtype) for column in columns], dim=1)
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """As `MultiStepProgram.estimate_compile`; from measured uncompiled steps, and from earlier compilations."""
@@ -247,9 +252,7 @@ class TorchProgram(MultiStepProgram):
             values = self._compute(given, training=True)
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
-            factors = [
-                loss.weight / losses[loss.label][1] if scale is None else scale[loss.label] for loss in available
-            ]
+            factors = [loss.factor(losses[loss.label][1], scale) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
 
@@ -268,6 +271,15 @@ class TorchProgram(MultiStepProgram):
 
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
         return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
+
+    @torch.no_grad()
+    def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """As `Program.loss_weights`."""
+        values, weights = [*inputs, *self._empty_slots], {}
+        for loss, total_weight in self._weighted:
+            if not any(values[i] is None for i in loss.weight_slots):
+                weights[loss.label] = divisor(total_weight(values))
+        return weights
 
     # -- gradients -------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from torch.nn.parameter import is_lazy
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.example_spec import example_batch
-from anyaccel.adapter.model_outputs import input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError, ShapeError
+from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error, input_error, input_hint, probe_outputs
+from anyaccel.errors import AnyaccelError, GraphError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
@@ -41,6 +41,8 @@ def infer_outputs(
         ShapeError: the model does not take the inputs, returns no tensors, or no output has a batch.
     """
     call = ProbeLayout(arguments)
+    for layer in keras.outermost(model):
+        keras.library().refuse_stateful(layer)
     _build(model, inputs, call, seed)
     return probe_outputs(
         type(model).__name__,
@@ -177,7 +179,9 @@ def _samples(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
     return torch.tensor(samples, dtype=dtype, device=device)
 
 
-def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -> ShapeError:
+def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -> GraphError:
+    if isinstance(error, CODE_ERRORS):
+        return code_error(type(model).__name__, error, first_line(error))
     is_keras_refusal = isinstance(error, ValueError) and bool(keras.outermost(model))
     hint = input_hint(
         inputs,

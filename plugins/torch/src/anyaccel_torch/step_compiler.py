@@ -112,7 +112,8 @@ class StepCompiler:
             raise CompileError(
                 f"training steps of segment {self._segment.label!r} cannot be compiled: "
                 f"compile={self._segment.compile!r}, devices: {devices}",
-                hint="set compile='auto', and train at least one node, all on one CPU or CUDA device",
+                hint="set compile='auto', and train at least one node, all on one CPU or CUDA device, and without "
+                "constraints of Keras",
             )
         return device
 
@@ -166,7 +167,8 @@ class StepCompiler:
     def _compilable_device(self) -> torch.device | None:
         """The segment's only device, if steps are compiled for such."""
         trained = any(group.parameters for group in self._groups)
-        if len(self._devices) != 1 or not self._losses or not trained:
+        constrained = any(group.constraints for group in self._groups)
+        if len(self._devices) != 1 or not self._losses or not trained or constrained:
             return None
         (device,) = self._devices
         return device if device.type in ("cpu", "cuda") else None

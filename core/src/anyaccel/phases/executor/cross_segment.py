@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.device import Device
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.clipping import GradientClipping
@@ -53,6 +54,11 @@ class CrossSegmentStep:
         self._gradients = {
             id(stage): tuple(_gradients_of(stage, makers, log_event)) for stage in stages if stage.has_gradient
         }
+        self._weighted = {
+            id(stage): terms
+            for stage in stages
+            if (terms := [term for term in stage.segment.losses if weight_inputs(term)])
+        }
         self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
         self.watcher: Watcher | None = None
         """Is called with the values and rows of every training step when it is done."""
@@ -74,7 +80,8 @@ class CrossSegmentStep:
         for first in range(start, start + n_steps * batch_size, batch_size):
             last, most = first + batch_size, microbatch_size or batch_size
             spans = [(begin, min(begin + most, last)) for begin in range(first, last, most)]
-            losses += self._step(rows, [(partial(_same_span, span), span[1] - span[0]) for span in spans])
+            parts = [(partial(_same_span, span), span[1] - span[0]) for span in spans]
+            losses += self._step(rows, parts, partial(_same_span, (first, last)))
         return losses
 
     def train_step(self, rows: StageRows, step: StepRows, microbatch_size: int | None = None) -> list[Losses]:
@@ -86,9 +93,9 @@ class CrossSegmentStep:
         sizes = {stop - start for start, stop in step.values()}
         batch = max(sizes)
         if microbatch_size is None or microbatch_size >= batch or len(sizes) > 1:
-            return self._step(rows, [(step.get, 1)])
+            return self._step(rows, [(step.get, 1)], step.get)
         cuts = [(low, min(low + microbatch_size, batch)) for low in range(0, batch, microbatch_size)]
-        return self._step(rows, [(partial(_part_of, step, cut), cut[1] - cut[0]) for cut in cuts])
+        return self._step(rows, [(partial(_part_of, step, cut), cut[1] - cut[0]) for cut in cuts], step.get)
 
     def try_step(self, rows: StageRows, step: StepRows, microbatch_size: int | None = None) -> None:
         """As `train_step`, unseen by the watcher; the caller restores a snapshot afterwards."""
@@ -114,23 +121,25 @@ class CrossSegmentStep:
             losses.append(Losses(stage.backend, 0, tuple(pairs), pairs=pairs))
         return values, losses
 
-    def _step(self, rows: StageRows, parts: Sequence[tuple[SpanOf, int]]) -> list[Losses]:
-        """One update with the gradients of all parts, each of which is some rows, and how many.
+    def _step(self, rows: StageRows, parts: Sequence[tuple[SpanOf, int]], whole: SpanOf) -> list[Losses]:
+        """One update with the gradients of all parts, each of which is some rows, and how many; `whole` is all of them.
 
         Gradients of the losses' means are added up. Before a part of another size comes, those so far are rescaled to
-        it, and at the end all to the whole.
+        it, and at the end all to the whole. Losses that weigh rows are scaled by the weight of the whole.
         """
         losses: list[Losses] = []
         trained: dict[int, PipelineStage] = {}
-        scale = parts[0][1]
+        scale, n_rows = parts[0][1], sum(size for _, size in parts)
+        factors = self._weighted_factors(rows, whole) if len(parts) > 1 and self._weighted else {}
         for span_of, size in parts:
             if size != scale:
                 _rescale(trained.values(), scale / size)
                 scale = size
-            for stage in self._forward_backward(rows, span_of, losses):
+            scales = {key: _times_each(n_rows / size, factor) for key, factor in factors.items()}
+            for stage in self._forward_backward(rows, span_of, losses, scales):
                 trained[id(stage)] = stage
         if len(parts) > 1:
-            _rescale(trained.values(), scale / sum(size for _, size in parts))
+            _rescale(trained.values(), scale / n_rows)
         clip_scales = self._clipping.scales()
         self.is_updating = True
         for stage in trained.values():
@@ -138,8 +147,26 @@ class CrossSegmentStep:
         self.is_updating = False
         return losses
 
-    def _forward_backward(self, rows: StageRows, span_of: SpanOf, losses: list[Losses]) -> list[PipelineStage]:
-        """Forward and back through all stages; gradients stay with the programs of the stages returned."""
+    def _weighted_factors(self, rows: StageRows, whole: SpanOf) -> dict[int, dict[str, Any]]:
+        """By `id` of a stage, for each loss that weighs rows, its factor over the weight of the whole step."""
+        factors: dict[int, dict[str, Any]] = {}
+        for stage, columns in zip(self._stages, rows, strict=True):
+            terms = self._weighted.get(id(stage), ())
+            needed = {name for term in terms for name in weight_inputs(term)}
+            inputs = [_taken(columns[name], whole) if name in needed else None for name in stage.segment.inputs]
+            weights = stage.program.loss_weights(inputs) if terms else {}
+            factors[id(stage)] = {
+                term.label: term.weight / weights[term.label] for term in terms if term.label in weights
+            }
+        return factors
+
+    def _forward_backward(
+        self, rows: StageRows, span_of: SpanOf, losses: list[Losses], scales: Mapping[int, Mapping[str, Any]]
+    ) -> list[PipelineStage]:
+        """Forward and back through all stages; gradients stay with the programs of the stages returned.
+
+        `scales` has the factors of losses by `id` of a stage, as far as they are not those of means.
+        """
         values: dict[str, Any] = {}
         pullbacks: list[tuple[PipelineStage, Any]] = []
         for stage, needed, columns in zip(self._stages, self._inputs, rows, strict=True):
@@ -148,7 +175,8 @@ class CrossSegmentStep:
                 values.update(dict.fromkeys(stage.segment.outputs))
                 continue
             if stage.in_train_mode:
-                outputs, pairs, pullback = stage.program.forward_pullback(inputs)
+                given = scales.get(id(stage))
+                outputs, pairs, pullback = stage.program.forward_pullback(inputs, *([given] if given else []))
                 if stage.has_gradient:
                     pullbacks.append((stage, pullback))
             else:
@@ -206,18 +234,27 @@ def _gather(
     inputs: list[Any] = []
     for value_input in needed:
         if value_input.transfer is None:
-            feature_set, gather_rows = columns[value_input.name]
-            span = span_of(feature_set)
-            inputs.append(None if span is None else gather_rows(*span))
+            inputs.append(_taken(columns[value_input.name], span_of))
         else:
             value = values[value_input.name]
             inputs.append(None if value is None else value_input.transfer(value))
     return tuple(inputs)
 
 
+def _taken(column: Rows, span_of: SpanOf) -> Any:
+    """Rows of a column; None for none."""
+    feature_set, gather_rows = column
+    span = span_of(feature_set)
+    return None if span is None else gather_rows(*span)
+
+
 def _rescale(stages: Iterable[PipelineStage], factor: float) -> None:
     for stage in stages:
         stage.program.map_gradients(partial(_times, factor))
+
+
+def _times_each(factor: float, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {label: factor * value for label, value in values.items()}
 
 
 def _times(factor: float, gradient: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.backend import MultiStepProgram
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.events import LogEvent, discard_event
@@ -41,6 +42,7 @@ class ChunkRunner:
         columns: its columns, in the order of its inputs.
         orders: of each of these.
         labels: of its losses.
+        weighted: labels of those that weigh rows or positions.
     """
 
     train_step: TrainStep
@@ -52,6 +54,7 @@ class ChunkRunner:
     columns: Sequence[Any] = ()
     orders: Sequence[Any] = ()
     labels: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
 
     def train_steps(
         self, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
@@ -62,7 +65,7 @@ class ChunkRunner:
             return self.one_by_one(start, n_steps, batch_size, microbatch_size)
         more = () if n_microbatches == 1 else (n_microbatches,)
         means = self.program.train_steps(self.columns, self.orders, start, n_steps, batch_size, *more)
-        return [Losses(self.stage.backend, batch_size, self.labels, means, n_steps)]
+        return [Losses(self.stage.backend, batch_size, self.labels, means, n_steps, weighted=self.weighted)]
 
     @property
     def n_rows(self) -> int:
@@ -163,6 +166,7 @@ class Pipeline:
             columns=tuple(column.rows for column in inputs),
             orders=tuple(column.order for column in inputs),
             labels=tuple(term.label for term in stage.segment.losses),
+            weighted=tuple(term.label for term in stage.segment.losses if weight_inputs(term)),
         )
 
     def to_host(self, name: str, value: Any) -> np.ndarray:

@@ -40,9 +40,10 @@ class Losses:
         backend: whose tensors they are.
         batch_size: rows of each step; 0 for pairs, which have weights of their own.
         labels: of the losses.
-        means: of several steps; None for pairs.
+        means: of several steps, and after them the weights of the losses in `weighted`; None for pairs.
         n_steps: how many rows of `means` count.
         pairs: sum and weight of one step, by label; None for means.
+        weighted: labels of the losses that weigh rows or positions; others weigh as much as their batch.
     """
 
     backend: ComputingBackend
@@ -51,6 +52,7 @@ class Losses:
     means: Any = None
     n_steps: int = 0
     pairs: LossPairs | None = None
+    weighted: tuple[str, ...] = ()
 
     def is_ready(self) -> bool:
         """Whether they are computed, without waiting; pairs count as such."""

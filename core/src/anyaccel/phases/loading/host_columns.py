@@ -15,6 +15,7 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
+from anyaccel.graph.loss_columns import class_axis
 from anyaccel.phases.accumulation import ignored_target
 from anyaccel.segment import LossTerm, TensorSpec
 
@@ -31,11 +32,15 @@ class TargetRange:
     Attributes:
         n_classes: class indices are below it; None if they are not.
         probabilities: whether they are numbers from 0 to 1.
+        ignored: a class index that counts for nothing and may be out of range; None for none.
+        weights: whether they weigh a loss, and are at least 0.
         excluded: a class index that a loss leaves out of its mean, where batches are accumulated; None for none.
     """
 
     n_classes: int | None = None
     probabilities: bool = False
+    ignored: int | None = None
+    weights: bool = False
     excluded: int | None = None
 
 
@@ -147,7 +152,15 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
 
 
 def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -> None:
-    low, high, n_classes = array.min(), array.max(), target_range.n_classes
+    n_classes, ignored = target_range.n_classes, target_range.ignored
+    counted = array if ignored is None else array[array != ignored]
+    low, high = (counted.min(), counted.max()) if counted.size else (0, 0)
+    if target_range.weights and low < 0:
+        raise ColumnError(
+            f"{column.shown} has the weight {low}",
+            available="weights of a loss are at least 0, and 0 where a row or position does not count",
+            hint="give weights of at least 0",
+        )
     if target_range.probabilities and (low < 0 or high > 1):
         raise ColumnError(
             f"{column.shown} has the target {low if low < 0 else high}",
@@ -158,7 +171,8 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
             available=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
-            hint="change the model's output_shape, or the column",
+            hint="change the model's output_shape, or the column; targets that do not count have an ignore_index: "
+            f"Loss('cross_entropy', ignore_index={low if low < 0 else high})",
         )
     if target_range.excluded is not None and (array == target_range.excluded).any():
         raise ColumnError(
@@ -174,10 +188,14 @@ def target_ranges(resolution: Resolution, *, accumulates: bool) -> dict[str, Tar
     ranges: dict[str, TargetRange] = {}
     for term in (term for segment in resolution.segments for term in segment.losses):
         for name in (name for name in term.inputs if name in loaded):
+            if name in term.inputs[2:] and term.loss.own is None:
+                ranges[name] = replace(ranges.get(name, TargetRange()), weights=True)
+                continue
             changes = _range_of(term, loaded[name].dtype, resolution, accumulates=accumulates)
-            before = ranges.get(name, TargetRange()).n_classes
-            if changes.get("n_classes") is not None and before is not None:
-                changes["n_classes"] = min(before, changes["n_classes"])
+            before = ranges.get(name, TargetRange())
+            if changes.get("n_classes") is not None and before.n_classes is not None:
+                changes["n_classes"] = min(before.n_classes, changes["n_classes"])
+                changes["ignored"] = before.ignored if before.ignored == changes["ignored"] else None
             if changes:
                 ranges[name] = replace(ranges.get(name, TargetRange()), **changes)
     return ranges
@@ -192,7 +210,8 @@ def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates
         return {"probabilities": True}
     logits = resolution.shapes.specs.get(term.inputs[0])
     if term.loss.name == "cross_entropy" and "int" in dtype and logits is not None:
-        return {"n_classes": logits.shape[0]}
+        axis = class_axis(term.loss.kwargs, logits)
+        return {"n_classes": logits.shape[axis], "ignored": term.loss.kwargs.get("ignore_index")}
     return {}
 
 

@@ -17,6 +17,9 @@ from anyaccel_mlx.placement import MlxPlacement
 class MlxBackend(MlxPlacement, Exchange, Compute):
     """MLX with all that a graph needs. Making one does not import MLX."""
 
+    parameter_groups = True
+    weighs_losses = True
+
     # -- exchange --------------------------------------------------------------------------------------------------
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:

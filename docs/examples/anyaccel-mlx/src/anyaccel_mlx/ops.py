@@ -130,6 +130,7 @@ class MlxProgram(ArrayProgram):
         return outputs, losses, back
 
     forward = inside(ArrayProgram.forward)
+    loss_weights = inside(ArrayProgram.loss_weights)
     grad_stats = inside(ArrayProgram.grad_stats)
     clip_factor = inside(ArrayProgram.clip_factor)
     optimizer_step = inside(ArrayProgram.optimizer_step)

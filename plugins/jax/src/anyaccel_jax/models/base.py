@@ -113,6 +113,11 @@ class Model(ABC):
         return ""
 
     @property
+    def constraints(self) -> Mapping[str, Callable[[Any], Any]]:
+        """As `ArrayOps.constraints`."""
+        return {}
+
+    @property
     def cache_key(self) -> Any:
         """As `TracedOps.cache_key`; None, the default, where it is unknown."""
         return None

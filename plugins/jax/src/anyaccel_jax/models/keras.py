@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -70,8 +70,13 @@ class KerasModel(Model):
         return "BatchNormalization" if couples else ""
 
     @property
+    def constraints(self) -> Mapping[str, Callable[[Any], Any]]:
+        """Those of the trained variables."""
+        return {name: v.constraint for name, v in self._trained.items() if v.constraint is not None}
+
+    @property
     def untrainable_reason(self) -> str:
-        """Methods and constraints that only Keras's own loop heeds."""
+        """Methods that only Keras's own loop heeds."""
         return _LIBRARY.untrainable_reason(self.layer)
 
     @property
@@ -82,6 +87,7 @@ class KerasModel(Model):
 
     def build(self, inputs: Sequence[TensorSpec], seed: int, layout: CallLayout = POSITIONAL) -> None:
         """As in `Model`, by a call with zeros; initializers without a seed of the user's get one from `seed`."""
+        _LIBRARY.refuse_stateful(self.layer)
         if self.is_built:
             return
         _LIBRARY.seed_initializers(self.layer, seed)
@@ -113,7 +119,10 @@ class KerasModel(Model):
         mapping = [(variables[name], value) for name, value in values.items()]
         # `stateless_call` does the same, but calls `call` past `__call__`, which knows the arguments of `call`.
         with keras.StatelessScope(state_mapping=mapping, collect_losses=train) as scope:
-            outputs = outputs_of(self._call(inputs, layout, train=train), layout)
+            result = self._call(inputs, layout, train=train)
+            if train:
+                _LIBRARY.refuse_masks(self.layer, result)
+            outputs = outputs_of(result, layout)
             added = list(self.layer.losses) if train else []
             lasting = {n: scope.get_current_value(v) for n, v in self._others.items() if n not in states}
         if not train:

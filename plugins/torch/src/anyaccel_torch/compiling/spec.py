@@ -96,9 +96,10 @@ class SegmentModule(nn.Module):
         self.models = nn.ModuleList(modules)
         self.runs = list(runs)
         self.means = [loss.mean for loss in losses]
+        self.weights = [loss.total_weight for loss in losses if loss.total_weight is not None]
 
     def forward(self, values: list[Tensor]) -> list[Tensor]:
-        """The mean losses of a batch, each a scalar."""
+        """The mean losses of a batch, and the weights of those that weigh rows, each a scalar."""
         for run in self.runs:
             run(values)
-        return [mean(values) for mean in self.means]
+        return [compute(values) for compute in (*self.means, *self.weights)]

@@ -1,0 +1,110 @@
+"""ReduceLROnPlateau: a schedule that lowers the learning rate when a monitored value has stopped improving."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from anyaccel import arguments
+from anyaccel.arguments import shown
+from anyaccel.errors import PhaseError
+from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
+from anyaccel.phases.monitoring import monitored_value
+
+if TYPE_CHECKING:
+    from anyaccel.phases.run import Run
+    from anyaccel.specs import Optimizer
+
+
+class ReduceLROnPlateau(Callback):
+    """A schedule that lowers the learning rate when a monitored value has stopped improving.
+
+    It is given to the optimizer alone, `Optimizer("adam", schedule=ReduceLROnPlateau("val_loss"))`: phases call it
+    after each epoch, as PyTorch's scheduler of this name is called by hand. The reduced rate lasts, also in later
+    phases; give each optimizer, and each new training, an object of its own.
+
+    Args:
+        monitor: name of a value of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
+        factor: the rate is multiplied by it, in (0, 1).
+        patience: so many epochs without improvement are accepted; the next one lowers the rate.
+        threshold: the smallest change that counts as an improvement, as a share of the best value.
+        threshold_mode: `"rel"`; or `"abs"`, for a threshold that is a difference.
+        cooldown: epochs after a reduction in which none is counted.
+        min_factor: the smallest factor of all reductions together.
+        mode: `"min"` or `"max"`: which values are better. `"auto"` knows it of losses and of metrics by name.
+
+    `current` is the factor now, `best` the best value so far.
+
+    Raises:
+        PhaseError: a setting out of range; or, at the end of the first epoch, a value that does not exist.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_factor: float = 0.0,
+        mode: str = "auto",
+    ) -> None:
+        where = "ReduceLROnPlateau: "
+        if threshold_mode not in ("rel", "abs"):
+            available, hint = "'rel', 'abs'", "write threshold_mode='rel'"
+            raise PhaseError(f"{where}unknown threshold_mode={shown(threshold_mode)}", available=available, hint=hint)
+        self.monitor = arguments.text(PhaseError, where, "monitor", monitor, "the name of a value", "'val_loss'")
+        self.patience = arguments.integer(PhaseError, where, "patience", patience, 0, 10)
+        self.cooldown = arguments.integer(PhaseError, where, "cooldown", cooldown, 0, 5)
+        self.factor = _number(where, "factor", factor, 0.1, below_one=True)
+        self.threshold = _number(where, "threshold", threshold, 1e-4)
+        self.min_factor = _number(where, "min_factor", min_factor, 0.0)
+        self.mode, self.threshold_mode = mode_of(self.monitor, mode, where), threshold_mode
+        self.current, self.best = 1.0, -math.inf if self.mode == "max" else math.inf
+        self._bad, self._cooling = 0, 0
+
+    def __call__(self, step: int) -> float:
+        """The factor now, whatever the step."""
+        return self.current
+
+    def epoch_end(self, run: Run) -> None:
+        """Compare the value with the best one, and lower the factor if patience is used up."""
+        value = monitored_value("ReduceLROnPlateau", self.monitor, run)
+        if value is None:
+            return
+        if not self.mode:
+            raise unknown_mode(self.monitor, "ReduceLROnPlateau: ")
+        if self._is_better(value):
+            self.best, self._bad = value, 0
+        else:
+            self._bad += 1
+        if self._cooling:
+            self._cooling, self._bad = self._cooling - 1, 0
+        if self._bad > self.patience:
+            self.current = max(self.current * self.factor, self.min_factor)
+            self._cooling, self._bad = self.cooldown, 0
+            reason = f"{self.monitor} has not improved for {self.patience + 1} epochs"
+            run.log_event("rate", f"the learning rate is multiplied by {self.current:g} from now on: {reason}")
+
+    def _is_better(self, value: float) -> bool:
+        sign = 1.0 if self.mode == "min" else -1.0
+        relative = self.threshold_mode == "rel" and math.isfinite(self.best)
+        margin = self.threshold * (self.best if relative else 1.0)
+        return sign * value < sign * self.best - margin
+
+
+def _number(where: str, name: str, value: Any, example: float, *, below_one: bool = False) -> float:
+    wanted = "a number in (0, 1)" if below_one else "a number of 0 or more"
+    fits = (lambda it: 0 < it < 1) if below_one else (lambda it: it >= 0)
+    return float(arguments.number(PhaseError, where, name, value, fits, wanted, example))
+
+
+def listening_schedules(optimizers: Iterable[Optimizer | None], callbacks: Iterable[Callback]) -> list[Callback]:
+    """The schedules of optimizers that listen to epochs, each once, without those that are called already."""
+    own: list[Any] = [optimizer.schedule.own for optimizer in optimizers if optimizer is not None]
+    known = {id(callback) for callback in callbacks}
+    listening: dict[int, Callback] = {id(each): each for each in own if isinstance(each, Callback)}
+    return [schedule for key, schedule in listening.items() if key not in known]

@@ -1,0 +1,62 @@
+"""Learning-rate schedulers of torch as schedules of an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from anyaccel.errors import SpecError
+from anyaccel_torch.error_translation import first_line
+
+
+class TorchSchedule:
+    """A scheduler of `torch.optim.lr_scheduler` as a schedule: `schedule=TorchSchedule(OneCycleLR, max_lr=0.1, ...)`.
+
+    The factor at a step is the learning rate that the scheduler gives an optimizer of rate 1 after so many calls of
+    `scheduler.step()`. With a scheduler whose settings are learning rates (`OneCycleLR(max_lr=...)`), use `lr=1.0`.
+    It schedules the learning rate alone, no momentum. `ReduceLROnPlateau` is anyaccel's own.
+
+    Args:
+        scheduler: a class, or a function of an optimizer that gives a scheduler.
+        settings: of the scheduler.
+
+    Raises:
+        SpecError: it does not take the settings, changes a momentum, or steps with a value.
+    """
+
+    def __init__(self, scheduler: Any, **settings: Any) -> None:
+        self.__name__ = str(getattr(scheduler, "__name__", type(scheduler).__name__))
+        self._optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0, momentum=0.5)
+        try:
+            self._scheduler = scheduler(self._optimizer, **settings)
+        except (TypeError, ValueError) as error:
+            raise SpecError(
+                f"the scheduler {self.__name__} cannot be created: {first_line(error)}",
+                hint="give the settings that it takes, without the optimizer",
+            ) from error
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise SpecError(
+                f"the scheduler {self.__name__} needs a value in each step",
+                hint="write schedule=anyaccel.ReduceLROnPlateau('val_loss')",
+            )
+        if self._optimizer.param_groups[0]["momentum"] != 0.5:
+            raise SpecError(
+                f"the scheduler {self.__name__} changes the momentum, which a schedule does not",
+                hint=f"write TorchSchedule({self.__name__}, cycle_momentum=False, ...)",
+            )
+        self._rates = [float(self._optimizer.param_groups[0]["lr"])]
+
+    def __call__(self, step: int) -> float:
+        """The factor at a step; those before it are computed once."""
+        while len(self._rates) <= step:
+            self._optimizer.step()
+            try:
+                self._scheduler.step()
+            except ValueError as error:
+                raise SpecError(
+                    f"the scheduler {self.__name__} has no rate for step {step}: {first_line(error)}",
+                    hint="give it as many steps as are trained: epochs times batches",
+                ) from error
+            self._rates.append(float(self._optimizer.param_groups[0]["lr"]))
+        return self._rates[step]

@@ -1,0 +1,87 @@
+"""Ways of training that every framework has: each against NumPy, or against the same thing written otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.registry import registry
+
+X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+Y = (X[:, :1] - X[:, 1:2]).astype("float32")
+
+
+@pytest.fixture
+def data() -> aa.FeatureSet:
+    features = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
+    features.add_splits({"train": np.arange(32), "val": np.arange(32, 48)})
+    return features
+
+
+def graph_of(framework: str, data: aa.FeatureSet, optimizer: aa.Optimizer) -> aa.ModelGraph:
+    model = registry().computing(framework).models()["SequentialMLP"]((1,), n_layers=2, hidden_dim=8)
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], optimizer, seed=3)
+    assert graph.shapes.order == ("net",)  # which builds the model
+    return graph
+
+
+def trained(framework: str, data: aa.FeatureSet, optimizer: aa.Optimizer, **settings: Any) -> Any:
+    """Results of a training, and the event log; all frameworks begin with the weights of NumPy's model."""
+    nets = [graph_of(name, data, optimizer) for name in ("numpy", framework)]
+    aa.copy_weights(*(graph["net"].model for graph in nets))
+    graph = nets[1]
+    losses = [aa.AppliedLoss("mse", on="net")]
+    settings = {"sampler": aa.SimpleSampler(8), "n_epochs": 8, "validation": "val", **settings}
+    phase = aa.TrainPhase("t", data="train", losses=losses, **settings)
+    return aa.Experiment("ways", graph, progress="none").run_phase(phase)
+
+
+def test_a_function_as_a_schedule_is_the_named_schedule(framework: str, data: aa.FeatureSet) -> None:
+    named = aa.Schedule("exponential", rate=0.9, warmup=3)
+    same = aa.Schedule(lambda step: 0.9**step, warmup=3)
+    results = [trained(framework, data, aa.Optimizer("adam", lr=0.05, schedule=each)) for each in (named, same)]
+    assert list(results[1].loss) == list(results[0].loss)
+
+
+def test_reduce_on_plateau_is_numpys_and_compiles_nothing_anew(framework: str, data: aa.FeatureSet) -> None:
+    results = []
+    for each in ("numpy", framework):
+        plateau = aa.ReduceLROnPlateau("val_loss", factor=0.5, patience=0, threshold=0.7)
+        results.append(trained(each, data, aa.Optimizer("sgd", lr=0.2, schedule=plateau)))
+        assert plateau.current < 0.3
+    np.testing.assert_allclose(results[1].figure("val_loss"), results[0].figure("val_loss"), rtol=2e-5)
+    messages = [event.message for event in results[1].events if event.kind == "compile"]
+    assert not [message for message in messages if "dropped" in message]
+
+
+@pytest.mark.parametrize(("name", "compile_mode"), [("adamw", "off"), ("adamw", "steps"), ("sgd", "off")])
+def test_groups_of_parameters_are_numpys(framework: str, name: str, compile_mode: str, data: aa.FeatureSet) -> None:
+    model = graph_of(framework, data, aa.Optimizer("sgd"))["net"].model
+    names = list(registry().computing(framework).parameters(model))
+    predicate = lambda name, parameter: tuple(parameter.shape) == (8, 8)  # noqa: E731
+    groups = {"*bias": {"weight_decay": 0.0}, predicate: {"lr": 0.001}}
+    assert any(each.endswith("bias") for each in names), names
+    spec = aa.Optimizer(name, lr=0.05, weight_decay=0.3, clip_norm=0.3, groups=groups)
+    results = [trained(each, data, spec, compile=mode) for each, mode in (("numpy", "off"), (framework, compile_mode))]
+    np.testing.assert_allclose(results[1].loss, results[0].loss, rtol=2e-4)
+    usual = trained(framework, data, aa.Optimizer(name, lr=0.05, weight_decay=0.3, clip_norm=0.3))
+    assert abs(results[1].loss[-1] / usual.loss[-1] - 1) > 1e-3  # the groups do matter here
+
+
+def test_a_shared_model_and_a_state_with_groups_continue(framework: str, data: aa.FeatureSet) -> None:
+    spec = aa.Optimizer("adamw", lr=0.05, weight_decay=0.3, groups={"*bias": {"weight_decay": 0.0}})
+    losses = [aa.AppliedLoss("mse", on="net")]
+
+    def run(graph: aa.ModelGraph, n_epochs: int) -> Any:
+        phase = aa.TrainPhase("t", data="train", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=n_epochs)
+        return aa.Experiment("ways", graph, progress="none").run_phase(phase)
+
+    whole, half = (graph_of(framework, data, spec) for _ in range(2))
+    expected = run(whole, 4).loss
+    run(half, 2)
+    again = graph_of(framework, data, spec)
+    again.load_state(half.state())
+    np.testing.assert_allclose(run(again, 2).loss, expected[2:], rtol=1e-6)
