@@ -250,6 +250,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.EarlyStopping,
         {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
     ),
+    "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
+    "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
     "ReduceLROnPlateau": lambda: (
         aa.ReduceLROnPlateau,
         {"monitor": "loss", "factor": 0.5, "patience": 5, "threshold": 0.0, "threshold_mode": "abs", "cooldown": 1}
