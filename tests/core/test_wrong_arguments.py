@@ -399,7 +399,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (
         aa.Optimizer,
-        {"name": "adam", **OPTIMIZER, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0},
+        {"name": "adam", **OPTIMIZER, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+        | {"groups": {"*bias": {"weight_decay": 0.0}}},
     ),
     "Optimizer sgd": lambda: (aa.Optimizer, {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.0}),
     "Optimizer.from_config": lambda: (aa.Optimizer.from_config, {"config": aa.Optimizer().get_config()}),
