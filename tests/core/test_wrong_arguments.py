@@ -378,6 +378,10 @@ CALLS: dict[str, Callable[[], Call]] = {
         | {"validation": 0.5, "metrics": ["mse"], "epochs": 1, "batch_size": 2, "optimizer": "adam"}
         | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"},
     ),
+    "prepare": lambda: (
+        lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
+        {"objects": aa.SequentialMLP(1), "accelerator": "auto"},
+    ),
     "load": lambda: (aa.load, {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": ()}),
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from anyaccel.fitting import FittedModel as FittedModel
     from anyaccel.fitting import fit as fit
     from anyaccel.fitting import load as load
+    from anyaccel.fitting import prepare as prepare
     from anyaccel.graph import AppliedLoss as AppliedLoss
     from anyaccel.graph import ConcatNode as ConcatNode
     from anyaccel.graph import ModelGraph as ModelGraph
@@ -98,7 +99,7 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment",
-    "fitting": "FittedModel fit load",
+    "fitting": "FittedModel fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelGraph ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",
