@@ -33,6 +33,7 @@ from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.adapter.cache_key import IdentityKey
 from anyaccel.adapter.losses import loss_function
 from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule, update_rule
+from anyaccel.adapter.parameter_groups import settings_of
 from anyaccel.adapter.python_values import attributes_key, values_of
 from anyaccel.adapter.scoped_program import ScopedProgram
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
@@ -62,6 +63,7 @@ __all__ = [
     "factor_on_device",
     "loss_function",
     "scaled",
+    "settings_of",
     "update_rule",
     "values_of",
 ]

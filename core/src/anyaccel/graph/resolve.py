@@ -14,7 +14,7 @@ from anyaccel.graph import input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.device_assignment import DeviceAssigner
 from anyaccel.graph.graph import ModelGraph
-from anyaccel.graph.loss_binding import LossBinder, check_supported
+from anyaccel.graph.loss_binding import LossBinder, check_patterns, check_supported
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Plan
@@ -287,7 +287,13 @@ class _Resolver:
             name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(group, nodes=(*group.nodes, label))
+        for group in groups.values():
+            if group.optimizer.groups:
+                check_patterns(group.optimizer, [name for label in group.nodes for name in self._parameters(label)])
         return tuple(groups.values())
+
+    def _parameters(self, label: str) -> list[str]:
+        return list(self._assigned[label].backend.parameters(self._model(label)))
 
     def _check_trainable(self, label: str) -> None:
         model = self._model(label)
