@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
@@ -148,6 +149,13 @@ def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint
     """The error for a model that does not accept inputs of these specs per sample, with the framework's `reason`."""
     shown = " and ".join(map(str, inputs)) or "no input"
     return ShapeError(f"{model_name} does not accept {shown} per sample", available=reason, hint=hint)
+
+
+def call_hint(error: Exception) -> str:
+    """What to do where a model's call takes other arguments than it is given; `""` if that is not the error."""
+    if isinstance(error, TypeError) and re.search(r"missing \d+ required|positional argument", str(error)):
+        return "feed every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"
+    return ""
 
 
 def input_hint(
