@@ -51,6 +51,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 }
 KINDS = {"bool": bool, "int": int, "str": str, "float": int | float, "None": type(None)}
 """Annotations that say all about the type of an argument."""
+PADDED = {"pad": None, "collate": None}
 
 X = np.random.default_rng(0).standard_normal((12, 3)).astype("float32")
 TABLE = pa.table({"x": X[:, 0], "y": X[:, 1]})
@@ -266,7 +267,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         data().fit_transform,
         {"transform": Halves(), "columns": "x", "fit_on": "train", "role": None, "into": None},
     ),
-    "FeatureSet.from_arrow": lambda: (aa.FeatureSet.from_arrow, {"label": "d", "table": TABLE, **KEYS}),
+    "FeatureSet.from_arrow": lambda: (aa.FeatureSet.from_arrow, {"label": "d", "table": TABLE, **KEYS, "pad": None}),
     "FeatureSet.from_dict": lambda: (aa.FeatureSet.from_dict, {"label": "d", "data": {"x": X, "y": X}, **KEYS}),
     "FeatureSet.from_pandas": lambda: (
         aa.FeatureSet.from_pandas,
@@ -318,14 +319,14 @@ CALLS: dict[str, Callable[[], Call]] = {
     "FitPhase.from_split": lambda: (aa.FitPhase.from_split, {"label": "f", "split": "val"}),
     "IterableSource": lambda: (
         aa.IterableSource,
-        {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0},
+        {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0, "pad": None},
     ),
     "IterableSource.batches": lambda: (lambda epoch: list(source().batches(epoch)), {"epoch": 0}),
     "IterableSource.reference": lambda: (source().reference, {**COLUMNS, "stream": "anchor"}),
     "IterableSource.spec": lambda: (source().spec, {"name": "x"}),
     "Loss": lambda: (aa.Loss, {"loss": "mse", "loss_kwargs": None}),
     "Loss.from_config": lambda: (aa.Loss.from_config, {"config": {"loss": "mse"}}),
-    "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0}),
+    "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0, **PADDED}),
     "MapSource.gather": lambda: (aa.MapSource("s", Rowwise(), features="x").gather, {"indices": [0]}),
     "Metric": lambda: (aa.Metric, {"measure": "mse", "on": "net", "targets": "targets", "label": "m"}),
     "Metric.from_config": lambda: (aa.Metric.from_config, {"config": {"measure": "mse"}}),

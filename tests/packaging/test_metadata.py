@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anyaccel
-from anyaccel.install_hints import HINTS, install_line
 
 
 def projects(root: Path) -> dict[str, dict[str, Any]]:
@@ -67,13 +66,3 @@ def test_no_requirement_depends_on_the_system(root: Path) -> None:
         extras = project.get("optional-dependencies", {}).values()
         requirements = [*project["dependencies"], *(each for extra in extras for each in extra)]
         assert not [each for each in requirements if "platform" in each], folder
-
-
-def test_hints_how_to_install_a_plugin_name_its_folder(root: Path) -> None:
-    for framework, distribution in HINTS.values():
-        command, _, rest = install_line(distribution).partition(" in ")
-        folder = root / command.rpartition(" ")[2]
-        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
-        assert (project["name"], folder.name) == (distribution, framework)
-        assert rest == f"anyaccel's repository ({distribution} is not on PyPI yet)"
-    assert install_line("pandas") == "python -m pip install pandas"

@@ -5,26 +5,22 @@ Besides the device aliases, this is the only place in core that names frameworks
 
 from __future__ import annotations
 
+import shlex
 import sys
+from pathlib import Path
 
-_ROOTS = {"torch": "torch", "tensorflow": "tensorflow keras", "jax": "jax jaxlib flax optax equinox"}
+_ROOTS = {"torch": "torch pytorch", "tensorflow": "tensorflow tf keras", "jax": "jax jaxlib flax optax equinox"}
 HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots.split()}
-"""By top-level module of an object's class: its framework, and the distribution of the plugin."""
+"""By top-level module of an object's class, or another name of a framework: the framework, and its plugin's distribution."""
 
 
 def hint_of(cls: type) -> tuple[str, str, str] | None:
     """Framework, distribution and an explanation (may be empty) for a class of a known framework; else None."""
-    for base in cls.__mro__:
-        root = str(base.__module__).partition(".")[0]
-        if root == "keras":
-            return _keras_hint()
-        if root in HINTS:
-            return (*HINTS[root], "")
-    return None
-
-
-def _keras_hint() -> tuple[str, str, str]:
-    config = getattr(sys.modules.get("keras"), "config", None)
+    roots = (str(base.__module__).partition(".")[0] for base in cls.__mro__)
+    root = next((root for root in roots if root in HINTS), None)
+    if root != "keras":
+        return None if root is None else (*HINTS[root], "")
+    config = getattr(sys.modules.get(root), "config", None)
     name = config.backend() if config is not None else ""
     framework = name if name in HINTS else "tensorflow"
     return framework, distribution_for(framework), f"KERAS_BACKEND makes Keras compute with {framework} here"
@@ -32,12 +28,16 @@ def _keras_hint() -> tuple[str, str, str]:
 
 def distribution_for(framework: str) -> str:
     """The distribution whose plugin runs a framework, `""` if none is known."""
-    return next((distribution for name, distribution in HINTS.values() if name == framework), "")
+    return HINTS.get(framework, ("", ""))[1]
 
 
 def install_line(distribution: str) -> str:
     """How to install a distribution; the plugins of this project come from its repository until they are on PyPI."""
     if distribution not in (name for _, name in HINTS.values()):
         return f"python -m pip install {distribution}"
-    folder = f"./plugins/{distribution.removeprefix('anyaccel-')}"
-    return f"python -m pip install {folder} in anyaccel's repository ({distribution} is not on PyPI yet)"
+    folder = Path("plugins", distribution.removeprefix("anyaccel-"))
+    here = Path(__file__).parents[3] / folder  # where core runs from a clone
+    if here.is_dir():
+        return f"python -m pip install {shlex.quote(str(here))}"
+    where = f"{distribution} is not on PyPI yet; in the folder of anyaccel's repository,"
+    return f"{where} python -m pip install ./{folder.as_posix()}"

@@ -23,7 +23,7 @@ from anyaccel.errors import (
     NoBackendError,
     PluginError,
 )
-from anyaccel.install_hints import distribution_for, hint_of, install_line
+from anyaccel.install_hints import HINTS, distribution_for, hint_of, install_line
 from anyaccel.plugin_loader import BUILT_IN as BUILT_IN
 from anyaccel.plugin_loader import Plugin
 from anyaccel.suggestions import did_you_mean, kind_hint
@@ -305,8 +305,9 @@ class Registry:
             if same and plugin.error is not None:
                 problem = f"the plugin for {framework}, {plugin}, is installed but broken ({plugin.cause})"
                 return FrameworkError(problem, available=available, hint=plugin.hint)
-        meant = did_you_mean(framework, self.frameworks, "check the spelling, or install its plugin")
-        hint = install_line(distribution) if distribution else meant
+        name = HINTS.get(framework, (framework, ""))[0]  # 'pytorch' is torch
+        meant = did_you_mean(name, self.frameworks, "check the spelling, or install its plugin")
+        hint = install_line(distribution) if distribution and name not in self.frameworks else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
         if allowed is not None and framework not in allowed:
             problem = f"no plugin for the framework {framework!r} is loaded, and {loader.SWITCH} says which are"

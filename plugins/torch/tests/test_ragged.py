@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Sampler as TorchSampler
 
 import anyaccel as aa
-from anyaccel.errors import ColumnError, PhaseError, SpecError
+from anyaccel.errors import ColumnError, PhaseError, SourceError, SpecError
 
 ROWS, BATCH, EPOCHS = 45, 8, 3  # a last batch of 5
 RANDOM = np.random.default_rng(0)
@@ -237,3 +239,143 @@ def test_tokenised_data_sets_of_hugging_face() -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", net, inputs)], aa.Optimizer("sgd", lr=0.5))
     run(graph, aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, n_epochs=EPOCHS))
     assert_same(net, by_hand()[1])
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+class Texts(Dataset[Any]):
+    def __init__(self, **more: Any) -> None:
+        self.more = more
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"ids": torch.from_numpy(TOKENS[row]), "kind": int(CLASSES[row])}
+
+
+def collated(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    rows = [item["ids"] for item in items]
+    return {
+        "ids": pad_sequence(rows, batch_first=True),
+        "mask": pad_sequence([torch.ones_like(row) for row in rows], batch_first=True),
+        "kind": torch.tensor([item["kind"] for item in items]),
+    }
+
+
+class Shuffled(TorchSampler[int]):
+    """The order of the phase's sampler."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(SAMPLER.order(ROWS, self.epoch).tolist())
+
+    def __len__(self) -> int:
+        return ROWS
+
+
+def loader(size: int = BATCH, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(Texts(), batch_size=size, sampler=Shuffled(), collate_fn=collated, **settings)
+
+
+ROLES: dict[str, Any] = {"features": ["ids", "mask"], "targets": "kind"}
+PADS = {"ids": 0, "mask": 0}
+
+
+@pytest.mark.parametrize("compile_", ["auto", "steps"])
+@pytest.mark.parametrize("kind", ["loader", "loader as it is", "items", "items, mask of the source", "collate"])
+def test_a_source_is_padded_as_by_hand(kind: str, compile_: str) -> None:
+    if kind.startswith("loader"):
+        source: Any = aa.IterableSource("texts", loader(), **ROLES, pad=PADS)
+    elif kind == "collate":
+        source = aa.MapSource("texts", Texts(), **ROLES, pad=PADS, collate=collated)
+    elif kind == "items":
+        items = [{**Texts()[row], "mask": np.ones_like(TOKENS[row])} for row in range(ROWS)]
+        source = aa.MapSource("texts", items, **ROLES, pad=PADS)
+    else:
+        pad = {"ids": aa.Pad(0, mask="mask")}
+        source = aa.MapSource("texts", Texts(), features="ids", targets="kind", pad=pad)
+    net = made(Classifier)
+    phase = aa.TrainPhase(
+        "t",
+        data=loader() if kind == "loader as it is" else source,
+        losses=LOSS,
+        sampler=SAMPLER,
+        n_epochs=EPOCHS,
+        compile=compile_,
+        validation=aa.EvalPhase("v", data=source, metrics=["accuracy"]),
+    )
+    results = run(graph_of(source, net), phase)
+    means, expected = by_hand()
+    np.testing.assert_allclose(results.loss, means, rtol=1e-5)
+    assert_same(net, expected)
+    with torch.no_grad():
+        ids, mask = stacked(TOKENS), stacked([np.ones_like(row) for row in TOKENS])
+        loss = F.cross_entropy(expected(ids, mask), torch.from_numpy(CLASSES)).item()
+    assert results.epochs[-1].validation["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_batches_of_a_source_that_make_one_update_are_padded_together() -> None:
+    net = made(Classifier)
+    source = aa.IterableSource("texts", loader(4), **ROLES, pad=PADS)
+    run(graph_of(source, net), aa.TrainPhase("t", data=source, losses=LOSS, n_epochs=EPOCHS, accumulate=2))
+    assert_same(net, by_hand(size=8)[1])
+
+
+def test_batches_of_a_source_are_rounded_up() -> None:
+    net = made(Classifier)
+    pads = {name: aa.Pad(0, multiple_of=8) for name in PADS}
+    source = aa.IterableSource("texts", loader(), **ROLES, pad=pads)
+    run(graph_of(source, net), aa.TrainPhase("t", data=source, losses=LOSS, n_epochs=EPOCHS))
+    assert_same(net, by_hand(8)[1])
+
+
+def test_a_collate_function_gets_exactly_the_items_of_a_batch() -> None:
+    sizes: list[int] = []
+
+    def counted(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        sizes.append(len(items))
+        return {"x": torch.stack([item["ids"][:1].float() for item in items]), "kind": torch.zeros(len(items), 1)}
+
+    source = aa.MapSource("texts", Texts(), features="x", targets="kind", collate=counted)
+    graph = aa.ModelGraph([aa.ModelNode("net", nn.Linear(1, 1), source.reference())], aa.Optimizer("sgd"))
+    graph.build()
+    sizes.clear()
+    run(graph, aa.TrainPhase("t", data=source, losses=aa.AppliedLoss("mse", on="net"), sampler=SAMPLER, n_epochs=2))
+    assert [size for size in sizes if size != 4] == [8, 8, 8, 8, 8, 5] * 2
+
+
+def wrong(**batch: Any) -> Any:
+    return lambda items: {**collated(items), **batch}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pad": {"ids": 0}}, r"'mask' of the batch of .*if batches differ in length, say so: pad={'mask': 0}"),
+        ({"collate": 3}, r"collate=3 is not a function. Hint: write collate=lambda items"),
+        ({"collate": wrong(kind=torch.zeros(3))}, r"the columns of the batch of .* differ in length"),
+        ({"collate": lambda items: collated(items[1:])}, r"collate gave 7 rows of 8 items.*one row for each item"),
+        ({"collate": lambda items: items[99]}, r"could not be collated: IndexError"),
+        ({"pad": {**PADS, "mask": aa.Pad(0, mask="m")}}, r"cannot make a mask of 'mask': what is padded already"),
+        ({"pad": {**PADS, "ids": aa.Pad(0, length=4)}}, r"'ids' of .* has a row of \d+ entries.*it is padded to 4"),
+        ({"pad": {**PADS, "ids": 0.5}}, r"column 'ids' is of int64, which cannot hold 0.5"),
+        ({"pad": {**PADS, "kind": 0}}, r"column 'kind' of .* has the shape \[8\], which has no axis to pad"),
+    ],
+)
+def test_sources_that_cannot_be_padded_say_why(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((SourceError, ColumnError), match=message):
+        source = aa.MapSource("texts", Texts(), **{**ROLES, "pad": PADS, "collate": collated, **settings})
+        for start in range(0, 40, 8):
+            source.gather(range(start, start + 8))
+
+
+def test_a_loader_of_different_lengths_is_told_what_to_write() -> None:
+    source = aa.IterableSource("texts", loader(), **ROLES)
+    with pytest.raises(SourceError, match=r"if batches differ in length, say so: pad={'ids': 0}"):
+        list(source.batches(0))

@@ -13,6 +13,7 @@ from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.graph.transfers import route
+from anyaccel.install_hints import install_line
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.phases.executor.transfers import TransferEnd, transfer
@@ -481,8 +482,7 @@ def test_a_plugin_that_is_switched_off_is_named_in_the_error(serve, monkeypatch)
         serve().find("torch")
     assert str(caught.value) == (
         "no plugin for the framework 'torch' is loaded, and ANYACCEL_PLUGINS says which are. Available: "
-        "numpy. Hint: add it to ANYACCEL_PLUGINS ('other' now), or python -m pip install ./plugins/torch in "
-        "anyaccel's repository (anyaccel-torch is not on PyPI yet)."
+        f"numpy. Hint: add it to ANYACCEL_PLUGINS ('other' now), or {install_line('anyaccel-torch')}."
     )
 
 
@@ -501,6 +501,5 @@ def test_a_model_of_a_framework_without_its_plugin_is_no_estimator(serve, table,
     assert str(caught.value) == (
         f"node 'net': keras.src.Sequential has no backend: no plugin for the framework '{framework}' is installed; "
         f"KERAS_BACKEND makes Keras compute with {framework} here. Available: backends for numpy. Hint: "
-        f"python -m pip install ./plugins/{framework} in anyaccel's repository "
-        f"(anyaccel-{framework} is not on PyPI yet)."
+        f"{install_line(f'anyaccel-{framework}')}."
     )

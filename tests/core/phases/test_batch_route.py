@@ -65,7 +65,6 @@ ORDER = (
     "fit_phase",
     "samplers",
     "phase",
-    "metrics.metric",
     "metrics",
     "callbacks",
 )
@@ -98,7 +97,8 @@ def is_ours(frame: FrameType) -> bool:
 
 
 def rank(module: str) -> int:
-    return ORDER.index("progress" if module.startswith("progress.") else module)
+    package = module.partition(".")[0]
+    return ORDER.index(package if package in ("progress", "metrics") else module)
 
 
 @dataclass

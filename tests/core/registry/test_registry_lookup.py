@@ -19,6 +19,7 @@ from anyaccel.errors import (
     NoBackendError,
     PluginError,
 )
+from anyaccel.install_hints import install_line
 from anyaccel.testing.fake_plugins import entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
@@ -81,9 +82,14 @@ def test_an_unknown_framework_is_an_error_that_lists_the_known_ones(make):
 
 def test_a_known_framework_without_plugin_is_an_error_with_the_install_command(make):
     error = raised(FrameworkError, make().kinds, "jax")
-    assert (
-        error.hint == "python -m pip install ./plugins/jax in anyaccel's repository (anyaccel-jax is not on PyPI yet)"
-    )
+    assert error.hint == install_line("anyaccel-jax")
+    for name in ("flax", "optax"):
+        assert raised(FrameworkError, make().kinds, name).hint == install_line("anyaccel-jax")
+
+
+def test_another_name_of_a_framework_that_is_installed_is_understood(make):
+    registry = make(offering(TinyBackend("torch", ("cpu",))))
+    assert raised(FrameworkError, registry.kinds, "pytorch").hint == "did you mean 'torch'?"
 
 
 def test_serves_never_raises(make):
@@ -164,10 +170,7 @@ def test_an_object_of_a_known_framework_is_an_error_with_the_install_command(mak
     tensor = type("Tensor", (), {"__module__": "torch"})()
     error = raised(NoBackendError, make().owner, tensor)
     assert error.problem == "torch.Tensor has no backend: no plugin for the framework 'torch' is installed"
-    assert (
-        error.hint
-        == "python -m pip install ./plugins/torch in anyaccel's repository (anyaccel-torch is not on PyPI yet)"
-    )
+    assert error.hint == install_line("anyaccel-torch")
 
 
 def test_an_object_whose_plugin_is_broken_is_an_error_with_the_cause(make):

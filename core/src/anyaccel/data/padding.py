@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from anyaccel.arguments import is_integer, shown
 from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError
@@ -78,10 +80,19 @@ class Padding:
             return self.longest
         return max(1, math.ceil(length / self.multiple_of)) * self.multiple_of
 
+    def as_pad(self) -> Pad:
+        """What a user writes for it."""
+        return Pad(self.value, self.multiple_of, self.longest if self.fixed else None)
+
     def stamped(self, field: Any) -> Any:
         """An Arrow field with this padding in its metadata."""
         text = json.dumps([self.value, self.multiple_of, self.longest, self.fixed])
         return field.with_metadata({**(field.metadata or {}), _KEY: text.encode()})
+
+
+def mask_dtype(dtype: np.dtype[Any]) -> type[np.integer[Any]]:
+    """The dtype of the mask of a column: int64 beside a column of 8 bytes a value, else int32."""
+    return np.int64 if dtype.itemsize == 8 else np.int32
 
 
 def padding_of(field: Any) -> Padding | None:

@@ -19,7 +19,7 @@ from anyaccel.data.arrow_columns import (
     to_numpy,
 )
 from anyaccel.data.casting import cast_array, first_unrepresentable
-from anyaccel.data.padding import Pad, Padding, padding_of
+from anyaccel.data.padding import Pad, Padding, mask_dtype, padding_of
 from anyaccel.data.readers.list_columns import inner_fixed
 from anyaccel.errors import ColumnError
 from anyaccel.segment import TensorSpec
@@ -197,8 +197,8 @@ def _padding(name: str, pad: Pad, longest: int, value_type: Any) -> Padding:
 
 
 def _mask(name: str, lists: Any, padding: Padding) -> tuple[Any, Any]:
-    wide = np.dtype(column_spec(name, lists.type.value_type).dtype).itemsize == 8
-    ones = pa.array(np.ones(len(lists.values), np.int64 if wide else np.int32))
+    dtype = mask_dtype(np.dtype(column_spec(name, lists.type.value_type).dtype))
+    ones = pa.array(np.ones(len(lists.values), dtype))
     mask = pa.LargeListArray.from_arrays(lists.offsets, ones)
     field = pa.field(name, mask.type, metadata={b"anyaccel.role": b"feature"})
     return padding.stamped(field), pa.chunked_array([mask])

@@ -230,9 +230,9 @@ def test_blocks_take_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch)
     steps = []
     fill = StreamingLoader.fill
 
-    def watch(self: StreamingLoader, block: Any, buffers: Any) -> None:
+    def watch(self: StreamingLoader, block: Any, buffers: Any) -> Any:
         steps.append(sum(element.n_steps for element in block.steps))
-        fill(self, block, buffers)
+        return fill(self, block, buffers)
 
     monkeypatch.setattr(StreamingLoader, "fill", watch)
     with simulate(1, capacity=NBYTES // 4):
@@ -362,11 +362,11 @@ def test_an_interrupt_while_waiting_for_a_block_ends_the_phase(
     """Even if the generator is blocked for long; its thread ends when it returns."""
     fill, go, calls = StreamingLoader.fill, threading.Event(), itertools.count()
 
-    def slow(self: StreamingLoader, block: Any, buffers: Any) -> None:
+    def slow(self: StreamingLoader, block: Any, buffers: Any) -> Any:
         if next(calls) == 4:
             timer.start()
             go.wait(60)
-        fill(self, block, buffers)
+        return fill(self, block, buffers)
 
     monkeypatch.setattr(StreamingLoader, "fill", slow)
     timer = threading.Timer(0.2, _thread.interrupt_main)
@@ -392,11 +392,11 @@ def test_a_slow_thread_does_not_write_to_reused_buffers(monkeypatch: pytest.Monk
     go, seen = threading.Event(), []
 
     class Slow(StreamingLoader):
-        def fill(self, block: Any, buffers: Any) -> None:
+        def fill(self, block: Any, buffers: Any) -> Any:
             seen.append({name: id(buffer) for name, buffer in buffers.items()})
             if len(seen) == 2:
                 go.wait(60)
-            super().fill(block, buffers)
+            return super().fill(block, buffers)
 
     class Backwards(EpochPlan):
         n_steps, batch_size, splittable = 10, 4, False

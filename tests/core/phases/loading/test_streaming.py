@@ -46,9 +46,9 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     fill = StreamingLoader.fill
 
-    def watch(self: StreamingLoader, block: Any, buffers: Any) -> None:
+    def watch(self: StreamingLoader, block: Any, buffers: Any) -> Any:
         seen.append(sum(steps.n_steps for steps in block.steps))
-        fill(self, block, buffers)
+        return fill(self, block, buffers)
 
     monkeypatch.setattr(StreamingLoader, "fill", watch)
     return seen

@@ -23,7 +23,7 @@ from anyaccel.cli.new_plugin.base_backend import (
 from anyaccel.cli.new_plugin.project_files import PluginOptions, chip_project, framework_project
 from anyaccel.device import ALIASES
 from anyaccel.errors import ConfigError, FrameworkError
-from anyaccel.install_hints import HINTS, distribution_for
+from anyaccel.install_hints import distribution_for
 from anyaccel.plugin_loader import BUILT_IN
 
 MARKER = "REPLACE"
@@ -79,7 +79,7 @@ def _check_name(name: str, what: str) -> None:
         raise ConfigError(
             f"the name {name!r} is reserved by core", hint=f"choose a name other than {', '.join(sorted(_RESERVED))}"
         )
-    owner = HINTS[name][1] if name in HINTS else distribution_for(name)
+    owner = distribution_for(name)
     if owner:
         raise ConfigError(
             f"the name {name!r} is taken by {owner}",

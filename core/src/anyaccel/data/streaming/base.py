@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
 
 from anyaccel.data.feature_set import FeatureSet, Reference
+from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names, RoleNames, WithRoles, assign_roles, check_label, listed, names_of
 from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.printable import printable
@@ -32,6 +34,8 @@ class Source(WithRoles, ABC):
         ColumnError: invalid roles.
     """
 
+    pads: dict[str, Pad]
+    """How columns are padded whose rows differ in length, by name."""
     repeats: bool = False
     """Whether an epoch gives the same rows in the same order every time it is read."""
 
@@ -40,6 +44,7 @@ class Source(WithRoles, ABC):
         columns = [name for names in (features, targets, tags) for name in names_of(names)]
         super().__init__(label, assign_roles(label, list(dict.fromkeys(columns)), RoleNames(features, targets, tags)))
         self._example: FeatureSet | None = None
+        self.pads: dict[str, Pad] = {}
 
     def __repr__(self) -> str:
         rows = "" if self.rows is None else f"{self.rows:,} rows; "
@@ -109,7 +114,9 @@ class Source(WithRoles, ABC):
         if self._example is None:
             few = {name: column[:EXAMPLE_ROWS] for name, column in columns.items()}
             with error_context(f"source {self._label!r}"):
-                self._example = FeatureSet.from_dict(self._label, few, self.features, self.targets, self.tags)
+                pads = {name: replace(pad, mask=None) for name, pad in self.pads.items()}
+                roles = (self.features, self.targets, self.tags)
+                self._example = FeatureSet.from_dict(self._label, few, *roles, pad=pads)
         return self._example
 
 
@@ -124,8 +131,8 @@ class BatchSource(Source):
         """The batches of an epoch (0 is the first), each as arrays in host memory by column name, [rows, *shape].
 
         All columns of a batch have the same number of rows, at least one, and features and targets the shapes and
-        dtypes of the example. The arrays may be overwritten once the next batch is requested. Closing the iterator
-        closes what it opened.
+        dtypes of the example; those in `pads` may differ in their second axis. The arrays may be overwritten once the
+        next batch is requested. Closing the iterator closes what it opened.
 
         Raises:
             SourceError: from the iterator, for an invalid batch or none at all; from the call itself, if the source

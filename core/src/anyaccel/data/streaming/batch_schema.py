@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.data.padding import Pad
 from anyaccel.data.roles import listed
 from anyaccel.data.streaming.batch_structure import batch_parts
-from anyaccel.data.streaming.source_errors import BatchPosition, error_context
+from anyaccel.data.streaming.padded_batches import PaddedBatches
+from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.data.streaming.to_numpy import number_array, tag_array
 from anyaccel.errors import SourceError
 from anyaccel.segment import TensorSpec
@@ -21,14 +23,16 @@ class BatchSchema:
 
     Args:
         roles: role of each column, by name.
+        pads: how columns are padded whose batches differ in length.
     """
 
-    def __init__(self, roles: Mapping[str, str]) -> None:
+    def __init__(self, roles: Mapping[str, str], pads: Mapping[str, Pad] | None = None) -> None:
         self._roles = roles
+        self._padded = PaddedBatches(pads or {})
         self._keys: frozenset[str] | None = None
         self._specs: dict[str, RowSpec] = {}
 
-    def convert(self, position: BatchPosition, batch: object) -> dict[str, np.ndarray]:
+    def convert(self, position: object, batch: object) -> dict[str, np.ndarray]:
         """A batch as arrays by column name; the first batch sets the schema of the others.
 
         Raises:
@@ -38,15 +42,17 @@ class BatchSchema:
         self._check_keys(position, parts.keys)
         _check_batched(position, parts.values)
         with error_context(position):
-            arrays = {
-                name: tag_array(name, value) if self._roles[name] == "tag" else number_array(name, value)
-                for name, value in parts.values.items()
-            }
+            arrays = {name: self._array(name, position, value) for name, value in parts.values.items()}
         _check_lengths(position, arrays)
         self._check_specs(position, arrays)
         return arrays
 
-    def _check_keys(self, position: BatchPosition, keys: frozenset[str]) -> None:
+    def _array(self, name: str, position: object, value: object) -> np.ndarray:
+        if name in self._padded.pads:
+            return self._padded.batch(name, position, value)
+        return tag_array(name, value) if self._roles[name] == "tag" else number_array(name, value)
+
+    def _check_keys(self, position: object, keys: frozenset[str]) -> None:
         if self._keys is None:
             self._keys = keys
         new = sorted(keys - self._keys)
@@ -58,16 +64,16 @@ class BatchSchema:
                 hint="give every batch the same columns",
             )
 
-    def _check_specs(self, position: BatchPosition, arrays: Mapping[str, np.ndarray]) -> None:
+    def _check_specs(self, position: object, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items():
-            if self._roles[name] == "tag":
+            if self._roles[name] == "tag" or name in self._padded.pads:
                 continue
             if name not in self._specs:
                 self._specs[name] = RowSpec.of(array)
             self._specs[name].check(name, position, array)
 
 
-def _check_lengths(position: BatchPosition, arrays: Mapping[str, np.ndarray]) -> None:
+def _check_lengths(position: object, arrays: Mapping[str, np.ndarray]) -> None:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise SourceError(
@@ -79,7 +85,7 @@ def _check_lengths(position: BatchPosition, arrays: Mapping[str, np.ndarray]) ->
         raise SourceError(f"{position} has no rows", hint="leave empty batches out")
 
 
-def _check_batched(position: BatchPosition, values: Mapping[str, object]) -> None:
+def _check_batched(position: object, values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
             raise SourceError(
@@ -111,5 +117,7 @@ class RowSpec:
             raise SourceError(
                 f"column {name!r} of {position} is {RowSpec.of(rows)}",
                 available=f"it is {self} in the rows before, and rows of a column have one shape and dtype",
-                hint="give all rows one shape (pad or cut) and one dtype",
+                hint=f"give all rows one shape and one dtype; if batches differ in length, say so: pad={{{name!r}: 0}}"
+                if rows.shape[2:] == self.shape[1:] and rows.dtype == self.dtype and rows.ndim > 1
+                else "give all rows one shape (pad or cut) and one dtype",
             )

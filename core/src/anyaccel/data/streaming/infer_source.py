@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from anyaccel.data.feature_set import FeatureSet
+from anyaccel.data.padding import Pad, padding_of
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.base import Source
@@ -41,15 +42,21 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
     if given is None or isinstance(given, (str, Rows)) or (isinstance(given, Mapping) and not _holds_arrays(given)):
         return None
     if has_table(given):
-        return FeatureSet.from_arrow(label, given, like.features, like.targets)
+        return FeatureSet.from_arrow(label, given, like.features, like.targets, pad=pads_of(like))
     hint = instead_of(given)
     if hint:
         raise SourceError(f"a {type(given).__name__} cannot be the data of {label!r}", hint=hint)
     if hasattr(given, "__iter__") or callable(given):
-        return IterableSource(label, given, features=like.features, targets=like.targets)
+        return IterableSource(label, given, features=like.features, targets=like.targets, pad=pads_of(like))
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        return MapSource(label, given, features=like.features, targets=like.targets)
+        return MapSource(label, given, features=like.features, targets=like.targets, pad=pads_of(like))
     return None
+
+
+def pads_of(rows: Rows) -> dict[str, Pad]:
+    """How the columns of some rows are padded, by name."""
+    padded = {name: padding_of(rows.schema.field(name)) for name in rows.features + rows.targets}
+    return {name: padding.as_pad() for name, padding in padded.items() if padding is not None}
 
 
 def _holds_arrays(given: Mapping[Any, Any]) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from anyaccel import interrupts
 from anyaccel.arguments import is_integer, shown
+from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names
 from anyaccel.data.sampling.sampler import integer
 from anyaccel.data.streaming.base import BatchSource, Columns
@@ -22,6 +23,7 @@ from anyaccel.data.streaming.dataloader_workers import (
 )
 from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
+from anyaccel.data.streaming.padded_batches import source_pads
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
 from anyaccel.errors import SourceError
 
@@ -43,6 +45,9 @@ class IterableSource(BatchSource):
         steps: batches of an epoch, after which the source is closed. Needed if it has no end, which cannot be detected
             in general: without `steps`, an epoch of such a source lasts until it is interrupted. An iterator continues
             in the next epoch where it stopped.
+        pad: for each column whose batches differ in length, [rows, length, *shape] or lists of rows: what fills the
+            places behind a row, as a number or a Pad. What a batch holds is kept as it is, but for `Pad(multiple_of=)`
+            and `Pad(length=)`.
         read_ahead: None lets a thread read batches before they are needed. 0 asks for a batch only when the step before
             it is done, for batches that the trained model makes (reinforcement learning): the models then have their
             current values, in every framework. The first batch is read when the graph is built.
@@ -67,8 +72,10 @@ class IterableSource(BatchSource):
         tags: Names = (),
         steps: int | None = None,
         read_ahead: int | None = None,
+        pad: Mapping[str, float | Pad] | None = None,
     ) -> None:
         super().__init__(label, features, targets, tags)
+        self.pads = source_pads(label, pad, self._roles)
         self._source = source
         self._factory = iterator_factory(label, source)
         self._limit = _checked_steps(label, steps)
@@ -79,7 +86,7 @@ class IterableSource(BatchSource):
                 hint="say how many batches make an epoch: steps=1000",
             )
         check_fork(label, source)
-        self._schema = BatchSchema(self._roles)
+        self._schema = BatchSchema(self._roles, self.pads)
         self._held: tuple[int, Columns, Generator[Columns]] | None = None
         self._was_read = False
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from anyaccel.arguments import is_integer, shown
+from anyaccel.data.padding import Pad, mask_dtype
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
-from anyaccel.data.streaming.batch_schema import RowSpec
+from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec
 from anyaccel.data.streaming.batch_structure import batch_parts
 from anyaccel.data.streaming.not_a_source import instead_of
+from anyaccel.data.streaming.padded_batches import PaddedBatches, rows_of, source_pads
 from anyaccel.data.streaming.source_errors import error_context, failed
 from anyaccel.data.streaming.to_numpy import all_as_numpy, number_array, tag_array
 from anyaccel.errors import SourceError
+
+_COLLATED = 256
+"""Items that are collated together where all rows are read into memory."""
 
 
 class MapSource(Source):
@@ -33,6 +38,10 @@ class MapSource(Source):
             tuple), by position (a tuple or list: features, then targets, then tags), or is the only column itself;
             values are numbers, arrays, or tensors of any framework whose plugin is installed.
         features, targets, tags: names of columns by role.
+        pad: for each column whose rows differ in length: what fills the places behind a row, as a number or a Pad. Each
+            batch is padded to its own longest row.
+        collate: a function that makes a batch of a list of items, as the `collate_fn` of a torch DataLoader does; a
+            batch has the forms that those of an IterableSource have.
         workers: threads that read items at the same time. 0, the default, reads one after the other, as most data sets
             are not made for threads; more help if items are waited for (files, a network) or made by code that
             releases Python's lock. Not used if the data set has `__getitems__`, which gets all numbers at once.
@@ -46,13 +55,30 @@ class MapSource(Source):
     repeats = True
 
     def __init__(
-        self, label: str, dataset: Any, *, features: Names, targets: Names = (), tags: Names = (), workers: int = 0
+        self,
+        label: str,
+        dataset: Any,
+        *,
+        features: Names,
+        targets: Names = (),
+        tags: Names = (),
+        workers: int = 0,
+        pad: Mapping[str, float | Pad] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(label, features, targets, tags)
+        self._given = list(self._roles)
+        self.pads = source_pads(label, pad, self._roles, masks=collate is None)
+        self._masks = {own.mask: name for name, own in self.pads.items() if own.mask is not None}
+        self._roles.update(dict.fromkeys(self._masks, "feature"))
+        self.pads.update({mask: replace(self.pads[name], value=0, mask=None) for mask, name in self._masks.items()})
+        self.collate = _checked_collate(label, collate)
+        self._batches = BatchSchema(self._roles, self.pads)
         self._dataset = dataset
         self._rows = _length(label, dataset)
         self._workers = _checked_workers(label, workers)
         self._specs: dict[str, RowSpec] = {}
+        self._padded = PaddedBatches(self.pads)
         self._lock = threading.Lock()
 
     @property
@@ -70,12 +96,68 @@ class MapSource(Source):
                 shape or dtype than the first.
         """
         numbers = self._checked(indices)
-        names = list(self._roles)
-        items = zip(numbers, self._items(numbers), strict=True)
-        parts = [batch_parts(_RowPosition(self._label, number), item, names).values for number, item in items]
-        columns = {name: self._stacked(name, [part[name] for part in parts], numbers) for name in names}
+        columns = self._stacked_items(numbers) if self.collate is None else self._collated(numbers)
         self._keep_example(columns)
         return columns
+
+    def _stacked_items(self, numbers: list[int]) -> Columns:
+        position = f"rows {listed(numbers)} of source {self._label!r}"
+        columns = self._columns(numbers)
+        with error_context(position):
+            return {
+                name: self._padded.rows(name, position, rows) if name in self.pads else rows
+                for name, rows in columns.items()
+            }
+
+    def _columns(self, numbers: list[int]) -> dict[str, Any]:
+        """Some rows by column name: arrays [n, *shape], or lists of arrays where rows differ in length."""
+        items = zip(numbers, self._items(numbers), strict=True)
+        parts = [batch_parts(_RowPosition(self._label, number), item, self._given).values for number, item in items]
+        columns: dict[str, Any] = {}
+        for name in self._given:
+            values = [part[name] for part in parts]
+            columns[name] = rows_of(name, values) if name in self.pads else self._stacked(name, values, numbers)
+        for mask, name in self._masks.items():
+            columns[mask] = [np.ones(len(row), mask_dtype(row.dtype)) for row in columns[name]]
+        return columns
+
+    def _collated(self, numbers: list[int]) -> Columns:
+        assert self.collate is not None
+        position = f"the batch of rows {listed(numbers)} of source {self._label!r}"
+        try:
+            batch = self.collate(self._items(numbers))
+        except SourceError:
+            raise
+        except Exception as error:
+            raise failed(f"{position} could not be collated", error) from error
+        columns = self._batches.convert(position, batch)
+        rows = len(next(iter(columns.values())))
+        if rows != len(numbers):
+            raise SourceError(
+                f"{position}: collate gave {rows} rows of {len(numbers)} items",
+                available="a batch has one row for each item",
+                hint="keep every item, in its order",
+            )
+        return columns
+
+    def read(self) -> dict[str, Any]:
+        """All rows by column name: arrays [n, *shape], or lists of arrays where rows differ in length.
+
+        `collate` is given some hundred items at a time.
+
+        Raises:
+            SourceError: an item that cannot be read or converted.
+        """
+        if self.collate is None:
+            return self._columns(list(range(self._rows)))
+        starts = range(0, self._rows, _COLLATED)
+        parts = [self._collated(list(range(start, min(start + _COLLATED, self._rows)))) for start in starts]
+        return {
+            name: [row for part in parts for row in part[name]]
+            if name in self.pads
+            else np.concatenate([part[name] for part in parts])
+            for name in self.columns
+        }
 
     def _first(self) -> Columns:
         return self.gather(range(min(self._rows, EXAMPLE_ROWS)))
@@ -199,6 +281,14 @@ def _length(label: str, dataset: Any) -> int:
     if not rows:
         raise SourceError(f"source {label!r} has no rows", hint="give data with at least one row")
     return rows
+
+
+def _checked_collate(label: str, collate: Any) -> Callable[[list[Any]], Any] | None:
+    if collate is not None and not callable(collate):
+        raise SourceError(
+            f"source {label!r}: collate={shown(collate)} is not a function", hint="write collate=lambda items: ..."
+        )
+    return collate  # type: ignore[no-any-return]
 
 
 def _checked_workers(label: str, workers: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -147,15 +147,22 @@ def read_source(source: Source) -> FeatureSet:
     Raises:
         SourceError: it cannot be read.
     """
+    columns: dict[str, Any]
     if isinstance(source, MapSource):
-        columns = dict(source.gather(np.arange(source.rows)))
+        columns = source.read()
     else:
         assert isinstance(source, BatchSource)
         # In a thread: Ctrl-C must not fall into the functions of a loader that start and end its workers.
         with interrupts.deferred(), closing(prefetch(partial(source.batches, 0))) as batches:
             parts = [{name: np.array(column) for name, column in batch.items()} for batch in batches]
-        columns = {name: np.concatenate([part[name] for part in parts]) for name in source.columns}
-    return FeatureSet.from_dict(source.label, columns, source.features, source.targets, source.tags)
+        columns = {
+            name: [row for part in parts for row in part[name]]
+            if name in source.pads
+            else np.concatenate([part[name] for part in parts])
+            for name in source.columns
+        }
+    pads = {name: replace(pad, mask=None) for name, pad in source.pads.items()}
+    return FeatureSet.from_dict(source.label, columns, source.features, source.targets, source.tags, pad=pads)
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------

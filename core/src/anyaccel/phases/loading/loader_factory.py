@@ -17,6 +17,7 @@ from anyaccel.phases.loading.device_columns import load
 from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.host_columns import HostColumn, TargetRange
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader
+from anyaccel.phases.loading.padded_source_loader import PaddedSourceLoader
 from anyaccel.phases.loading.source_loader import BLOCK_SECONDS, BatchSourceLoader, MapSourceLoader
 from anyaccel.phases.loading.source_randomness import SourceRandomness
 from anyaccel.phases.loading.streaming import BLOCKS, StreamingLoader
@@ -176,7 +177,9 @@ def batch_source_loaders(
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
-        return BatchSourceLoader(plan.columns, source, ranges, accumulate, int(block_bytes), seed)
+        one_shape = not any(column.ragged for column in plan.columns)
+        loader = BatchSourceLoader if one_shape else PaddedSourceLoader
+        return loader(plan.columns, source, ranges, accumulate, int(block_bytes), seed)
 
     return SourceLoaderFactory(plan, source, 1, make_loader)
 

@@ -30,12 +30,16 @@ BLOCK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
-class _Buffers:
-    """Host memory for one block, with what losses take as targets, and the copies that may still read from it."""
+class HostBuffers:
+    """Host memory for one block, with what losses take as targets, and the copies that may still read from it.
+
+    `flat` is memory by value name, for columns whose shape is not that of the block before.
+    """
 
     columns: list[tuple[Column, np.ndarray, TargetRange | None]] = field(default_factory=list)
     capacity: int = 0
     copies: list[AsyncCopy] = field(default_factory=list)
+    flat: dict[str, np.ndarray] = field(default_factory=dict)
 
     def wait(self) -> None:
         """Until it may be written to again."""
@@ -90,7 +94,7 @@ class BatchSourceLoader(BatchLoader):
         self._seed, self._randomness = seed, SourceRandomness(seed)
         self._backends = {column.name: column.backend for column in columns}
         self._capacity = 0
-        self._buffers: list[_Buffers] = []
+        self._buffers: list[HostBuffers] = []
         self._orders: dict[str, Any] = {}
         self._ordered_rows = -1
         self._epoch: int | None = None
@@ -98,7 +102,7 @@ class BatchSourceLoader(BatchLoader):
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
         """Blocks of batches, made ahead if the source lets them; those of steps before `start_step` are left out."""
-        buffers, self._buffers = self._buffers or [_Buffers() for _ in range(BUFFERS)], []  # of this thread alone
+        buffers, self._buffers = self._buffers or [HostBuffers() for _ in range(BUFFERS)], []  # of this thread alone
         again, self._epoch = self._epoch == epoch, epoch
         make = partial(self._blocks, epoch, start_step, buffers, again)
         with closing(prefetch(make) if self.reads_ahead else on_demand(make)) as blocks:
@@ -145,7 +149,7 @@ class BatchSourceLoader(BatchLoader):
         if last is not None:
             yield last
 
-    def _blocks(self, epoch: int, start_step: int, buffers: list[_Buffers], again: bool) -> Generator[_Block]:
+    def _blocks(self, epoch: int, start_step: int, buffers: list[HostBuffers], again: bool) -> Generator[_Block]:
         block_bytes = self._block_bytes
         randomness = self._randomness = self._randomness.next(self._seed, "source", self._source.label, epoch)
         try:
@@ -177,7 +181,7 @@ class BatchSourceLoader(BatchLoader):
                 hint=error.hint,
             ) from error
 
-    def _fill(self, buffers: _Buffers, batches: Iterable[tuple[int, Batch]], epoch: int) -> list[int]:
+    def _fill(self, buffers: HostBuffers, batches: Iterable[tuple[int, Batch]], epoch: int) -> list[int]:
         """Copy batches until the buffers are full or time is over; the number of rows of each."""
         sizes: list[int] = []
         start, began = 0, time.perf_counter()
@@ -205,7 +209,7 @@ class BatchSourceLoader(BatchLoader):
             return False
         return seconds < (BLOCK_SECONDS if n_rows <= capacity else BLOCK_SECONDS / 2)
 
-    def _grow(self, buffers: _Buffers, filled: int, size: int) -> None:
+    def _grow(self, buffers: HostBuffers, filled: int, size: int) -> None:
         """Larger buffers with the rows that are there; twice as large where they grow."""
         if filled + size > self._capacity:
             self._capacity = max(filled + size, min(2 * self._capacity, self._block_bytes // self._row_bytes))
@@ -217,7 +221,7 @@ class BatchSourceLoader(BatchLoader):
                 array[:filled] = old[position][1][:filled]
             buffers.columns.append((column, array, self._ranges.get(column.name)))
 
-    def _copied(self, buffers: _Buffers, sizes: list[int]) -> _Block:
+    def _copied(self, buffers: HostBuffers, sizes: list[int]) -> _Block:
         copies: dict[str, AsyncCopy] = {}
         for column, array, _ in buffers.columns:
             copies[column.name] = self._backends[column.name].copy_async(array, column.device)
@@ -246,7 +250,8 @@ class MapSourceLoader(StreamingLoader):
         seed: int = 0,
     ) -> None:
         shapes = {column.name: np.empty((0, *column.spec.shape), column.spec.dtype) for column in columns}
-        super().__init__(columns, shapes, plan, block_steps)
+        super().__init__(columns, shapes, plan, block_steps if source.collate is None else 1)
+        self._alone = self._alone or source.collate is not None
         self._source, self._ranges, self._seed = source, ranges, seed
         self._randomness = SourceRandomness(seed)
 
@@ -255,13 +260,18 @@ class MapSourceLoader(StreamingLoader):
         self._randomness = self._randomness.next(self._seed, "source", self._source.label, epoch)
         return super().chunks(epoch, start_step)
 
-    def fill(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> None:
+    def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Read the rows of a block, once for each stream that is drawn."""
+        filled, streamed = dict(buffers), {column.names[0]: column for column in self._streamed}
         for stream in dict.fromkeys(map(stream_of, self._columns)):
             order = block.orders[stream]
             with self._randomness.drawing():
                 batch = self._source.gather(order)
             for column in self._columns:
                 if stream_of(column) == stream:
+                    if column.ragged:
+                        shape = (self._block_rows, batch[column.columns[0]].shape[1], *column.spec.shape[1:])
+                        filled[column.name] = streamed[column.name].part(buffers, shape)
                     with error_context(f"source {self._source.label!r}"):
-                        copy_batch(column, batch, buffers[column.name][: len(order)], self._ranges.get(column.name))
+                        copy_batch(column, batch, filled[column.name][: len(order)], self._ranges.get(column.name))
+        return filled

@@ -41,13 +41,20 @@ class _StreamedColumn:
     device: Device
 
     def buffer(self, n_rows: int) -> np.ndarray:
-        """Host memory for so many rows; of a ragged column for its longest rows, flat."""
+        """Host memory for so many rows; of a ragged column for its longest rows, as far as these are known."""
         array = self.array
         if isinstance(array, RaggedColumn):
             shape: tuple[int, ...] = (n_rows * array.padding.longest * math.prod(array.values.shape[1:]),)
         else:
             shape = (n_rows, *array.shape[1:])
         return self.backend.staging_buffer(shape, str(array.dtype), self.device)
+
+    def part(self, buffers: dict[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        """The beginning of its buffer in this shape; the buffer grows where it is too small."""
+        size, flat = math.prod(shape), buffers[self.names[0]].reshape(-1)
+        if flat.size < size:
+            flat = buffers[self.names[0]] = self.backend.staging_buffer((size,), str(flat.dtype), self.device)
+        return flat[:size].reshape(shape)
 
 
 @dataclass(slots=True)
@@ -84,8 +91,9 @@ class StreamingLoader(BatchLoader):
     ) -> None:
         self.n_steps: int | None = plan.n_steps
         self._columns, self._plan = tuple(columns), plan
-        self.one_shape = not any(isinstance(array, RaggedColumn) for array in arrays.values())
-        self._block_steps = block_steps if self.one_shape else 1
+        self.one_shape = not any(column.ragged for column in columns)
+        self._alone = not self.one_shape  # each step in a block of its own
+        self._block_steps = 1 if self._alone else block_steps
         self._max_rows = 0
         self._ahead = True
         self._streamed = _streamed_columns(columns, arrays)
@@ -143,7 +151,7 @@ class StreamingLoader(BatchLoader):
             self._buffers = [self._new_buffers() for _ in range(BUFFERS if self._ahead else 1)]
 
     def _split(self, steps: EpochSteps) -> Iterator[StepBlock]:
-        return steps.blocks(self._block_steps) if self.one_shape else steps.single_steps()
+        return steps.single_steps() if self._alone else steps.blocks(self._block_steps)
 
     def _new_buffers(self) -> _Buffers:
         return _Buffers({column.names[0]: column.buffer(self._block_rows) for column in self._streamed})
@@ -163,8 +171,7 @@ class StreamingLoader(BatchLoader):
                 self._buffers = buffers
 
     def _copied(self, block: StepBlock, buffers: _Buffers) -> dict[str, AsyncCopy]:
-        filled = {**buffers.arrays, **self._padded(block, buffers.arrays)}
-        self.fill(block, filled)
+        filled = self.fill(block, buffers.arrays)
         copies: dict[str, AsyncCopy] = {}
         for column in self._streamed:
             copy = column.backend.copy_async(filled[column.names[0]], column.device)
@@ -172,23 +179,21 @@ class StreamingLoader(BatchLoader):
             copies.update(dict.fromkeys(column.names, copy))
         return copies
 
-    def _padded(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The parts of the buffers of ragged columns that have the shape of a block, by the names of these."""
-        parts: dict[str, np.ndarray] = {}
-        for column in self._streamed:
-            if isinstance(column.array, RaggedColumn):
-                span = block.spans.get(column.stream[0], (0, 0))
-                width = column.array.width(_rows_of(span, block.orders.get(column.stream)))
-                shape = (self._block_rows, width, *column.array.values.shape[1:])
-                parts[column.names[0]] = buffers[column.names[0]][: math.prod(shape)].reshape(shape)
-        return parts
+    def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Put the rows of a block at the start of the buffers, and return what is to be copied, by column.
 
-    def fill(self, block: StepBlock, buffers: Mapping[str, np.ndarray]) -> None:
-        """Put the rows of a block at the start of the buffers; feature sets that no step of it takes are left out."""
+        Rows of feature sets that no step of the block takes are left out.
+        """
+        filled = dict(buffers)
         for column in self._streamed:
-            span = block.spans.get(column.stream[0])
+            name, array = column.names[0], column.array
+            span, order = block.spans.get(column.stream[0]), block.orders.get(column.stream)
+            if isinstance(array, RaggedColumn):
+                width = array.width(_rows_of(span or (0, 0), order))
+                filled[name] = column.part(buffers, (self._block_rows, width, *array.values.shape[1:]))
             if span is not None:
-                _fill(column.array, buffers[column.names[0]], span, block.orders.get(column.stream))
+                _fill(array, filled[name], span, order)
+        return filled
 
 
 def arrived(copies: Mapping[str, AsyncCopy]) -> dict[str, Any]:

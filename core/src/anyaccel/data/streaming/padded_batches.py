@@ -1,0 +1,130 @@
+"""Padded batches: the columns of a source whose rows differ in length, each batch padded to its own longest row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anyaccel.data.casting import first_unrepresentable
+from anyaccel.data.padding import Pad, Padding, checked_pads
+from anyaccel.data.streaming.to_numpy import all_as_numpy, as_numpy, number_array
+from anyaccel.errors import ColumnError, SourceError
+
+
+def source_pads(label: str, pad: Any, roles: Mapping[str, str], *, masks: bool = False) -> dict[str, Pad]:
+    """What `pad=` of a source says, by column.
+
+    Args:
+        label: of the source.
+        pad: as users give it.
+        roles: role of each column.
+        masks: whether the source can make masks.
+
+    Raises:
+        ColumnError: no such column, or an invalid Pad.
+        SourceError: a mask, which the source cannot make.
+    """
+    pads = checked_pads(label, pad, roles)
+    for name, own in pads.items():
+        if own.mask is not None and not masks:
+            raise SourceError(
+                f"source {label!r} cannot make a mask of {name!r}: what is padded already does not show its lengths",
+                available="a FeatureSet, and a MapSource without collate, make masks",
+                hint=f"let the source give {own.mask!r} too, and name it in features= and pad=",
+            )
+    return pads
+
+
+@dataclass(slots=True)
+class PaddedBatches:
+    """Pads the columns of a source.
+
+    Attributes:
+        pads: by column.
+        entries: shape and dtype of one entry of the rows of a column, as of its first batch.
+    """
+
+    pads: Mapping[str, Pad]
+    entries: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = field(default_factory=dict)
+
+    def batch(self, name: str, position: object, value: Any) -> np.ndarray:
+        """A column of a batch, [rows, length, *shape], from an array, or from rows of different length.
+
+        Raises:
+            ColumnError, SourceError: values that are not numbers, or entries of another shape or dtype than before.
+        """
+        array = None if isinstance(value, (list, tuple)) else as_numpy(name, value)
+        if array is None:
+            return self.rows(name, position, rows_of(name, value))
+        if array.ndim < 2:
+            raise _no_rows(name, position, array.shape)
+        array = number_array(name, array)
+        self._check(name, position, array[:1].reshape(-1, *array.shape[2:]))
+        padding = self._padding(name, position, array.shape[1])
+        width = padding.rounded(array.shape[1])
+        return array if width == array.shape[1] else self._filled(name, list(array), width)
+
+    def rows(self, name: str, position: object, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Rows of different length as one array [rows, length, *shape]."""
+        for row in rows:
+            if row.ndim == 0:
+                raise _no_rows(name, position, row.shape)
+            if row.size:
+                self._check(name, position, row)
+        if name not in self.entries:
+            raise SourceError(f"column {name!r} of {position} has no values", hint="leave such a batch out")
+        longest = max(map(len, rows))
+        return self._filled(name, rows, self._padding(name, position, longest).rounded(longest))
+
+    def _filled(self, name: str, rows: Sequence[np.ndarray], width: int) -> np.ndarray:
+        shape, dtype = self.entries[name]
+        out = np.full((len(rows), width, *shape), self.pads[name].value, dtype)
+        for place, row in zip(out, rows, strict=True):
+            place[: len(row)] = row if row.size else 0
+        return out
+
+    def _padding(self, name: str, position: object, longest: int) -> Padding:
+        pad = self.pads[name]
+        if pad.length is not None and longest > pad.length:
+            raise SourceError(
+                f"column {name!r} of {position} has a row of {longest} entries",
+                available=f"it is padded to {pad.length}",
+                hint=f"give a length that holds all, Pad(..., length={longest}), or cut the rows",
+            )
+        return Padding(pad.value, pad.multiple_of, pad.length or longest, pad.length is not None)
+
+    def _check(self, name: str, position: object, row: np.ndarray) -> None:
+        """Check a row [length, *shape] against those before it."""
+        if name not in self.entries:
+            value = self.pads[name].value
+            if row.dtype.kind not in "biuf" or first_unrepresentable(np.array([value]), row.dtype) is not None:
+                raise ColumnError(
+                    f"column {name!r} is of {row.dtype}, which cannot hold {value!r}, what it is to be padded with",
+                    hint="give a value of its own dtype",
+                )
+            self.entries[name] = row.shape[1:], row.dtype
+        elif (row.shape[1:], row.dtype) != self.entries[name]:
+            shape, dtype = self.entries[name]
+            raise SourceError(
+                f"column {name!r} of {position} has entries {row.dtype}{list(row.shape[1:])}",
+                available=f"they are {dtype}{list(shape)} in the rows before; rows may differ in length only",
+                hint="give all entries one shape and one dtype",
+            )
+
+
+def rows_of(name: str, values: Any) -> list[np.ndarray]:
+    """Each row of a column as an array."""
+    rows = list(values)
+    arrays = all_as_numpy(name, rows)
+    return [np.asarray(row) if array is None else array for row, array in zip(rows, arrays, strict=True)]
+
+
+def _no_rows(name: str, position: object, shape: tuple[int, ...]) -> SourceError:
+    return SourceError(
+        f"column {name!r} of {position} has the shape {list(shape)}, which has no axis to pad",
+        available="rows of different length are lists, or arrays [length, *shape]",
+        hint=f"leave {name!r} out of pad=",
+    )
