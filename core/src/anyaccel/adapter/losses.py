@@ -154,6 +154,8 @@ def _mae(ops: ArrayOps, outputs: Any, targets: Any, settings: Mapping[str, Any])
 def _cross_entropy(ops: ArrayOps, logits: Any, targets: Any, settings: Mapping[str, Any]) -> _Parts:
     xp, by_index = ops.xp, targets.ndim < logits.ndim
     axis, smoothing = settings.get("class_axis", -1), settings.get("label_smoothing", 0.0)
+    if by_index and "ignore_index" in settings:  # it may be out of range
+        targets = cast(ops, xp.where(targets == settings["ignore_index"], 0, targets), targets.dtype)
     probabilities = _one_hot(ops, targets, logits, axis) if by_index else cast(ops, targets, logits.dtype)
     if smoothing:
         probabilities = probabilities * (1 - smoothing) + smoothing / logits.shape[axis]
