@@ -129,7 +129,7 @@ class Registry:
 
     def _enter(self, plugin: Plugin) -> None:
         """Serve what a plugin offers. A pair that another offers too is the one's that has the framework's name."""
-        entries = {id(backend): (backend, _asks(backend)) for backend in plugin.backends}
+        entries = {id(b): (b, inspect.getattr_static(b, "owns") is not Backend.owns) for b in plugin.backends}
         self._plugins[plugin.name] = plugin
         offers = [(backend.framework, kind, backend) for backend in plugin.backends for kind in backend.kinds]
         for framework, kind, backend in offers:
@@ -332,10 +332,6 @@ def _roots(cls: type) -> set[str]:
 
 def _is_imported(backend: Backend) -> bool:
     return not sys.modules.keys().isdisjoint(backend.import_roots)
-
-
-def _asks(backend: Backend) -> bool:
-    return inspect.getattr_static(backend, "owns") is not Backend.owns  # it has one of its own
 
 
 def _device_hint(device: Device, usable: Sequence[Device]) -> str:

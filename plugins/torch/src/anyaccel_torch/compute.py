@@ -26,6 +26,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
 
     keeps_modes = True
     own_steps = True
+    parameter_groups = True
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int

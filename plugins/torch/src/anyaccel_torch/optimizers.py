@@ -16,6 +16,7 @@ from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.keras import constrained_step
+from anyaccel_torch.optimizer_groups import grouped_settings, torch_groups, torch_settings
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
     ExpectedSlots,
@@ -43,19 +44,25 @@ Members = Mapping[str, Mapping[str, nn.Parameter]]
 """Parameters of a group: by node, by name."""
 
 
-def create_optimizer(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool = False) -> torch.optim.Optimizer:
+def create_optimizer(
+    spec: Optimizer,
+    parameters: list[nn.Parameter],
+    *,
+    groups: Mapping[nn.Parameter, Optimizer] | None = None,
+    sparse: bool = False,
+) -> torch.optim.Optimizer:
     """The spec as a torch optimizer over `parameters`, fused where torch supports it and gradients are not `sparse`.
+
+    `groups` has the settings of parameters that are in a group of the spec.
 
     Raises:
         SpecError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
     """
+    given = torch_groups(spec, parameters, groups)
     if spec.own is not None:
-        return _create_own(spec.own, spec, parameters)
-    settings = dict(spec.settings)
-    if "nesterov" in settings:
-        settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
+        return _create_own(spec.own, spec, given)
     create: Callable[..., torch.optim.Optimizer] = _CLASSES[spec.name]
-    return create(parameters, lr=spec.lr, **settings, **_implementation(spec, parameters, sparse=sparse))
+    return create(given, **torch_settings(spec), **_implementation(spec, parameters, sparse=sparse))
 
 
 def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
@@ -67,7 +74,7 @@ def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: 
     return {"fused": True} if alike and types <= _FUSED_ON and not sparse else {"foreach": True}
 
 
-def _create_own(cls: type, spec: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _create_own(cls: type, spec: Optimizer, parameters: Sequence[Any]) -> torch.optim.Optimizer:
     available = f"{', '.join(_CLASSES)}; or a class of torch.optim, or one derived from torch.optim.Optimizer"
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise SpecError(
@@ -186,11 +193,12 @@ class GroupOptimizer:
         self.revision = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
+        self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
         scheduled = self.spec.schedule != Schedule()
         self._rate = self.spec.rate if scheduled else None
-        self._optimizer = create_optimizer(self.spec, self.parameters, sparse=sparse) if self.parameters else None
+        self._optimizer = self._created(sparse=sparse) if self.parameters else None
         for torch_group in self._optimizer.param_groups if scheduled and self._optimizer is not None else ():
             torch_group.setdefault("initial_lr", torch_group["lr"])  # as torch's schedulers call it
         self._shared = None if self.spec.own is None or self._optimizer is None else SharedState(self._optimizer)
@@ -201,6 +209,13 @@ class GroupOptimizer:
         resumed = self._load({node: states[node] for node in members if node in states}, switched_off or {})
         self._steps_before = {node: resumed.get(node, NodeState()).step for node in members}
         self._step = self.stepper(clip=False)
+
+    def _created(self, *, sparse: bool) -> torch.optim.Optimizer:
+        return create_optimizer(self.spec, self.parameters, groups=self._grouped, sparse=sparse)
+
+    def settings_of(self, parameter: nn.Parameter) -> Optimizer:
+        """The spec with the settings of a parameter's group."""
+        return self._grouped.get(parameter, self.spec)
 
     def _load(self, states: Mapping[str, NodeState], others: Mapping[str, Collection[str]]) -> dict[str, NodeState]:
         """Continue the states that match; returns what each node starts with."""
@@ -271,7 +286,8 @@ class GroupOptimizer:
         """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
         if self._optimizer is not None:
             self._optimizer.register_step_pre_hook(self._before_live_step)
-            self._optimizer.register_step_post_hook(lambda *_: self._count())
+            finish = constrained_step(self._count, self.constraints)
+            self._optimizer.register_step_post_hook(lambda *_: finish())
         return self._optimizer
 
     def _before_live_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -337,10 +353,11 @@ class GroupOptimizer:
 
     def rates(self, parameter: nn.Parameter, count: int) -> list[float]:
         """Learning rates of the next `count` steps of a parameter; a single one if it is constant."""
+        spec = self.settings_of(parameter)
         if self._rate is None:
-            return [self.spec.lr]
+            return [spec.lr]
         first = self.steps(parameter)
-        return [self._rate(step) for step in range(first, first + count)]
+        return [spec.rate(step) for step in range(first, first + count)]
 
     def own_steps(self, parameter: nn.Parameter) -> int:
         """Steps of the parameter itself, which may be fewer than its node's; waits for the device."""
