@@ -50,6 +50,7 @@ SIGNATURES = {
     "FitPhase": "label * data nodes batch_size accelerator callbacks",
     "fit": "model data * loss target features validation metrics epochs batch_size optimizer early_stopping scaler "
     "accelerator seed callbacks progress",
+    "prepare": "* accelerator",
     "load": "folder * models optimizer allow",
     "FittedModel.predict": "data * outputs",
     "ModelGraph.save": "folder * extra",

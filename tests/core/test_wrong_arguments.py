@@ -250,6 +250,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.EarlyStopping,
         {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
     ),
+    "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
+    "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
     "ReduceLROnPlateau": lambda: (
         aa.ReduceLROnPlateau,
         {"monitor": "loss", "factor": 0.5, "patience": 5, "threshold": 0.0, "threshold_mode": "abs", "cooldown": 1}
@@ -376,6 +378,10 @@ CALLS: dict[str, Callable[[], Call]] = {
         | {"validation": 0.5, "metrics": ["mse"], "epochs": 1, "batch_size": 2, "optimizer": "adam"}
         | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"},
     ),
+    "prepare": lambda: (
+        lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
+        {"objects": aa.SequentialMLP(1), "accelerator": "auto"},
+    ),
     "load": lambda: (aa.load, {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": ()}),
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
@@ -390,7 +396,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelNode": lambda: (
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
-        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train"},
+        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0},
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (

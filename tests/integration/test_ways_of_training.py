@@ -85,3 +85,31 @@ def test_a_shared_model_and_a_state_with_groups_continue(framework: str, data: a
     again = graph_of(framework, data, spec)
     again.load_state(half.state())
     np.testing.assert_allclose(run(again, 2).loss, expected[2:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.8, None])
+def test_averages_of_weights_are_numpys(framework: str, decay: float | None, data: aa.FeatureSet) -> None:
+    found = []
+    for each in ("numpy", framework):
+        average = aa.WeightAveraging(decay)
+        plan: list[aa.ModelGraph] = []
+        listener = _Graphs(plan)
+        trained(each, data, aa.Optimizer("sgd", lr=0.1), callbacks=[average, listener], n_epochs=3)
+        backend = registry().computing(each)
+        own = backend.state(plan[0]["net"].model)
+        with average.applied(plan[0]):
+            found.append(backend.state(plan[0]["net"].model))
+        assert not np.allclose(found[-1]["parameters/layers.0.weight"], own["parameters/layers.0.weight"], rtol=1e-4)
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+class _Graphs(aa.Callback):
+    """Notes the graph of a run."""
+
+    def __init__(self, graphs: list[aa.ModelGraph]) -> None:
+        self.graphs = graphs
+
+    def phase_start(self, run: Any) -> None:
+        self.graphs.append(run.graph)

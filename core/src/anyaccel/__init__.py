@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from anyaccel.fitting import FittedModel as FittedModel
     from anyaccel.fitting import fit as fit
     from anyaccel.fitting import load as load
+    from anyaccel.fitting import prepare as prepare
     from anyaccel.graph import AppliedLoss as AppliedLoss
     from anyaccel.graph import ConcatNode as ConcatNode
     from anyaccel.graph import ModelGraph as ModelGraph
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from anyaccel.phases import Progress as Progress
     from anyaccel.phases import ReduceLROnPlateau as ReduceLROnPlateau
     from anyaccel.phases import TrainPhase as TrainPhase
+    from anyaccel.phases import WeightAveraging as WeightAveraging
     from anyaccel.phases.metrics import Metric as Metric
     from anyaccel.placement import best_device as best_device
     from anyaccel.placement import device_of as device_of
@@ -97,11 +99,11 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment",
-    "fitting": "FittedModel fit load",
+    "fitting": "FittedModel fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelGraph ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",
-    "phases": "Callback EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase",
+    "phases": "Callback EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",

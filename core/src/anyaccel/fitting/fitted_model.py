@@ -85,8 +85,13 @@ class FittedModel:
         return self.results.plan
 
     def plot(self, *figures: str, ax: Any = None) -> Any:
-        """Plot values over the epochs, by default the losses; see `TrainResults.plot`."""
-        return self.results.plot(*figures, ax=ax)
+        """Plot values over the epochs, by default the losses; see `TrainResults.plot`.
+
+        Raises:
+            ResultError: no epoch has a value of this name, or matplotlib is not installed.
+        """
+        names = [arguments.text(ResultError, "plot: ", "figure", figure, "a name", "'val_loss'") for figure in figures]
+        return self.results.plot(*names, ax=ax)
 
     def predict(self, data: Any, *, outputs: bool = False) -> np.ndarray:
         """Predictions for new rows, in their order.
