@@ -27,14 +27,18 @@ def model() -> Function:
     return Function(lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"]["c"], weights)
 
 
-def by_optax(optax: Any, transformation: Any, batches: Batches, factor: Callable[[int], float]) -> Any:
+def by_optax(
+    optax: Any, transformation: Any, batches: Batches, factor: Callable[[int], float], *, with_value: bool = False
+) -> Any:
     """The parameters after Optax's own loop; `factor` scales the changes of each step."""
     own = model()
     parameters = own.parameters
     state = transformation.init(parameters)
     for step, (x, y) in enumerate(batches):
         loss = lambda p, x=x, y=y: ((own.apply(p, {}, [x], True, None)[0][0] - y) ** 2).mean()  # noqa: E731
-        changes, state = transformation.update(jax.grad(loss)(parameters), state, parameters)
+        value, gradients = jax.value_and_grad(loss)(parameters)
+        more = {"value": value} if with_value else {}
+        changes, state = transformation.update(gradients, state, parameters, **more)
         parameters = optax.apply_updates(parameters, jax.tree.map(lambda c, s=step: c * factor(s), changes))
     return parameters
 
@@ -212,12 +216,58 @@ def test_unusable_optimizers_raise(backend: JaxBackend, segment_of: Any, optax: 
     assert "gives a int" in message and "init and update" in message
 
 
+PLATEAU: dict[str, Callable[[Any], Any]] = {
+    "reduce on plateau": lambda o: o.chain(
+        o.adam(0.3), o.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=1, accumulation_size=2)
+    ),
+    "polyak": lambda o: o.polyak_sgd(max_learning_rate=0.5),
+}
+
+
+@pytest.mark.parametrize("name", PLATEAU)
+@pytest.mark.parametrize("settings", [{}, {"compile": "off"}, {"sampler": aa.SimpleSampler(4), "accumulate": 2}])
+def test_an_optimizer_gets_the_value_of_the_loss_if_it_needs_it(
+    train: Train, batches: Batches, optax: ModuleType, data: Any, name: str, settings: dict[str, Any]
+) -> None:
+    made = PLATEAU[name](optax)
+    expected = by_optax(optax, made, batches, lambda step: 1.0, with_value=True)
+    source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", model(), source.reference())], Optimizer(made))
+    settings = {"sampler": aa.SimpleSampler(8), "n_epochs": 3, **settings}
+    phase = aa.TrainPhase("t", data=source, losses=[aa.AppliedLoss("mse", on="net")], **settings)
+    aa.Experiment("e", graph, progress="none").run_phase(phase)
+    for key, value in expected.items():
+        np.testing.assert_allclose(graph["net"].model.parameters[key], value, rtol=2e-5, atol=1e-6)
+
+
+def test_the_value_is_the_weighted_sum_of_all_losses(optax: ModuleType, data: Any) -> None:
+    results = []
+    for losses in ([("mse", 3.0)], [("mse", 1.0), ("mse", 2.0)]):
+        source = aa.FeatureSet.from_dict("data", {"x": data[0], "y": data[1]}, ["x"], ["y"])
+        graph = aa.ModelGraph([aa.ModelNode("net", model(), source.reference())], Optimizer(PLATEAU["polyak"](optax)))
+        applied = [aa.AppliedLoss(loss, on="net", weight=w, label=f"l{i}") for i, (loss, w) in enumerate(losses)]
+        phase = aa.TrainPhase("t", data=source, losses=applied, sampler=aa.SimpleSampler(8))
+        aa.Experiment("e", graph, progress="none").run_phase(phase)
+        results.append(graph["net"].model.parameters)
+    for key, value in results[0].items():
+        np.testing.assert_allclose(results[1][key], value, rtol=2e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_needs_the_loss_is_refused_where_a_step_is_computed_in_several_parts(
+    backend: JaxBackend, segment_of: Any, optax: ModuleType
+) -> None:
+    program = backend.build(segment_of(model(), optimizer=Optimizer(PLATEAU["polyak"](optax))))
+    program.forward_pullback((jnp.ones((4, 3)), jnp.ones((4, 1))))[2]([None])
+    with pytest.raises(SpecError, match=r"needs the value of the loss, which no part of a step.*Hint: train all nodes"):
+        program.optimizer_step()
+
+
 def test_an_optimizer_that_needs_more_than_gradients_raises(
     backend: JaxBackend, segment_of: Any, optax: ModuleType
 ) -> None:
     program = backend.build(segment_of(model(), optimizer=Optimizer(optax.lbfgs)))
     program.forward_pullback((jnp.ones((4, 3)), jnp.ones((4, 1))))[2]([None])
-    with pytest.raises(SpecError, match=r"lbfgs needs more than gradients.*value"):
+    with pytest.raises(SpecError, match=r"lbfgs needs more than gradients.*value_fn"):
         program.optimizer_step()
 
 

@@ -19,6 +19,7 @@ from anyaccel.adapter.array_ops import (
 )
 from anyaccel.adapter.loss_weights import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
+from anyaccel.adapter.optimizer_step import weighted_sum
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
@@ -140,7 +141,7 @@ class ArrayProgram(MultiStepProgram):
             return
         zeros = self._ops.xp.zeros_like
         dense = tuple(
-            zeros(output) if cotangent is None else cotangent
+            zeros(output) if cotangent is None and output is not None else cotangent
             for output, cotangent in zip(applied.outputs, cotangents, strict=True)
         )
         gradients, input_cotangents = applied.pullback(dense)
@@ -209,10 +210,17 @@ class ArrayProgram(MultiStepProgram):
             losses.append(self._backward(inputs, scale))
         if n_microbatches > 1:
             self._state.average_gradients(n_microbatches)
-        self.optimizer_step(self._state.clip_factors())
         terms, sums = self.segment.losses, {label: _summed([each[label] for each in losses]) for label in losses[0]}
         means = [sums[term.label][0] / divisor(self._ops, term, sums[term.label][1]) for term in terms]
+        self._state.optimizer_step(self._state.clip_factors(), self._value(means))
         return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]
+
+    def _value(self, means: Sequence[Any]) -> Any:
+        """The weighted sum of the losses on the device of the first, for optimizers that need it; else None."""
+        if not self._state.optimizer.needs_value:
+            return None
+        device = self.segment.losses[0].device
+        return weighted_sum([self._ops.move(mean, device) for mean in means], self.segment.losses)
 
     def _microbatch_scale(
         self, columns: Sequence[tuple[Any, Any]], first: int, batch_size: int, n_microbatches: int

@@ -7,8 +7,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, at_least_float32, cast, scaled
-from anyaccel.adapter.optimizers import PerParameterRule
-from anyaccel.segment import ParameterGroup
+from anyaccel.adapter.parameter_groups import grouped_rule
+from anyaccel.errors import SpecError
+from anyaccel.segment import LossTerm, ParameterGroup
 
 
 class OptimizerStep:
@@ -30,13 +31,18 @@ class OptimizerStep:
         constraints: Mapping[str, Mapping[str, Callable[[Any], Any]]],
     ) -> None:
         self._ops = ops
+        self.rules = {group.name: grouped_rule(group.optimizer, ops.update_rule) for group in groups}
         self.constraints = constraints
-        self.rules = {group.name: ops.update_rule(group.optimizer) for group in groups}
         self.clip_norms = {
             name: float(rule.optimizer.clip_norm)
             for name, rule in self.rules.items()
             if rule.optimizer.clip_norm is not None
         }
+
+    @cached_property
+    def needs_value(self) -> bool:
+        """Whether a rule needs the value of the loss."""
+        return any(rule.needs_value for rule in self.rules.values())
 
     def update(
         self, group: str, parameters: Any, slots: Any, gradients: Any, coefficients: Any, factor: Any
@@ -70,6 +76,23 @@ class OptimizerStep:
         updated, kept = self.rules[group].step(self._ops.xp, parameters, grads, slots, scalars)
         return {name: cast(self._ops, w, parameters[name].dtype) for name, w in updated.items()}, kept
 
+    def with_value(self, group: str, coefficients: Any, value: Any) -> Any:
+        """A group's coefficients by node, with the value of the loss where its rule needs it.
+
+        Raises:
+            SpecError: it needs it, and `value` is None.
+        """
+        rule = self.rules[group]
+        if not rule.needs_value:
+            return coefficients
+        if value is None:
+            raise SpecError(
+                f"the optimizer {rule.optimizer.name} needs the value of the loss, which no part of a step knows where "
+                "it is computed in several",
+                hint="train all nodes on one device, by one framework, from one feature set, or use another optimizer",
+            )
+        return {node: {**scalars, "value": value} for node, scalars in coefficients.items()}
+
     def _constrained(self, node: str, updated: dict[str, Any]) -> dict[str, Any]:
         constraints = self.constraints.get(node)
         if not constraints:
@@ -81,7 +104,7 @@ class OptimizerStep:
 
     def _batches(self, group: str, parameters: Any, grads: Any) -> Iterable[list[str]]:
         """Names of parameters to update together: those of one dtype, or all if the rule needs them all."""
-        if not isinstance(self.rules[group], PerParameterRule):
+        if not self.rules[group].per_parameter:
             return [list(grads)]
         names_by_dtype: dict[Any, list[str]] = {}
         for name in grads:
@@ -125,6 +148,12 @@ class CompiledOptimizerStep:
     def update(self) -> dict[str, Function]:
         """By group, `OptimizerStep.update` without its first argument."""
         return {name: self._compile(partial(self._step.update, name)) for name in self._step.rules}
+
+
+def weighted_sum(means: Sequence[Any], losses: Sequence[LossTerm]) -> Any:
+    """The loss that a step minimizes, from the means of its losses on one device, which others may follow."""
+    first, *more = (mean * term.weight for mean, term in zip(means, losses, strict=False))
+    return sum(more, start=first)
 
 
 def select_nodes(values: Mapping[str, Mapping[str, Any]], nodes: Iterable[str]) -> dict[str, dict[str, Any]]:

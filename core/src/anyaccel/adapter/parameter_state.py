@@ -118,10 +118,10 @@ class ParameterState:
 
     # -- updates ---------------------------------------------------------------------------------------------------
 
-    def optimizer_step(self, scale: Mapping[str, Any]) -> None:
-        """One optimizer step of every node that has gradients; then discard them."""
+    def optimizer_step(self, scale: Mapping[str, Any], value: Any = None) -> None:
+        """One optimizer step of every node that has gradients; then discard them. `value` is the loss, if known."""
         updates = [
-            self._updated(name, on_device, scale.get(name))
+            self._updated(name, on_device, scale.get(name), value)
             for name, nodes in self._layout.groups.items()
             for on_device in self._nodes_with_gradients(nodes).values()
         ]
@@ -129,15 +129,17 @@ class ParameterState:
             self.store(*updated)
         self.zero_grad()
 
-    def _updated(self, group: str, nodes: Sequence[str], scale: Any) -> tuple[Any, Any]:
+    def _updated(self, group: str, nodes: Sequence[str], scale: Any, value: Any) -> tuple[Any, Any]:
         """Parameters and slots of some nodes of a group after the step."""
-        ops, gradients = self._ops, select_nodes(self._gradients, nodes)
-        factor = None if scale is None else factor_on_device(ops, scale, self._layout.owner_device[nodes[0]])
+        ops, gradients, device = self._ops, select_nodes(self._gradients, nodes), self._layout.owner_device[nodes[0]]
+        factor = None if scale is None else factor_on_device(ops, scale, device)
         parameters = {node: {name: self.parameters[node][name] for name in grads} for node, grads in gradients.items()}
         slots = {node: self.slots(group, node, grads) for node, grads in gradients.items()}
         coefficients = {
-            node: {key: ops.scalar(value) for key, value in self._coefficients(group, node).items()} for node in nodes
+            node: {key: ops.scalar(number) for key, number in self._coefficients(group, node).items()} for node in nodes
         }
+        loss = None if value is None else ops.move(value, device)
+        coefficients = self.optimizer.with_value(group, coefficients, loss)
         scalar = ops.scalar(factor) if isinstance(factor, float) else factor
         updated: tuple[Any, Any] = self.optimizer_functions.update[group](
             parameters, slots, gradients, coefficients, scalar

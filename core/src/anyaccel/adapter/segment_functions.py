@@ -10,7 +10,7 @@ from typing import Any
 from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
 from anyaccel.adapter.loss_weights import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
-from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes
+from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes, weighted_sum
 from anyaccel.adapter.parameter_flattening import ParameterFlattening, plan_flattening
 from anyaccel.adapter.segment_analysis import (
     CotangentSums,
@@ -183,14 +183,17 @@ class SegmentFunctions:
             buffers, sums = microbatch(state["buffers"], 0)
         else:
             buffers, sums = self._ops.accumulate(microbatch, state["buffers"], n_microbatches)
+        means = list(self._mean_losses(sums["losses"]))
+        value = weighted_sum(means, self._segment.losses) if self._optimizer.needs_value else None
         new_parameters, new_slots = dict(state["parameters"]), dict(state["slots"])
         for group, owners in self.reached.items():
             gradients = {owner: _average(sums["gradients"][owner], n_microbatches) for owner in owners}
-            for updated, slots in self._updates(group, gradients, state, scalars["coefficients"]):
+            coefficients = self._optimizer.with_value(group, scalars["coefficients"], value)
+            for updated, slots in self._updates(group, gradients, state, coefficients):
                 new_parameters.update(updated)
                 new_slots.update(slots)
         after = {"parameters": new_parameters, "slots": new_slots, "buffers": buffers}
-        return after, self._ops.xp.stack(list(self._mean_losses(sums["losses"])))
+        return after, self._ops.xp.stack(means)
 
     def _microbatch(
         self, size: int, flattening: ParameterFlattening, trained: Any, rest: Any, scalars: Any, buffers: Any, i: Any

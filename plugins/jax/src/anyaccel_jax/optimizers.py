@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -67,11 +68,14 @@ class OptaxRule(UpdateRule):
         """One update of all parameters."""
         updated = {name: parameters[name] for name in gradients}
         state = _join(jax.eval_shape(self._initial_state, updated), updated, slots)
+        transformation = self._transformation(coefficients["rate"])
+        more = {"value": coefficients["value"]} if self.needs_value else {}
         try:
-            updates, after = self._transformation(coefficients["rate"]).update(dict(gradients), state, updated)
+            updates, after = transformation.update(dict(gradients), state, updated, **more)
         except TypeError as error:
             raise SpecError(
-                f"the update of the optimizer {self.optimizer.name} needs more than gradients, state and parameters",
+                f"the update of the optimizer {self.optimizer.name} needs more than gradients, state, parameters and "
+                "the value of the loss",
                 available=str(error),
                 hint="use an optimizer that needs nothing else",
             ) from error
@@ -92,7 +96,9 @@ class FactoryRule(OptaxRule):
                 f"the optimizer {optimizer.name} has no parameter learning_rate",
                 hint=f"pass a transformation, Optimizer({optimizer.name}(...)), or a function of learning_rate",
             )
-        _check_transformation(self._transformation(optimizer.lr), optimizer)
+        transformation = self._transformation(optimizer.lr)
+        _check_transformation(transformation, optimizer)
+        self.needs_value = _needs_value(transformation)
 
     def _transformation(self, rate: Any) -> Any:
         try:
@@ -108,6 +114,7 @@ class TransformationRule(OptaxRule):
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer)
         _check_transformation(optimizer.own, optimizer)
+        self.needs_value = _needs_value(optimizer.own)
         if optimizer.settings:
             raise SpecError(
                 f"the optimizer {optimizer.name} is a finished transformation, but got settings: "
@@ -127,6 +134,27 @@ def _parameter_names(function: Any) -> set[str]:
         return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return set()
+
+
+def _needs_value(transformation: Any) -> bool:
+    """Whether an update needs the value of the loss, and nothing else, as that of `optax.contrib.reduce_on_plateau`."""
+
+    def update(parameters: Any, **more: Any) -> Any:
+        return transformation.update(parameters, transformation.init(parameters), parameters, **more)
+
+    struct: Any = jax.ShapeDtypeStruct
+    given = {"w": struct((2, 2), jnp.float32)}
+    try:
+        jax.eval_shape(update, given)
+    except TypeError:
+        try:
+            jax.eval_shape(partial(update, value=jnp.float32(0)), given)
+        except Exception:  # the first step has the right error
+            return False
+        return True
+    except Exception:  # it may want other parameters
+        return False
+    return False
 
 
 def _check_transformation(value: Any, optimizer: Optimizer) -> None:
