@@ -11,6 +11,8 @@ import pyarrow as pa
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import to_arrow
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView
+from anyaccel.data.padding import Padding
+from anyaccel.data.ragged_columns import empty_lists
 from anyaccel.data.roles import stamp
 from anyaccel.data.transforms.fitted_transform import FittedTransform
 from anyaccel.data.transforms.transform_log import AppliedTransform
@@ -29,11 +31,14 @@ class DataSchema(FeatureSet):
     ) -> Self:
         """A schema of columns by name, each with `role`, and `dtype` and `shape` unless it is a tag.
 
+        One whose rows differ in length has `pad` too, the configuration of its Padding.
+
         Raises:
             ConfigError: not such columns.
         """
         try:
-            table = pa.table({name: _column(column) for name, column in columns.items()})
+            fields = {name: _field(name, column) for name, column in columns.items()}
+            table = pa.table([column for _, column in fields.values()], pa.schema([own for own, _ in fields.values()]))
             schema = cls(label, stamp(table, {name: column["role"] for name, column in columns.items()}))
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
             raise ConfigError(f"{shown(columns)} are not the columns of {label!r}: {error}") from error
@@ -58,6 +63,15 @@ class DataSchema(FeatureSet):
             if self.transforms
             else "give rows: data=new, a FeatureSet or a view",
         )
+
+
+def _field(name: str, given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The Arrow field of a column, and the column."""
+    if "pad" not in given:
+        column = _column(given)
+        return pa.field(name, column.type), column
+    lists = pa.chunked_array([empty_lists(given["shape"][1:], given["dtype"])])
+    return Padding(**given["pad"]).stamped(pa.field(name, lists.type)), lists
 
 
 def _column(given: Mapping[str, Any]) -> Any:

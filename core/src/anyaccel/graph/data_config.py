@@ -10,6 +10,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.data import DataSchema, FeatureSet, Reference
 from anyaccel.data.arrow_columns import is_numeric
+from anyaccel.data.padding import padding_of
 from anyaccel.data.transforms.fitted_transform import FittedTransform, relevant_transforms
 from anyaccel.data.transforms.plain_state import PlainReader
 from anyaccel.data.transforms.transform_config import differences, read_transform, shown_transform, transform_config
@@ -48,11 +49,13 @@ def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTr
 
 
 def _column(feature_set: FeatureSet, name: str) -> dict[str, Any]:
-    role, is_number = feature_set.role(name), is_numeric(feature_set.schema.field(name).type)
-    if role == "tag" or not is_number:
+    role, field = feature_set.role(name), feature_set.schema.field(name)
+    padding = padding_of(field)
+    if role == "tag" or not (is_numeric(field.type) or padding):
         return {"role": role}
     spec = feature_set.spec(name)
-    return {"role": role, "dtype": spec.dtype, "shape": list(spec.shape)}
+    config = {"role": role, "dtype": spec.dtype, "shape": list(spec.shape)}
+    return config if padding is None else {**config, "pad": padding.get_config()}
 
 
 def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes: Iterable[Node]) -> None:
