@@ -86,13 +86,9 @@ class Padding:
         """What a user writes for it."""
         return Pad(self.value, self.multiple_of, self.longest if self.fixed else None, self.mask)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments to make it anew."""
-        return asdict(self)
-
     def stamped(self, field: Any) -> Any:
         """An Arrow field with this padding in its metadata."""
-        return field.with_metadata({**(field.metadata or {}), _KEY: json.dumps(self.get_config()).encode()})
+        return field.with_metadata({**(field.metadata or {}), _KEY: json.dumps(asdict(self)).encode()})
 
 
 def mask_dtype(dtype: np.dtype[Any]) -> type[np.integer[Any]]:

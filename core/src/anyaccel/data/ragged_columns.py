@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -223,11 +222,6 @@ def list_column(name: str, rows: Any) -> Any:
     if values.dtype.kind == "f" and all(array.dtype.kind != "f" for array in filled):
         raise not_numbers(name, "integers that no single dtype holds")
     return pa.chunked_array([_lists(values, np.array(lengths))])
-
-
-def empty_lists(shape: Sequence[int], dtype: Any) -> Any:
-    """An Arrow array without rows, for rows whose entries have this shape and dtype."""
-    return _lists(np.zeros((0, *shape), np.dtype(dtype)), np.zeros(0, np.int64))
 
 
 def _lists(values: np.ndarray, lengths: np.ndarray) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,11 @@ def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTr
 def _column(feature_set: FeatureSet, name: str) -> dict[str, Any]:
     role, field = feature_set.role(name), feature_set.schema.field(name)
     padding = padding_of(field)
-    if role == "tag" or not (is_numeric(field.type) or padding):
+    if role == "tag" or not (padding or is_numeric(field.type)):
         return {"role": role}
     spec = feature_set.spec(name)
-    config = {"role": role, "dtype": spec.dtype, "shape": list(spec.shape)}
-    return config if padding is None else {**config, "pad": padding.get_config()}
+    padded = {"padding": asdict(padding)} if padding else {}
+    return {"role": role, "dtype": spec.dtype, "shape": list(spec.shape), **padded}
 
 
 def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes: Iterable[Node]) -> None:

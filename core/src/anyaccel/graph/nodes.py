@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Number
@@ -215,10 +216,12 @@ def _checked_model(label: str, model: Any) -> Any:
             f"the model of node {label!r} is the class {model.__name__}",
             hint=f"create one: {model.__name__}(...)",
         )
-    if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS:
+    if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
         hint = "give a model object of a framework, such as SequentialMLP(...)"
         if isinstance(model, _FUNCTIONS):
             hint = "give an object of a model class of its framework that calls the function"
+        elif isinstance(model, Mapping):
+            hint = "if this is the state of a model, create the model, load it, and give the model"
         raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
     return model
 
