@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.adapter.argument_paths import batch_axes_of
-from anyaccel.adapter.model_outputs import output_tuple
+from anyaccel.adapter.model_outputs import TensorType, output_tuple
 from anyaccel.errors import PhaseError, ShapeError
 from anyaccel.segment import Operation, OutputSpec, Path
 
@@ -55,13 +55,13 @@ class CallLayout:
         return self._bind(inputs)
 
     def outputs(
-        self, result: Any, tensor_type: type, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
+        self, result: Any, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
     ) -> tuple[Any, ...]:
         """The outputs among what the model returned, batch first; None for those that it does not give in this mode.
 
         Args:
             result: what it returned.
-            tensor_type: the framework's type of tensors.
+            tensor_type: the framework's type of tensors, or a tuple of types.
             move_axis: `moveaxis` of the framework.
             noun: what the framework calls its tensors.
 
@@ -86,7 +86,7 @@ class ProbeLayout(CallLayout):
     paths: tuple[Path, ...] = ()
 
     def outputs(
-        self, result: Any, tensor_type: type, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
+        self, result: Any, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
     ) -> tuple[Any, ...]:
         """Every tensor in what the model returned.
 
@@ -110,7 +110,7 @@ def layout_of(operation: Operation, *, training: bool) -> CallLayout:
     return CallLayout(operation.arguments, results) if operation.arguments or results else POSITIONAL
 
 
-def leaves(result: Any, tensor_type: type) -> dict[Path, Any]:
+def leaves(result: Any, tensor_type: TensorType) -> dict[Path, Any]:
     """The tensors in what a model returned, by the path to each; everything else is left out.
 
     Looks into mappings with keys of text, named tuples, tuples, lists and dataclasses.
@@ -118,7 +118,7 @@ def leaves(result: Any, tensor_type: type) -> dict[Path, Any]:
     return dict(_leaves(result, tensor_type, ()))
 
 
-def _leaves(value: Any, tensor_type: type, path: Path) -> Iterator[tuple[Path, Any]]:
+def _leaves(value: Any, tensor_type: TensorType, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, tensor_type):
         yield path, value
         return
@@ -139,7 +139,7 @@ def _items(value: Any) -> list[tuple[str | int, Any]]:
     return []
 
 
-def _output(result: Any, output: OutputSpec, tensor_type: type, move_axis: Callable[[Any, int, int], Any]) -> Any:
+def _output(result: Any, output: OutputSpec, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any]) -> Any:
     value = result
     for key in output.path:
         try:

@@ -11,15 +11,17 @@ from typing import Any
 from anyaccel.errors import GraphError, ShapeError
 from anyaccel.segment import Operation, OutputSpec, Path, TensorSpec
 
+TensorType = type | tuple[type, ...]
+"""What `isinstance` takes: a type, or several, as of arrays and of what stands for them in a trace."""
 _PROBED_BATCHES = (2, 3)
 
 
-def output_tuple(result: Any, tensor_type: type, noun: str = "tensor") -> tuple[Any, ...]:
+def output_tuple(result: Any, tensor_type: TensorType, noun: str = "tensor") -> tuple[Any, ...]:
     """The tensors that a model returned: one, or those of a tuple, a list or a dict in its order.
 
     Args:
         result: what the model returned.
-        tensor_type: the framework's type of tensors.
+        tensor_type: the framework's type of tensors, or a tuple of types.
         noun: what the framework calls them.
 
     Raises:

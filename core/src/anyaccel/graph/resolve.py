@@ -237,7 +237,7 @@ class _Resolver:
                 continue
             if label not in shapes.training:
                 backend = self._assigned[label].backend
-                shapes.training[label] = infer_training(node, backend, shapes.wanted(label))
+                shapes.training[label] = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
             extra = len(shapes.training_only.get(label, ()))
             returned, training = shapes.returned[label], shapes.training[label]
             check_training_outputs(label, returned, extra, training)
