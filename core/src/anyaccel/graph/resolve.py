@@ -201,7 +201,7 @@ class _Resolver:
             reasons = {label: "frozen" if each.frozen else "no parameters" for label, each in assigned.items()}
             hint = "unfreeze a node that a loss depends on"
             if not any(each.frozen for each in assigned.values()):
-                hint = "give a model parameters; layers in a plain list or dict are no part of it in most frameworks"
+                hint = "give a model parameters that can be trained; layers in a plain list are mostly no part of it"
             shown = ", ".join(f"{label} ({reason})" for label, reason in reasons.items())
             raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
         self._check_not_frozen(labels)
@@ -237,7 +237,7 @@ class _Resolver:
                 continue
             if label not in shapes.training:
                 backend = self._assigned[label].backend
-                shapes.training[label] = infer_training(node, backend, shapes.wanted(label))
+                shapes.training[label] = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
             extra = len(shapes.training_only.get(label, ()))
             returned, training = shapes.returned[label], shapes.training[label]
             check_training_outputs(label, returned, extra, training)
