@@ -430,7 +430,8 @@ class Faulty(library.Model):
             raise self.error
         return x
 
-data = FeatureSet.from_dict("data", {"x": np.zeros((4, 2), "float32"), "ones": np.ones((4, 2), "float32")}, ["x", "ones"])
+arrays = {"x": np.zeros((4, 2), "float32"), "ones": np.ones((4, 2), "float32")}
+data = FeatureSet.from_dict("data", arrays, ["x", "ones"])
 for error, column in ((KeyError("gone"), "x"), (RuntimeError("too low"), "x"), (RuntimeError("too low"), "ones")):
     node = ModelNode("n", Faulty(error), {"x": data.reference(column)})
     try:
