@@ -16,7 +16,8 @@ immutable arrays work as well as others.
 
 Further modules hold what plugins have in common; import them by name, `from anyaccel.adapter.call_layout import ...`:
 
-- `keyword_compute`, `call_layout`: models that are called by keyword, with outputs at any depth.
+- `keyword_compute`, `call_layout`, `argument_paths`: models called by keyword, with outputs at any depth and the batch
+  on any axis.
 - `model_outputs`: outputs of a model found by calling it, and the errors for models that fail.
 - `example_spec`: inputs of models that do not accept zeros.
 - `state_check`: names and checks of states.
