@@ -65,6 +65,7 @@ def terminal(*parts: tuple[str, str]) -> str:
 FLOORS = (
     ("cli", "the command line"),
     ("testing", "the conformance kit"),
+    ("fitting", "fit: one call on a table"),
     ("experiment", "phases over one graph"),
     ("results", "tables and predictions"),
     ("phases", "train, evaluate, fit: load, run, recover"),

@@ -7,17 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.numpy_backend import Activation, BatchNorm, Dense, NumpyBackend, Sequential, simulate, zeros
-from anyaccel.testing import Subject
+from anyaccel.numpy_backend import NumpyBackend, simulate
+from anyaccel.testing.subject_selection import NumpySubject
 
 
-def tied_model():
-    """A model that calls one layer twice."""
-    tied = Dense(4)
-    return Sequential(tied, Activation("tanh"), tied, Dense(3))
-
-
-class CpuSubject(Subject):
+class CpuSubject(NumpySubject):
     """NumPy on the CPU."""
 
     cls = NumpyBackend
@@ -25,22 +19,6 @@ class CpuSubject(Subject):
     @pytest.fixture
     def backend(self) -> Iterator[NumpyBackend]:
         yield self.cls()
-
-    @pytest.fixture
-    def new_tensor(self):
-        return lambda: zeros((3,))
-
-    @pytest.fixture
-    def buffered_model(self):
-        return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
-
-    @pytest.fixture
-    def tied_model(self):
-        return tied_model
-
-    @pytest.fixture
-    def parameter_free_model(self):
-        return lambda: Activation("tanh")
 
 
 class SimulatedSubject(CpuSubject):

@@ -130,13 +130,36 @@ def graph() -> aa.ModelGraph:
     return aa.ModelGraph([node()], "adam")
 
 
-@functools.cache
-def saved() -> str:
-    """A folder with a graph, removed when the tests end."""
+def removed_at_exit() -> str:
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
-    graph().save(folder.name)
     return folder.name
+
+
+@functools.cache
+def saved() -> str:
+    """A folder with a graph."""
+    graph().save(folder := removed_at_exit())
+    return folder
+
+
+@functools.cache
+def csv() -> str:
+    """A table in a file."""
+    file = Path(removed_at_exit(), "table.csv")
+    file.write_text("x,y\n" + "".join(f"{row}.5,{row % 2}.0\n" for row in range(8)))
+    return str(file)
+
+
+def fitted() -> aa.FittedModel:
+    return aa.fit(aa.SequentialMLP(1), csv(), loss="mse", target="y", epochs=1, progress="none")
+
+
+@functools.cache
+def saved_fit() -> str:
+    """A folder with a fitted model."""
+    fitted().save(folder := removed_at_exit())
+    return folder
 
 
 def train(**settings: Any) -> aa.TrainPhase:
@@ -227,6 +250,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.EarlyStopping,
         {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
     ),
+    "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
+    "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
     "ReduceLROnPlateau": lambda: (
         aa.ReduceLROnPlateau,
         {"monitor": "loss", "factor": 0.5, "patience": 5, "threshold": 0.0, "threshold_mode": "abs", "cooldown": 1}
@@ -338,11 +363,31 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.ModelGraph.from_config,
         {"given": graph().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
+    "FeatureSet.from_csv": lambda: (
+        aa.FeatureSet.from_csv,
+        {"label": "d", "path": csv(), "feature_keys": ["x"], "target_keys": "y", "tag_keys": (), "delimiter": ","},
+    ),
+    "FittedModel": lambda: (aa.FittedModel, {"experiment": experiment(), "loss": aa.Loss("mse"), "columns": None}),
+    "FittedModel.evaluate": lambda: (fitted().evaluate, {"data": csv(), "metrics": ["mse"]}),
+    "FittedModel.plot": lambda: (one(fitted().plot), {"given": "loss"}),
+    "FittedModel.predict": lambda: (fitted().predict, {"data": csv(), "outputs": False}),
+    "FittedModel.save": lambda: (fitted().save, {"folder": saved_fit()}),
+    "fit": lambda: (
+        aa.fit,
+        {"model": aa.SequentialMLP(1), "data": csv(), "loss": "mse", "target": "y", "features": ["x"]}
+        | {"validation": 0.5, "metrics": ["mse"], "epochs": 1, "batch_size": 2, "optimizer": "adam"}
+        | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"},
+    ),
+    "prepare": lambda: (
+        lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
+        {"objects": aa.SequentialMLP(1), "accelerator": "auto"},
+    ),
+    "load": lambda: (aa.load, {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": ()}),
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()},
     ),
-    "ModelGraph.save": lambda: (graph().save, {"folder": saved()}),
+    "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
     "ModelGraph.load_state": lambda: (graph().build().load_state, {"given": graph().build().state()}),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
@@ -351,12 +396,13 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelNode": lambda: (
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
-        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train"},
+        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0},
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (
         aa.Optimizer,
-        {"name": "adam", **OPTIMIZER, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0},
+        {"name": "adam", **OPTIMIZER, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+        | {"groups": {"*bias": {"weight_decay": 0.0}}},
     ),
     "Optimizer sgd": lambda: (aa.Optimizer, {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.0}),
     "Optimizer.from_config": lambda: (aa.Optimizer.from_config, {"config": aa.Optimizer().get_config()}),

@@ -327,7 +327,7 @@ def test_an_optimizer_of_keras_trains_as_fit_does(optimizers: Any, name: str) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_ema": True}, "has use_ema, which .* heeds.*Hint: average the weights in a Callback"),
+        ({"use_ema": True}, "has use_ema, which .* heeds.*Hint: give TrainPhase.callbacks=.WeightAveraging"),
         ({"gradient_accumulation_steps": 2}, "has gradient_accumulation_steps.*Hint: write TrainPhase.accumulate="),
         ({"loss_scale_factor": 8.0}, "has loss_scale_factor.*Hint: leave it out"),
         ({"nothing": 1}, "cannot create the optimizer Adam: .*nothing.*Hint: correct its settings"),

@@ -55,3 +55,61 @@ def test_reduce_on_plateau_is_numpys_and_compiles_nothing_anew(framework: str, d
     np.testing.assert_allclose(results[1].figure("val_loss"), results[0].figure("val_loss"), rtol=2e-5)
     messages = [event.message for event in results[1].events if event.kind == "compile"]
     assert not [message for message in messages if "dropped" in message]
+
+
+@pytest.mark.parametrize(("name", "compile_mode"), [("adamw", "off"), ("adamw", "steps"), ("sgd", "off")])
+def test_groups_of_parameters_are_numpys(framework: str, name: str, compile_mode: str, data: aa.FeatureSet) -> None:
+    model = graph_of(framework, data, aa.Optimizer("sgd"))["net"].model
+    names = list(registry().computing(framework).parameters(model))
+    predicate = lambda name, parameter: tuple(parameter.shape) == (8, 8)  # noqa: E731
+    groups = {"*bias": {"weight_decay": 0.0}, predicate: {"lr": 0.001}}
+    assert any(each.endswith("bias") for each in names), names
+    spec = aa.Optimizer(name, lr=0.05, weight_decay=0.3, clip_norm=0.3, groups=groups)
+    results = [trained(each, data, spec, compile=mode) for each, mode in (("numpy", "off"), (framework, compile_mode))]
+    np.testing.assert_allclose(results[1].loss, results[0].loss, rtol=2e-4)
+    usual = trained(framework, data, aa.Optimizer(name, lr=0.05, weight_decay=0.3, clip_norm=0.3))
+    assert abs(results[1].loss[-1] / usual.loss[-1] - 1) > 1e-3  # the groups do matter here
+
+
+def test_a_shared_model_and_a_state_with_groups_continue(framework: str, data: aa.FeatureSet) -> None:
+    spec = aa.Optimizer("adamw", lr=0.05, weight_decay=0.3, groups={"*bias": {"weight_decay": 0.0}})
+    losses = [aa.AppliedLoss("mse", on="net")]
+
+    def run(graph: aa.ModelGraph, n_epochs: int) -> Any:
+        phase = aa.TrainPhase("t", data="train", losses=losses, sampler=aa.SimpleSampler(8), n_epochs=n_epochs)
+        return aa.Experiment("ways", graph, progress="none").run_phase(phase)
+
+    whole, half = (graph_of(framework, data, spec) for _ in range(2))
+    expected = run(whole, 4).loss
+    run(half, 2)
+    again = graph_of(framework, data, spec)
+    again.load_state(half.state())
+    np.testing.assert_allclose(run(again, 2).loss, expected[2:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.8, None])
+def test_averages_of_weights_are_numpys(framework: str, decay: float | None, data: aa.FeatureSet) -> None:
+    found = []
+    for each in ("numpy", framework):
+        average = aa.WeightAveraging(decay)
+        plan: list[aa.ModelGraph] = []
+        listener = _Graphs(plan)
+        trained(each, data, aa.Optimizer("sgd", lr=0.1), callbacks=[average, listener], n_epochs=3)
+        backend = registry().computing(each)
+        own = backend.state(plan[0]["net"].model)
+        with average.applied(plan[0]):
+            found.append(backend.state(plan[0]["net"].model))
+        assert not np.allclose(found[-1]["parameters/layers.0.weight"], own["parameters/layers.0.weight"], rtol=1e-4)
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+class _Graphs(aa.Callback):
+    """Notes the graph of a run."""
+
+    def __init__(self, graphs: list[aa.ModelGraph]) -> None:
+        self.graphs = graphs
+
+    def phase_start(self, run: Any) -> None:
+        self.graphs.append(run.graph)

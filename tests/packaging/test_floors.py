@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("phases",),
     ("results",),
     ("experiment",),
+    ("fitting",),
     ("testing",),
     ("cli",),
     ("", "__main__"),

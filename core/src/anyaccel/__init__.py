@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
+    from anyaccel.fitting import FittedModel as FittedModel
+    from anyaccel.fitting import fit as fit
+    from anyaccel.fitting import load as load
+    from anyaccel.fitting import prepare as prepare
     from anyaccel.graph import AppliedLoss as AppliedLoss
     from anyaccel.graph import ConcatNode as ConcatNode
     from anyaccel.graph import ModelGraph as ModelGraph
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from anyaccel.phases import Progress as Progress
     from anyaccel.phases import ReduceLROnPlateau as ReduceLROnPlateau
     from anyaccel.phases import TrainPhase as TrainPhase
+    from anyaccel.phases import WeightAveraging as WeightAveraging
     from anyaccel.phases.metrics import Metric as Metric
     from anyaccel.placement import best_device as best_device
     from anyaccel.placement import device_of as device_of
@@ -94,10 +99,11 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment",
+    "fitting": "FittedModel fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelGraph ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",
-    "phases": "Callback EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase",
+    "phases": "Callback EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",
@@ -108,7 +114,24 @@ _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for n
 
 __all__ = ["errors", *_MODULES]
 
-_attribute, __dir__ = _lazy_attributes(__name__, _MODULES)
+_GRAPH = "write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"
+_OTHER_NAMES = {
+    "Model": _GRAPH,
+    "Graph": _GRAPH,
+    "Sequential": "build the model in its framework, or use SequentialMLP",
+    "Trainer": "write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))",
+    "fit": "write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))",
+    "Node": "write ModelNode('net', model, data.reference())",
+    "Dataset": "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
+    "DataLoader": "a phase draws batches: TrainPhase(..., sampler=32)",
+    "manual_seed": "write ModelGraph(nodes, optimizer, seed=0)",
+    "seed": "write ModelGraph(nodes, optimizer, seed=0)",
+    "cuda": "write devices('gpu') for the GPUs that there are",
+    "is_available": "write devices('gpu') for the GPUs that there are",
+    "device_count": "write len(devices('gpu'))",
+    "nn": "build models in their frameworks, or use SequentialMLP and SequentialCNN",
+}
+_attribute, __dir__ = _lazy_attributes(__name__, _MODULES, _OTHER_NAMES)
 
 
 def __getattr__(name: str) -> _Any:

@@ -16,6 +16,7 @@ from anyaccel.device import Device, spelling, vendor_of
 from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError, MoveError
 from anyaccel.html import badge, faint, joined
 from anyaccel.registry import registry
+from anyaccel.specs import assign_fields
 
 SCALARS = (str, bytes, bool, int, float, complex, type(None))
 """Types that are on no device: `move` and `device_of` pass over them."""
@@ -44,9 +45,7 @@ class Accelerator:
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
         if not isinstance(pin_memory, bool):
             raise ConfigError(f"pin_memory must be True or False, got {pin_memory!r}", hint="write pin_memory=True")
-        object.__setattr__(self, "device", Device.parse(device))
-        object.__setattr__(self, "pin_memory", pin_memory)
-        object.__setattr__(self, "spec", spelling(device))
+        assign_fields(self, device=Device.parse(device), pin_memory=pin_memory, spec=spelling(device))
 
     def __repr__(self) -> str:
         return f"Accelerator({self.spec!r}{', pin_memory=True' if self.pin_memory else ''})"

@@ -214,6 +214,8 @@ class Compute(ABC):
     """Whether `Operation.modes="as_is"` is supported: layers have training modes of their own, which last."""
     own_steps: ClassVar[bool] = False
     """Whether programs have `own_step`, which runs a training step of the user's own."""
+    parameter_groups: ClassVar[bool] = False
+    """Whether programs heed `Optimizer.groups`."""
 
     def wrap(self, model: Any) -> Any:
         """What a graph node holds for `model`: the model, or an object that also holds its parameters.
@@ -307,19 +309,13 @@ class Compute(ABC):
         own = spec.own
         if own is None or (isinstance(spec, Loss) and not isinstance(own, type) and not hasattr(own, "parameters")):
             return ""
-        modules = _modules_of(own)
+        own = own.func if isinstance(own, functools.partial) else own
+        bases = (own if isinstance(own, type) else type(own)).__mro__
+        modules = [str(each.__module__) for each in (own, *bases) if getattr(each, "__module__", None)]
         roots = self.import_roots if isinstance(self, Backend) else ()
         if any(module.partition(".")[0] in roots for module in modules):
             return ""
         return f"{spec.name} comes from {modules[0]}"
-
-
-def _modules_of(own: Any) -> list[str]:
-    """The modules that a class, or an object's class, and its bases come from; a function's own first."""
-    own = own.func if isinstance(own, functools.partial) else own
-    bases = (own if isinstance(own, type) else type(own)).__mro__
-    mine = [str(own.__module__)] if getattr(own, "__module__", None) else []
-    return [*mine, *(str(base.__module__) for base in bases)]
 
 
 class ComputingBackend(Backend, Exchange, Compute):

@@ -28,8 +28,7 @@ class Device:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.index, int) or isinstance(self.index, bool):
             raise _malformed(f"{self.kind}:{self.index!r}")
-        kind, _ = _split(f"{self.kind}:{self.index}")
-        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "kind", _split(f"{self.kind}:{self.index}")[0])
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 _ROOTS = {"torch": "torch pytorch", "tensorflow": "tensorflow tf keras", "jax": "jax jaxlib flax optax equinox"}
 HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots.split()}
-"""By top-level module of an object's class, or another name of a framework: the framework, and its plugin's distribution."""
+"""By top-level module of a class, or another name of a framework: the framework, and its plugin's distribution."""
 
 
 def hint_of(cls: type) -> tuple[str, str, str] | None:

@@ -8,17 +8,22 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_attributes(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_attributes(
+    package: str, modules: Mapping[str, str], other_names: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` for a package whose public names are in its submodules.
 
     Args:
         package: the package's `__name__`.
         modules: for each name the module that defines it, absolute or (`.module`) relative to the package.
+        other_names: what is called otherwise elsewhere, with a hint.
     """
 
     def get(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            hint = (other_names or {}).get(name, "")
+            said = f". Hint: {hint}." if hint else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{said}", name=name)
         value = getattr(import_module(modules[name], package), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -52,11 +52,8 @@ def devices(kind: str | None = None, framework: str | None = None) -> list[Devic
     if framework is not None:
         registry().kinds(framework)
     listed = registry().devices(framework)
-    return Devices(sorted({device for _, device in listed if wanted in (None, device.kind)}, key=_rank), listed)
-
-
-def _rank(device: Device) -> tuple[int, str, int]:
-    return _ORDER.get(device.kind, 1), device.kind, device.index
+    chosen = {device for _, device in listed if wanted in (None, device.kind)}
+    return Devices(sorted(chosen, key=lambda device: (_ORDER.get(device.kind, 1), device)), listed)
 
 
 def devices_or_cpu(kind: str = "gpu") -> list[Device]:

@@ -23,7 +23,7 @@ from anyaccel.errors import (
     NoBackendError,
     PluginError,
 )
-from anyaccel.install_hints import HINTS, distribution_for, hint_of, install_line
+from anyaccel.install_hints import HINTS, hint_of, install_line
 from anyaccel.plugin_loader import BUILT_IN as BUILT_IN
 from anyaccel.plugin_loader import Plugin
 from anyaccel.suggestions import did_you_mean, kind_hint
@@ -129,7 +129,7 @@ class Registry:
 
     def _enter(self, plugin: Plugin) -> None:
         """Serve what a plugin offers. A pair that another offers too is the one's that has the framework's name."""
-        entries = {id(backend): (backend, _asks(backend)) for backend in plugin.backends}
+        entries = {id(b): (b, inspect.getattr_static(b, "owns") is not Backend.owns) for b in plugin.backends}
         self._plugins[plugin.name] = plugin
         offers = [(backend.framework, kind, backend) for backend in plugin.backends for kind in backend.kinds]
         for framework, kind, backend in offers:
@@ -299,13 +299,12 @@ class Registry:
         return bool(self.ask(backend, "owns", obj))
 
     def _no_plugin(self, framework: str) -> FrameworkError:
-        distribution, available = distribution_for(framework), ", ".join(self.frameworks)
+        (name, distribution), available = HINTS.get(framework, (framework, "")), ", ".join(self.frameworks)
         for plugin in self._plugins.values():
             same = plugin.name == framework or (distribution and plugin.distribution == distribution)
             if same and plugin.error is not None:
                 problem = f"the plugin for {framework}, {plugin}, is installed but broken ({plugin.cause})"
                 return FrameworkError(problem, available=available, hint=plugin.hint)
-        name = HINTS.get(framework, (framework, ""))[0]  # 'pytorch' is torch
         meant = did_you_mean(name, self.frameworks, "check the spelling, or install its plugin")
         hint = install_line(distribution) if distribution and name not in self.frameworks else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
@@ -333,10 +332,6 @@ def _roots(cls: type) -> set[str]:
 
 def _is_imported(backend: Backend) -> bool:
     return not sys.modules.keys().isdisjoint(backend.import_roots)
-
-
-def _asks(backend: Backend) -> bool:
-    return inspect.getattr_static(backend, "owns") is not Backend.owns  # it has one of its own
 
 
 def _device_hint(device: Device, usable: Sequence[Device]) -> str:

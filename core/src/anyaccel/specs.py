@@ -130,6 +130,7 @@ class Optimizer(Spec):
         opt_kwargs: further settings as a dict; the same as keyword arguments.
         schedule: factor on `lr`, or on the rates that a class gives its groups, over the steps; None is constant.
         clip_norm: the largest global L2 norm of the gradients of this optimizer's parameters; larger ones are scaled.
+        groups: settings by pattern of names, or by function of (name, parameter): `{"*bias": {"weight_decay": 0.0}}`.
 
     Raises:
         SpecError: an unknown name or setting, or a number out of range.
@@ -143,6 +144,7 @@ class Optimizer(Spec):
     schedule: Schedule
     clip_norm: float | None
     own: Any
+    groups: tuple[tuple[str | Callable[[str, Any], bool], Optimizer], ...]
 
     def __init__(
         self,
@@ -152,6 +154,7 @@ class Optimizer(Spec):
         opt_kwargs: Mapping[str, Any] | None = None,
         schedule: Schedule | str | Callable[[int], float] | None = None,
         clip_norm: float | None = None,
+        groups: Mapping[Any, Mapping[str, Any]] | None = None,
         **settings: Any,
     ) -> None:
         settings = {**_checked("", "opt_kwargs", {} if opt_kwargs is None else opt_kwargs), **settings}
@@ -171,6 +174,9 @@ class Optimizer(Spec):
         schedule = named if isinstance(named, Schedule) else Schedule(named)
         settings = _optimizer_settings(text, settings) if own is None else settings
         assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, clip_norm=clip_norm, own=own)
+        usual = {"lr": lr, "schedule": schedule, **settings}
+        by_pattern = _checked(where, "groups", {} if groups is None else groups).items()
+        assign_fields(self, groups=tuple((key, Optimizer(name, **{**usual, **own})) for key, own in by_pattern))
 
     def rate(self, step: int) -> float:
         """The learning rate at `step` (0 is the first), in float64."""
@@ -180,8 +186,10 @@ class Optimizer(Spec):
         """A plain dict for `from_config`; a framework's own optimizer has none and is a ConfigError."""
         _check_named("optimizer", self.name, self.own)
         settings = {key: list(v) if isinstance(v, tuple) else v for key, v in self.settings.items()}
-        schedule = self.schedule.get_config()
-        return {"name": self.name, "lr": self.lr, "clip_norm": self.clip_norm, "schedule": schedule, **settings}
+        for key, _ in self.groups:
+            _check_named("the predicate of an optimizer's group", _name_of(key), None if isinstance(key, str) else key)
+        config = {"name": self.name, "lr": self.lr, "clip_norm": self.clip_norm, "schedule": self.schedule.get_config()}
+        return {**config, "groups": {key: {"lr": group.lr, **group.settings} for key, group in self.groups}, **settings}
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -247,6 +255,10 @@ def _between(least: float, below: float = sys.float_info.max, *, whole: bool = F
     return fits
 
 
+def _is_group(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str | Callable) and {**item[1]}.keys().isdisjoint(("schedule", "clip_norm", "groups"))
+
+
 def _several(fits: Callable[[Any], bool], count: int = 0) -> Callable[[Any], bool]:
     return lambda it: isinstance(it, (list, tuple)) and all(map(fits, it)) and (len(it) == count or len(it) > 1 > count)
 
@@ -261,6 +273,7 @@ _ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, object], ...] = (
     ("steps every", _between(1, whole=True), "is not a number of steps", 100),
     ("warmup", _between(0, whole=True), "is not a number of steps", 100),
     ("nesterov", lambda it: isinstance(it, bool), "is not True or False", True),
+    ("groups", lambda it: all(map(_is_group, {**it}.items())), "has no settings by pattern", {"*bias": {"lr": 0.1}}),
     ("label_smoothing", _between(0, 1), "is not in [0, 1)", 0.1),
     ("class_axis ignore_index", lambda it: type(it) is int, "is not an integer", -1),
     ("class_weights", _several(_between(0)), "are not a number of at least 0 for each class", [1.0, 2.5]),
@@ -297,7 +310,7 @@ def _check_names(what: str, given: Mapping[str, Any], known: Any, also: tuple[st
         raise SpecError(problem, available=", ".join(available) or "none", hint=hint)
 
 
-def assign_fields(spec: Any, **values: Any) -> None:
+def assign_fields(spec: Any, /, **values: Any) -> None:
     """Set the fields of a frozen dataclass in its constructor."""
     for name, value in values.items():
         object.__setattr__(spec, name, value)

@@ -130,3 +130,34 @@ def test_a_functional_model_of_keras_gets_its_inputs_by_name(data: aa.FeatureSet
     np.testing.assert_allclose(values.prediction("net.answer"), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(GraphError, match=r"takes its inputs by name.*Available: left, right"):
         train(model, [data.reference("a"), data.reference("b")], loss)
+
+
+def time_first(parameters: Any, x: Any, mask: Any) -> Any:
+    """Over x [time, batch, 3] and a mask [batch, time]."""
+    return jnp.einsum("tbi,bt,ij->bj", x, mask, parameters["w"]), x.cumsum(0)
+
+
+def test_inputs_may_have_the_batch_on_another_axis() -> None:
+    random = np.random.default_rng(0)
+    columns = {
+        "x": random.normal(size=(ROWS, 5, 3)),
+        "mask": random.random((ROWS, 5)),
+        "y": random.normal(size=(ROWS, 3)),
+    }
+    columns = {name: array.astype("float32") for name, array in columns.items()}
+    data = aa.FeatureSet.from_dict("data", columns, ["x", "mask"], ["y"])
+    data.add_splits({"train": np.arange(ROWS)})
+    model = Function(time_first, {"w": jnp.full((3, 3), 0.1)})
+    upstream = {"mask": data.reference("mask"), "x": data.reference("x")}
+    graph = aa.ModelGraph([aa.ModelNode("net", model, upstream, batch_axis={"x": 1})], aa.Optimizer("sgd", lr=0.1))
+    loss = aa.AppliedLoss("mse", on="net", inputs=["outputs.0", "targets"])
+    phase = aa.TrainPhase("t", data="train", losses=loss, sampler=aa.SimpleSampler(8), n_epochs=2)
+    aa.Experiment("e", graph, progress="none").run_phase(phase)
+    values = {"w": jnp.full((3, 3), 0.1)}
+    for _ in range(2):
+        for start in range(0, ROWS, 8):
+            x, mask, y = (jnp.asarray(columns[name][start : start + 8]) for name in ("x", "mask", "y"))
+            mean = jax.grad(lambda p, x=x, mask=mask, y=y: ((time_first(p, x.swapaxes(0, 1), mask)[0] - y) ** 2).mean())
+            values = jax.tree.map(lambda value, gradient: value - 0.1 * gradient, values, mean(values))
+    np.testing.assert_allclose(model.parameters["w"], values["w"], rtol=1e-5)
+    assert graph.shapes.specs["net.1"].shape == (5, 3)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 import anyaccel as aa
-from anyaccel.errors import GraphError
+from anyaccel.errors import GraphError, ShapeError
 
 ROWS = 12
 
@@ -109,3 +109,42 @@ def test_a_functional_model_gets_its_inputs_by_name(data: aa.FeatureSet, names: 
         np.testing.assert_allclose(values.prediction(f"net.{name}"), array, rtol=1e-5, atol=1e-6)
     with pytest.raises(GraphError, match=r"takes its inputs by name.*Available: left, right\. Hint: give a dict"):
         aa.ModelGraph([aa.ModelNode("net", model, [data.reference("a"), data.reference("b")])]).build()
+
+
+class TimeFirst(tf.Module):
+    """Over x [time, batch, 3]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(tf.fill((3, 3), 0.1))
+
+    def __call__(self, x: Any) -> Any:
+        return tf.reduce_sum(x, 0) @ self.weight, tf.cumsum(x)
+
+
+def test_inputs_may_have_the_batch_on_another_axis() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(ROWS, 5, 3)).astype("float32"), random.normal(size=(ROWS, 3)).astype("float32")
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
+    net, expected = TimeFirst(), TimeFirst()
+    graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference(), batch_axis=1)], aa.Optimizer("sgd", lr=0.1))
+    loss = aa.AppliedLoss("mse", on="net", inputs=["outputs.0", "targets"])
+    phase = aa.TrainPhase("t", data="all", losses=loss, sampler=aa.SimpleSampler(8), n_epochs=2)
+    aa.Experiment("e", graph, progress="none").run_phase(phase)
+    for _ in range(2):
+        for start in range(0, ROWS, 8):
+            with tf.GradientTape() as tape:
+                output, _ = expected(tf.transpose(x[start : start + 8], [1, 0, 2]))
+                mean = tf.reduce_mean((output - y[start : start + 8]) ** 2)
+            expected.weight.assign_sub(0.1 * tape.gradient(mean, expected.weight))
+    np.testing.assert_allclose(net.weight.numpy(), expected.weight.numpy(), rtol=1e-5)
+    assert graph.shapes.specs["net.1"].shape == (5, 3)
+
+
+def test_keras_models_have_the_batch_first() -> None:
+    data = aa.FeatureSet.from_dict("data", {"x": np.zeros((4, 5, 3), "float32")}, ["x"])
+    node = aa.ModelNode("net", keras.Sequential([layers.Dense(1)]), data.reference(), batch_axis=1)
+    with pytest.raises(
+        ShapeError, match=r"models of this kind have the batch on the first axis. Hint: leave batch_axis"
+    ):
+        aa.ModelGraph([node]).build()

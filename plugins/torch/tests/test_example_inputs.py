@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anyaccel as aa
-from anyaccel.errors import GraphError, ShapeError
+from anyaccel.errors import GraphError, PhaseError, ShapeError
 
 ROWS, BATCH, END = 20, 8, 2
 
@@ -107,6 +107,25 @@ def test_a_module_without_samples_says_why(columns: dict[str, np.ndarray]) -> No
     net = aa.ModelNode("net", Pooled(), {"input_ids": ids, "lengths": data.reference("lengths")})
     with pytest.raises(GraphError, match="each sample must have an end token"):
         aa.ModelGraph([ids, net]).build()
+
+
+def test_an_auxiliary_head_is_seen_where_training_does_not_accept_zeros(columns: dict[str, np.ndarray]) -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.head = nn.Embedding(10, 3), nn.Linear(3, 3)
+
+        def forward(self, input_ids: Tensor) -> Any:
+            if self.training and (input_ids != END).all():
+                raise ValueError("no end token")
+            x = self.tokens(input_ids).mean(1)
+            return (self.head(x), x) if self.training else self.head(x)
+
+    data = aa.FeatureSet.from_dict("data", columns, ["ids"], ["kind"])
+    graph = aa.ModelGraph([aa.ModelNode("net", Auxiliary(), data.reference("ids"))], aa.Optimizer("sgd", lr=0.1))
+    phase = aa.TrainPhase("train", data="all", losses=aa.AppliedLoss("cross_entropy", on="net"), sampler=BATCH)
+    with pytest.raises(PhaseError, match=r"its model gives 2 outputs .* in training, but 1 output"):
+        aa.Experiment("test", graph, progress="none").run_phase(phase)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

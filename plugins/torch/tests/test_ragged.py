@@ -379,3 +379,69 @@ def test_a_loader_of_different_lengths_is_told_what_to_write() -> None:
     source = aa.IterableSource("texts", loader(), **ROLES)
     with pytest.raises(SourceError, match=r"if batches differ in length, say so: pad={'ids': 0}"):
         list(source.batches(0))
+
+
+def test_a_data_set_of_hugging_face_is_given_to_a_phase_as_it_is() -> None:
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"ids": [row.tolist() for row in TOKENS], "kind": CLASSES.tolist()})
+    data = aa.FeatureSet.from_arrow("texts", dataset, ["ids"], ["kind"], pad={"ids": aa.Pad(0, mask="mask")})
+    net = made(Classifier)
+    phase = aa.TrainPhase("t", data=dataset, losses=LOSS, sampler=SAMPLER, n_epochs=EPOCHS)
+    run(graph_of(data, net), phase)
+    assert_same(net, by_hand()[1])
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+SIZES = RANDOM.integers(2, 8, size=ROWS)
+NODES = [RANDOM.normal(size=(n, 4)).astype("float32") for n in SIZES]
+EDGES = [RANDOM.integers(0, n, size=(RANDOM.integers(1, 3 * n), 2)) for n in SIZES]
+SUMS = np.array([[nodes.sum()] for nodes in NODES], "float32")
+
+
+class Messages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def disjoint(self, x: Tensor, edges: Tensor, graph: Tensor, count: int) -> Tensor:
+        """Of nodes [all nodes, 4], edges [2, all edges] and the graph of each node [all nodes]."""
+        x = x.new_zeros(len(x), 8).index_add(0, edges[1], self.layer(x)[edges[0]])
+        return self.head(x.new_zeros(count, 8).index_add(0, graph, x))
+
+    def forward(self, nodes: Tensor, edges: Tensor, is_node: Tensor, is_edge: Tensor) -> Tensor:
+        is_node, is_edge = is_node.bool(), is_edge.bool()
+        first = is_node.sum(dim=1).cumsum(dim=0) - is_node.sum(dim=1)
+        pairs = (edges + first[:, None, None])[is_edge].T
+        return self.disjoint(nodes[is_node], pairs, is_node.nonzero()[:, 0], len(nodes))
+
+
+def test_graphs_of_nodes_and_edges_train_as_disjoint_batches_by_hand() -> None:
+    pads = {"nodes": aa.Pad(0, mask="is_node"), "edges": aa.Pad(0, mask="is_edge")}
+    data = aa.FeatureSet.from_dict(
+        "graphs", {"nodes": NODES, "edges": EDGES, "y": SUMS}, ["nodes", "edges"], ["y"], pad=pads
+    )
+    inputs = {name: data.reference(name) for name in ("nodes", "edges", "is_node", "is_edge")}
+    net, expected = made(Messages), made(Messages)
+    graph = aa.ModelGraph([aa.ModelNode("net", net, inputs)], aa.Optimizer("sgd", lr=1e-3))
+    loss = aa.AppliedLoss("mse", on="net")
+    run(graph, aa.TrainPhase("t", data="all", losses=loss, sampler=SAMPLER, n_epochs=EPOCHS))
+    optimizer = torch.optim.SGD(expected.parameters(), lr=1e-3)
+    for epoch in range(EPOCHS):
+        for rows in batches(epoch):
+            first = np.cumsum([0, *SIZES[rows][:-1]])
+            x = torch.from_numpy(np.concatenate([NODES[row] for row in rows]))
+            pairs = np.concatenate([EDGES[row] + start for row, start in zip(rows, first, strict=True)])
+            owner = torch.repeat_interleave(torch.arange(len(rows)), torch.from_numpy(SIZES[rows]))
+            output = expected.disjoint(x, torch.from_numpy(pairs).T, owner, len(rows))  # type: ignore[operator]
+            optimizer.zero_grad()
+            F.mse_loss(output, torch.from_numpy(SUMS[rows])).backward()
+            optimizer.step()
+    assert_same(net, expected)
+
+
+def test_batches_of_a_graph_library_are_refused() -> None:
+    batch = {"x": torch.zeros(7, 4), "edge_index": torch.zeros(2, 9, dtype=torch.int64), "y": torch.zeros(3, 1)}
+    source = aa.IterableSource("graphs", [batch], features=["x", "edge_index"], targets="y")
+    with pytest.raises(SourceError, match=r"differ in length. Available: x: 7, edge_index: 2, y: 3. Hint: .*one entry"):
+        next(source.batches(0))

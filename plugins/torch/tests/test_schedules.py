@@ -130,7 +130,10 @@ def test_a_value_that_epochs_do_not_have(data: aa.FeatureSet) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "low"}, "ReduceLROnPlateau: unknown mode='low'. Available: 'min', 'max'. Hint: write mode='min'"),
+        (
+            {"mode": "low"},
+            "ReduceLROnPlateau: unknown mode='low'. Available: 'auto', 'min', 'max'. Hint: write mode='min'",
+        ),
         ({"threshold_mode": 1}, "unknown threshold_mode=1. Available: 'rel', 'abs'"),
         ({"factor": 1.0}, "factor=1.0 is not a number in (0, 1). Hint: write factor=0.1"),
         ({"patience": -1}, "patience=-1 is not an int of at least 0"),

@@ -19,6 +19,7 @@ from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.segment import Segment
 from anyaccel.testing import Subject
+from anyaccel.testing.subject_selection import squared_error
 
 from .in_place_models import CopyingBackend, mutating_model
 
@@ -114,6 +115,18 @@ class BrokenSubject(Subject):
             return Sequential(tied, Activation("tanh"), tied, Dense(3))
 
         return make
+
+    @pytest.fixture
+    def models_that_share(self):
+        def make():
+            layer = Dense(5)
+            return Sequential(layer, Dense(3)), Sequential(layer, Activation("tanh"), Dense(3))
+
+        return make
+
+    @pytest.fixture
+    def own_loss(self):
+        return squared_error
 
     @pytest.fixture
     def parameter_free_model(self):

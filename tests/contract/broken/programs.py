@@ -411,3 +411,32 @@ class TakesForeignLosses(NumpyBackend):
     def build(self, segment):
         named = tuple(term for term in segment.losses if term.loss.own is None)
         return super().build(replace(segment, losses=named))
+
+
+# -- what users give ---------------------------------------------------------------------------------------------------
+
+
+@fault("compute", "test_models_that_share_a_parameter_are_refused_or_train_as_one")
+class ParametersAreCopies(NumpyOps):
+    def parameters(self, model):
+        return {name: value.copy() for name, value in super().parameters(model).items()}
+
+
+@fault("compute", "test_a_loss_of_the_user_is_the_mean_over_the_rows")
+class TheSumIsTheMean(NumpyOps):
+    def custom_loss(self, loss):
+        right = super().custom_loss(loss)
+        return lambda inputs: (result := right(inputs))._replace(sum=result.sum / len(inputs[0]))
+
+
+@fault("compute", "test_a_loss_of_the_user_is_the_mean_over_the_rows")
+class GradientsAreThoseOfTheMean(NumpyOps):
+    def custom_loss(self, loss):
+        right = super().custom_loss(loss)
+
+        def wrong(inputs):
+            result = right(inputs)
+            of_sum = result.gradients()
+            return result._replace(gradients=lambda: [None if g is None else g / len(inputs[0]) for g in of_sum])
+
+        return wrong

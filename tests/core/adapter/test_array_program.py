@@ -221,6 +221,26 @@ def test_several_outputs_of_which_some_have_losses(backend, segment, node, loss,
     np.testing.assert_allclose(gradients(program), [slopes(total, model.parameters["factor"])], atol=1e-7)
 
 
+def test_an_output_that_training_lacks_has_no_cotangent(backend, segment, node, loss, draw):
+    received = []
+
+    class Cached(Split):
+        def apply(self, values, inputs, *, train, key):
+            (x,), factor = inputs, values["factor"]
+
+            def pullback(cotangents):
+                received.append(cotangents[1])
+                return {"factor": np.sum(cotangents[0] * x, axis=0)}, (cotangents[0] * factor,)
+
+            return VjpResult((x * factor, None if train else -x), pullback)
+
+    columns = {"x": draw(4, 2), "y": draw(4, 2)}
+    nodes = [node("n", Cached(), "x", outputs=("n.kept", "n.cache"))]
+    program = backend.build(segment(columns, nodes, [loss("mse", "n.kept y")], "sgd"))
+    train(program, columns)
+    assert received == [None]
+
+
 def test_an_unused_input_has_a_cotangent_of_zeros(backend, segment, node, draw):
     data = {"x": draw(4, 2), "z": draw(4, 3)}
     chain = [node("s", Split(), "x", outputs=("a", "b"))]

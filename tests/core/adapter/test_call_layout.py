@@ -107,6 +107,14 @@ def test_a_probe_finds_all_and_says_where():
         outputs(layout, 3)
 
 
+def test_tensors_may_be_of_several_types():
+    found = ProbeLayout().outputs({"a": A, "b": [np.float32(1)]}, (np.ndarray, np.generic), np.moveaxis)
+    assert found == (A, np.float32(1))
+    picked = CallLayout((), [spec(("b", 0), None, ())])
+    assert picked.outputs({"b": [np.float32(1)]}, (np.ndarray, np.generic), np.moveaxis) == (np.float32(1),)
+    assert CallLayout().outputs(np.float32(2), (np.ndarray, np.generic), np.moveaxis) == (np.float32(2),)
+
+
 def test_layouts_are_equal_by_value():
     one, same, other = (CallLayout([("x",)], [spec(path)]) for path in [("a",), ("a",), ("b",)])
     assert one == same != other and hash(one) == hash(same) and one != "x"

@@ -8,7 +8,7 @@ import pytest
 from anyaccel import AppliedLoss, Experiment, FeatureSet, Loss, ModelGraph, ModelNode, Optimizer, TrainPhase
 from anyaccel.errors import AnyaccelError, ColumnError, GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.graph import Request, Resolution, resolve
-from anyaccel.numpy_backend import Activation
+from anyaccel.numpy_backend import Activation, NumpyBackend
 from anyaccel.segment import TensorSpec
 
 
@@ -468,3 +468,25 @@ def test_every_mistake_is_an_error_of_anyaccel(table, mlp):
     for text in ("", ".", "fs", "fs.", "fs.x+y", "a.", ".a", "outputs.", "targets.y", "fs.x.y", "a.a", "+", "x"):
         with pytest.raises(AnyaccelError):
             training(graph, AppliedLoss("mse", on="a", inputs=["outputs", text]))
+
+
+# -- groups of parameters ----------------------------------------------------------------------------------------------
+
+NO_DECAY = {"*bias": {"weight_decay": 0.0}}
+
+
+def test_a_backend_that_does_not_heed_groups_is_refused_by_the_plan(table, mlp, monkeypatch):
+    monkeypatch.setattr(NumpyBackend, "parameter_groups", False)
+    graph = one(mlp(1), table(y=((1,), "float32")), Optimizer("adamw", groups=NO_DECAY))
+    with pytest.raises(SpecError) as caught:
+        training(graph, AppliedLoss("mse", on="a"))
+    message = "node 'a': numpy does not support groups of parameters, which the optimizer has. Hint: leave groups out"
+    assert message in str(caught.value)
+
+
+def test_a_pattern_that_no_node_of_the_optimizer_has_is_refused(table, mlp):
+    data = table(y=((1,), "float32"))
+    groups = {**NO_DECAY, "body.*": {"lr": 0.1}}
+    nodes = [ModelNode("body", mlp(3), data.reference()), ModelNode("a", mlp(1), "body")]
+    with pytest.raises(SpecError, match=r"no parameter has a name like 'body\.\*'.*Available: .*bias.*Hint: write"):
+        training(ModelGraph(nodes, Optimizer("adamw", groups=groups)), AppliedLoss("mse", on="a"))

@@ -34,7 +34,7 @@ def scripted(data, line, experiment, train, evaluate):
 
 
 def stopper(monitor="val_score", **settings):
-    return EarlyStopping(monitor, **{"patience": 2, **settings})
+    return EarlyStopping(monitor, **{"patience": 2, "mode": "min", **settings})
 
 
 # -- when --------------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "least"}, r"mode='least'\. Available: 'min', 'max'"),
+        ({"mode": "least"}, r"mode='least'\. Available: 'auto', 'min', 'max'"),
         ({"patience": 0}, r"EarlyStopping: patience=0 is not an int of at least 1\. Hint: write patience=5"),
         (
             {"min_delta": -1.0},
@@ -279,6 +279,24 @@ def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation
 def test_settings_out_of_range_are_refused(settings, words):
     with pytest.raises(PhaseError, match=words):
         EarlyStopping(**settings)
+
+
+def test_a_metric_that_is_better_when_high_is_watched_so(line, experiment, train, evaluate):
+    def epochs_until_stopped(values, label, **settings):
+        script = iter(values)
+        score = Metric(lambda outputs, targets: next(script), on="net", label=label)
+        stop = EarlyStopping(f"val_{label}", patience=1, **settings)
+        phase = train(n_epochs=5, callbacks=[stop], validation=evaluate("check", losses=[], metrics=[score]))
+        return len(experiment(line()).run_phase(phase).epochs)
+
+    rising = [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert epochs_until_stopped(rising, "accuracy") == 5
+    assert epochs_until_stopped(rising, "f1_macro") == 5
+    assert epochs_until_stopped(rising, "rmse") == 2
+    assert epochs_until_stopped(rising, "accuracy", mode="min") == 2
+    assert epochs_until_stopped(rising, "score", mode="max") == 5
+    with pytest.raises(PhaseError, match=r"whether 'val_score' is better when it is high or low is not known\. Hint"):
+        epochs_until_stopped(rising, "score")
 
 
 def test_a_figure_that_is_an_array_of_one_number_is_a_number(scripted):

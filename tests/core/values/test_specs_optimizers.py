@@ -143,6 +143,37 @@ def test_defaults_are_those_of_the_formulas():
     assert (Optimizer().name, Optimizer().lr, Optimizer().clip_norm) == ("adam", 1e-3, None)
 
 
+def test_groups_have_settings_of_their_own_and_a_configuration():
+    schedule = Schedule("linear", steps=4)
+    spec = Optimizer(
+        "adamw", lr=0.2, weight_decay=0.1, schedule=schedule, groups={"*bias": {"weight_decay": 0, "lr": 1}}
+    )
+    (pattern, group), *others = spec.groups
+    assert (pattern, others) == ("*bias", [])
+    assert group == Optimizer("adamw", lr=1, weight_decay=0, schedule=schedule)
+    assert Optimizer.from_config(json.loads(json.dumps(spec.get_config()))) == spec
+    assert hash(spec) == hash(Optimizer.from_config(spec.get_config()))
+    with pytest.raises(ConfigError, match="the predicate of an optimizer's group 'halved'"):
+        Optimizer("adamw", groups={halved: {"lr": 1}}).get_config()
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"*bias": {"weight_decay": -1}}, "optimizer 'adamw': weight_decay=-1 is not a finite number of at least 0"),
+        ({"*bias": {"decay": 0}}, "optimizer 'adamw' has no setting decay"),
+        ({"*bias": {"clip_norm": 1.0}}, "has no settings by pattern. Hint: write groups={'*bias': {'lr': 0.1}}"),
+        ({"*bias": 3}, "optimizer 'adamw': groups={'*bias': 3} has no settings by pattern"),
+        ({3: {"lr": 1}}, "optimizer 'adamw': groups={3: {'lr': 1}} has no settings by pattern"),
+        (["*bias"], "optimizer 'adamw': groups=['*bias'] has no settings by pattern"),
+    ],
+)
+def test_every_message_of_groups(groups, message):
+    with pytest.raises(SpecError) as caught:
+        Optimizer("adamw", groups=groups)
+    assert message in str(caught.value)
+
+
 def test_settings_by_keyword_and_by_dict_are_the_same():
     one = Optimizer("adam", opt_kwargs={"lr": 0.1, "betas": [0.5, 0.9]})
     assert one == Optimizer("ADAM", lr=0.1, betas=(0.5, 0.9))

@@ -72,15 +72,15 @@ def check_equal(
         torch.testing.assert_close(tensor, other[name], rtol=1e-5, atol=1e-6, msg=f"{name} differs")
 
 
-def check_own_loss(model: nn.Module, rows: Rows, targets: Sequence[str], **constants: Any) -> None:
+def check_own_loss(model: nn.Module, rows: Rows, targets: Sequence[str]) -> None:
     """As `check_equal`, of a model that takes all inputs by keyword and returns its loss as `loss`."""
 
     def in_a_node(model: nn.Module, data: aa.FeatureSet) -> tuple[aa.ModelNode, Any]:
         upstream = {name: data.reference(name) for name in rows}
-        return aa.ModelNode("net", model, {**upstream, **constants}), aa.AppliedLoss.from_output("net", "loss")
+        return aa.ModelNode("net", model, upstream), aa.AppliedLoss.from_output("net", "loss")
 
     def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-        loss: Tensor = model(**batch, **constants).loss
+        loss: Tensor = model(**batch).loss
         return loss
 
     check_equal(model, rows, targets, in_a_node, loss_of)

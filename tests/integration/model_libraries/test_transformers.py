@@ -10,8 +10,13 @@ from .conftest import chosen, library
 
 torch = pytest.importorskip("torch")
 
-from .by_hand import check_own_loss  # noqa: E402
-from .media_models import COMPOSED, IMAGES, SOUND, TIME_SERIES  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import anyaccel as aa  # noqa: E402
+
+from . import rows  # noqa: E402
+from .by_hand import Batch, check_equal, check_own_loss  # noqa: E402
+from .media_models import COMPOSED, IMAGES, SOUND, TIME_SERIES, clip  # noqa: E402
 from .text_models import DECODERS, ENCODER_DECODERS, ENCODERS, MIXTURES  # noqa: E402
 
 transformers = library("transformers")
@@ -48,9 +53,30 @@ def model_of(name: str, settings: Any) -> Any:
 
 @pytest.mark.parametrize("name", chosen(ARCHITECTURES, SAMPLE))
 def test_an_architecture_trains_as_by_hand(name: str) -> None:
-    rows, settings = ARCHITECTURES[name]
-    inputs = rows()
+    made, settings = ARCHITECTURES[name]
+    inputs = made()
     check_own_loss(model_of(name, settings), inputs, [column for column in inputs if column in TARGETS])
+
+
+@pytest.mark.parametrize("name", chosen(["CLIP", "Siglip"], ()))
+def test_two_encoders_train_by_a_contrastive_loss_of_the_user(name: str) -> None:
+    """The loss of these models asks for an argument that is no tensor, `return_loss=True`, which a node cannot give."""
+
+    def contrastive(texts: Any, images: Any) -> Any:
+        scores = 5 * F.normalize(texts, dim=-1) @ F.normalize(images, dim=-1).T
+        return F.cross_entropy(scores, torch.arange(len(texts)))
+
+    def in_a_node(model: Any, data: aa.FeatureSet) -> tuple[aa.ModelNode, Any]:
+        node = aa.ModelNode("net", model, {name: data.reference(name) for name in rows.pairs()})
+        return node, aa.AppliedLoss(contrastive, on="net", inputs=["outputs.text_embeds", "outputs.image_embeds"])
+
+    def loss_of(model: Any, batch: Batch) -> Any:
+        returned = model(**batch)
+        return contrastive(returned.text_embeds, returned.image_embeds)
+
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model")(clip(transformers, name)).eval()
+    check_equal(model, rows.pairs(), [], in_a_node, loss_of)
 
 
 def test_there_are_at_least_forty_and_the_sample_is_of_them() -> None:

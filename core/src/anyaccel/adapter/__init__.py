@@ -14,8 +14,15 @@ immutable arrays work as well as others.
 - `IdentityKey`, `attributes_key`, `values_of`: for `TracedOps.cache_key`.
 - `loss_function`, `cast`, `factor_on_device`, `scaled`: losses and factors over any `ArrayOps`.
 
-Further modules hold what plugins have in common: `model_specs` (the models that exist in every framework) and helpers
-for shapes, states, layers and devices.
+Further modules hold what plugins have in common; import them by name, `from anyaccel.adapter.call_layout import ...`:
+
+- `keyword_compute`, `call_layout`: models that are called by keyword, with outputs at any depth.
+- `model_outputs`: outputs of a model found by calling it, and the errors for models that fail.
+- `example_spec`: inputs of models that do not accept zeros.
+- `state_check`: names and checks of states.
+- `model_specs`, `model_constructors`: the models that exist in every framework.
+- `nested`: containers of tensors. `device_description`: CPUs and NVIDIA GPUs. `out_of_memory`: its error.
+- `layer_introspection`, `attribute_snapshot`: layers of a library that runs on several frameworks.
 """
 
 from anyaccel.adapter.array_ops import (
@@ -33,6 +40,7 @@ from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.adapter.cache_key import IdentityKey
 from anyaccel.adapter.losses import loss_function
 from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule, update_rule
+from anyaccel.adapter.parameter_groups import settings_of
 from anyaccel.adapter.python_values import attributes_key, values_of
 from anyaccel.adapter.scoped_program import ScopedProgram
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
@@ -62,6 +70,7 @@ __all__ = [
     "factor_on_device",
     "loss_function",
     "scaled",
+    "settings_of",
     "update_rule",
     "values_of",
 ]

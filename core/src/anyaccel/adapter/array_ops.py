@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.optimizers import UpdateRule, update_rule
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, SpecError
@@ -56,8 +57,9 @@ LossFunction = Callable[[Sequence[Any]], LossResult]
 class ArrayOps(ABC):
     """What training needs of a framework. Models are functions of (parameters, buffers, inputs).
 
-    A backend that `calls_by_keyword` gives `vjp`, `call` and `apply` one more parameter, `layout`, a `CallLayout` that
-    is passed where a call is not positional: `bind` gives its arguments, and `outputs` the outputs in its results.
+    A backend that `calls_by_keyword` gives `vjp`, `call` and `apply` one more parameter, `layout=POSITIONAL`, a
+    `CallLayout` that is passed by keyword where a call is not positional: `bind` gives its arguments, and `outputs` the
+    outputs in its results.
 
     Arrays have `shape`, `ndim` and `dtype`, arithmetic with each other and with numbers, `==`, and indexing by slices,
     `...` and None.
@@ -69,7 +71,7 @@ class ArrayOps(ABC):
 
     @abstractmethod
     def parameters(self, model: Any) -> Mapping[str, Any]:
-        """The model's trainable arrays by name."""
+        """The model's trainable arrays by name: no copies, as models that share one are found by its identity."""
 
     @abstractmethod
     def buffers(self, model: Any) -> Mapping[str, Any]:
@@ -81,7 +83,7 @@ class ArrayOps(ABC):
 
     @abstractmethod
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
-        """Store these values in the user's model."""
+        """Store these values, which the program and its snapshots may hold as well, in the user's model."""
 
     @abstractmethod
     def vjp(
@@ -109,10 +111,10 @@ class ArrayOps(ABC):
         parameters: Mapping[str, Any],
         buffers: Mapping[str, Any],
         inputs: tuple[Any, ...],
-        layout: Any = None,
+        layout: CallLayout = POSITIONAL,
     ) -> tuple[Any, ...]:
         """Outputs in evaluation mode. The default takes those of `vjp`; override it where that costs more."""
-        keywords = {} if layout is None else {"layout": layout}
+        keywords = {} if layout is POSITIONAL else {"layout": layout}
         return self.vjp(model, parameters, buffers, inputs, False, 0, **keywords).outputs
 
     def astype(self, array: Any, dtype: Any) -> Any:
@@ -176,7 +178,9 @@ class ArrayOps(ABC):
         return update_rule(optimizer)
 
     def custom_loss(self, loss: Loss) -> LossFunction:
-        """A loss that is not a named one, as a function of its inputs.
+        """A loss that is not a named one, `loss.own` (a function, or a class for `loss.kwargs`), as a function.
+
+        For a mean over the batch the weight is the number of rows, and the sum is the mean times the rows.
 
         Raises:
             SpecError: the framework takes named losses only, which is the default.

@@ -141,7 +141,7 @@ class ArrayProgram(MultiStepProgram):
             return
         zeros = self._ops.xp.zeros_like
         dense = tuple(
-            zeros(output) if cotangent is None else cotangent
+            zeros(output) if cotangent is None and output is not None else cotangent
             for output, cotangent in zip(applied.outputs, cotangents, strict=True)
         )
         gradients, input_cotangents = applied.pullback(dense)

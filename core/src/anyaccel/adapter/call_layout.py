@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from anyaccel.adapter.model_outputs import output_tuple
-from anyaccel.errors import PhaseError
+from anyaccel.adapter.argument_paths import batch_axes_of
+from anyaccel.adapter.model_outputs import TensorType, output_tuple
+from anyaccel.errors import PhaseError, ShapeError
 from anyaccel.segment import Operation, OutputSpec, Path
 
 Arguments = tuple[Sequence[Any], dict[str, Any]]
@@ -23,7 +24,8 @@ class CallLayout:
     """
 
     def __init__(self, arguments: Sequence[Path] = (), results: Sequence[OutputSpec | None] = ()) -> None:
-        self._key = tuple(arguments), tuple(results)
+        self._axes = batch_axes_of(arguments)
+        self._key = tuple(arguments), tuple(results), self._axes
         self._results = self._key[1]
         self._bind = _binder(self._key[0])
 
@@ -38,18 +40,28 @@ class CallLayout:
         """Whether an argument is given by keyword."""
         return any(isinstance(path[0], str) for path in self._key[0])
 
-    def bind(self, inputs: Sequence[Any]) -> Arguments:
-        """The arguments of the call."""
+    def bind(self, inputs: Sequence[Any], move_axis: Callable[[Any, int, int], Any] | None = None) -> Arguments:
+        """The arguments of the call.
+
+        Args:
+            inputs: batch first.
+            move_axis: `moveaxis` of the framework; None where models always have the batch first.
+
+        Raises:
+            ShapeError: an input has to have the batch on another axis, and cannot.
+        """
+        if self._axes:
+            inputs = [_moved(x, axis, move_axis) for x, axis in zip(inputs, self._axes, strict=True)]
         return self._bind(inputs)
 
     def outputs(
-        self, result: Any, tensor_type: type, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
+        self, result: Any, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
     ) -> tuple[Any, ...]:
         """The outputs among what the model returned, batch first; None for those that it does not give in this mode.
 
         Args:
             result: what it returned.
-            tensor_type: the framework's type of tensors.
+            tensor_type: the framework's type of tensors, or a tuple of types.
             move_axis: `moveaxis` of the framework.
             noun: what the framework calls its tensors.
 
@@ -74,7 +86,7 @@ class ProbeLayout(CallLayout):
     paths: tuple[Path, ...] = ()
 
     def outputs(
-        self, result: Any, tensor_type: type, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
+        self, result: Any, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any], noun: str = "tensor"
     ) -> tuple[Any, ...]:
         """Every tensor in what the model returned.
 
@@ -98,7 +110,7 @@ def layout_of(operation: Operation, *, training: bool) -> CallLayout:
     return CallLayout(operation.arguments, results) if operation.arguments or results else POSITIONAL
 
 
-def leaves(result: Any, tensor_type: type) -> dict[Path, Any]:
+def leaves(result: Any, tensor_type: TensorType) -> dict[Path, Any]:
     """The tensors in what a model returned, by the path to each; everything else is left out.
 
     Looks into mappings with keys of text, named tuples, tuples, lists and dataclasses.
@@ -106,7 +118,7 @@ def leaves(result: Any, tensor_type: type) -> dict[Path, Any]:
     return dict(_leaves(result, tensor_type, ()))
 
 
-def _leaves(value: Any, tensor_type: type, path: Path) -> Iterator[tuple[Path, Any]]:
+def _leaves(value: Any, tensor_type: TensorType, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, tensor_type):
         yield path, value
         return
@@ -127,7 +139,7 @@ def _items(value: Any) -> list[tuple[str | int, Any]]:
     return []
 
 
-def _output(result: Any, output: OutputSpec, tensor_type: type, move_axis: Callable[[Any, int, int], Any]) -> Any:
+def _output(result: Any, output: OutputSpec, tensor_type: TensorType, move_axis: Callable[[Any, int, int], Any]) -> Any:
     value = result
     for key in output.path:
         try:
@@ -141,6 +153,22 @@ def _output(result: Any, output: OutputSpec, tensor_type: type, move_axis: Calla
             hint="return the same outputs in training as in evaluation",
         )
     return move_axis(value, output.batch_axis, 0) if output.batch_axis else value
+
+
+def _moved(x: Any, axis: int, move_axis: Callable[[Any, int, int], Any] | None) -> Any:
+    if not axis:
+        return x
+    if move_axis is None:
+        raise ShapeError(
+            "models of this kind have the batch on the first axis", hint="leave batch_axis out, or wrap the model"
+        )
+    if axis >= len(x.shape):
+        raise ShapeError(
+            f"batch_axis={axis} of an input that has {len(x.shape)} axes with the batch",
+            available=f"batch_axis=0 to {len(x.shape) - 1}",
+            hint="give each input its own: batch_axis={'INPUT': 1}",
+        )
+    return move_axis(x, 0, axis)
 
 
 def _binder(arguments: Sequence[Path]) -> Callable[[Sequence[Any]], Arguments]:

@@ -170,10 +170,18 @@ def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_who
         for term in segment.losses
     ]
     groups = [
-        (group.name, spec.name, repr(spec.settings) if spec.own is None else "", spec.clip_norm, group.nodes)
+        (
+            group.name,
+            spec.name,
+            repr(spec.settings) if spec.own is None else "",
+            spec.clip_norm,
+            group.nodes,
+            repr(spec.groups),
+        )
         for group, spec in ((group, group.optimizer) for group in segment.groups)
     ]
     own = [*(term.loss.own for term in segment.losses), *(group.optimizer.own for group in segment.groups)]
+    own += [key for group in segment.groups for key, _ in group.optimizer.groups if not isinstance(key, str)]
     if any(each is not None and not _is_module_attribute(each) for each in own):
         return None  # it may hold a model, which would be kept
     operations = [replace(op, model=None if op.model is None else id(op.model)) for op in segment.operations]

@@ -15,6 +15,8 @@ class KeywordCompute(Compute):
 
     calls_by_keyword = True
     weighs_losses = True
+    moves_batch_axis = True
+    """Whether `ArgumentPaths` are heeded: inputs with the batch on another axis than the first."""
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """As `Compute.infer`: the outputs of `infer_outputs` that have a batch, for positional arguments."""

@@ -12,7 +12,7 @@ from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer
 
 _REFUSED = {
-    "use_ema": "average the weights in a Callback",
+    "use_ema": "give TrainPhase(callbacks=[WeightAveraging(0.999)])",
     "gradient_accumulation_steps": "write TrainPhase(accumulate=...)",
     "loss_scale_factor": "leave it out: losses are not scaled here",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
@@ -10,15 +11,17 @@ from typing import Any
 from anyaccel.errors import GraphError, ShapeError
 from anyaccel.segment import Operation, OutputSpec, Path, TensorSpec
 
+TensorType = type | tuple[type, ...]
+"""What `isinstance` takes: a type, or several, as of arrays and of what stands for them in a trace."""
 _PROBED_BATCHES = (2, 3)
 
 
-def output_tuple(result: Any, tensor_type: type, noun: str = "tensor") -> tuple[Any, ...]:
+def output_tuple(result: Any, tensor_type: TensorType, noun: str = "tensor") -> tuple[Any, ...]:
     """The tensors that a model returned: one, or those of a tuple, a list or a dict in its order.
 
     Args:
         result: what the model returned.
-        tensor_type: the framework's type of tensors.
+        tensor_type: the framework's type of tensors, or a tuple of types.
         noun: what the framework calls them.
 
     Raises:
@@ -146,6 +149,13 @@ def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint
     """The error for a model that does not accept inputs of these specs per sample, with the framework's `reason`."""
     shown = " and ".join(map(str, inputs)) or "no input"
     return ShapeError(f"{model_name} does not accept {shown} per sample", available=reason, hint=hint)
+
+
+def call_hint(error: Exception) -> str:
+    """What to do where a model's call takes other arguments than it is given; `""` if that is not the error."""
+    if isinstance(error, TypeError) and re.search(r"missing \d+ required|positional argument", str(error)):
+        return "feed every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"
+    return ""
 
 
 def input_hint(

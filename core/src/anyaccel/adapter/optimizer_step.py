@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, at_least_float32, cast, scaled
-from anyaccel.adapter.optimizers import PerParameterRule
+from anyaccel.adapter.parameter_groups import grouped_rule
 from anyaccel.errors import SpecError
 from anyaccel.segment import LossTerm, ParameterGroup
 
@@ -31,8 +31,8 @@ class OptimizerStep:
         constraints: Mapping[str, Mapping[str, Callable[[Any], Any]]],
     ) -> None:
         self._ops = ops
+        self.rules = {group.name: grouped_rule(group.optimizer, ops.update_rule) for group in groups}
         self.constraints = constraints
-        self.rules = {group.name: ops.update_rule(group.optimizer) for group in groups}
         self.clip_norms = {
             name: float(rule.optimizer.clip_norm)
             for name, rule in self.rules.items()
@@ -104,7 +104,7 @@ class OptimizerStep:
 
     def _batches(self, group: str, parameters: Any, grads: Any) -> Iterable[list[str]]:
         """Names of parameters to update together: those of one dtype, or all if the rule needs them all."""
-        if not isinstance(self.rules[group], PerParameterRule):
+        if not self.rules[group].per_parameter:
             return [list(grads)]
         names_by_dtype: dict[Any, list[str]] = {}
         for name in grads:

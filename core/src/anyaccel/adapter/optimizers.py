@@ -22,6 +22,8 @@ class UpdateRule(ABC):
     its own.
     """
 
+    per_parameter: bool = False
+    """Whether each parameter is updated independently of the others, so that those of one dtype may come alone."""
     needs_value: bool = False
     """Whether `step` finds the step's loss among its coefficients, as `value`: the weighted sum of the mean losses."""
 
@@ -60,6 +62,7 @@ class UpdateRule(ABC):
 class PerParameterRule(UpdateRule):
     """A rule that updates each parameter independently of the others."""
 
+    per_parameter = True
     elementwise: ClassVar[bool] = False
     """Whether it also updates each element independently, so that several parameters may be updated as one vector."""
     names: tuple[str, ...]

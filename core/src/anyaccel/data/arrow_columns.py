@@ -53,7 +53,7 @@ def list_leaf(arrow_type: Any) -> Any:
 
 def not_numbers(name: str, found_type: str) -> ColumnError:
     """The error for a column that is not numeric."""
-    encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature')"
+    encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature'), or role='target'"
     return ColumnError(
         f"column {name!r} cannot be read as numbers: it is of type {found_type}",
         available=f"features and targets are of {_DTYPES}, of one shape in all rows",

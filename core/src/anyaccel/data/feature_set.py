@@ -6,6 +6,8 @@ The three classes know each other and therefore share this module; what they do 
 
 from __future__ import annotations
 
+import itertools
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,8 @@ from anyaccel.data.display import data_frame, rows_html, summary
 from anyaccel.data.other_names import OTHER_NAMES
 from anyaccel.data.padding import Pad, padding_of
 from anyaccel.data.ragged_columns import cast_lists, check_ragged
-from anyaccel.data.readers import dataframes, parquet
+from anyaccel.data.readers import dataframes, hf_datasets, parquet
+from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.roles import Names, NamesOrRest, RoleNames, WithRoles, brief, check_label, listed, names_of, selected
 from anyaccel.data.row_filters import checked_indices, described, positions_where
@@ -461,7 +464,9 @@ class FeatureSet(_SplitRows):
         `__arrow_c_array__`, and the capsule of a stream. Without any names the roles are those that `to_arrow` wrote
         into the schema. `fixed_shape_tensor` and fixed-size list columns have a shape per sample, and so have features
         and targets of lists of one length. Text views and run-end encoded columns are rewritten in the plain layout.
-        Lists that differ in length need `pad`, as in `from_dict`.
+        Lists that differ in length need `pad`, as in `from_dict`. Of an Arrow data set in folders and of a lazy frame
+        of Polars only the named columns are read. Data sets of Hugging Face are read as their Arrow tables; several by
+        name, as in a `DatasetDict`, become splits of these names.
 
         Raises:
             DataError: not an Arrow table, one whose buffers do not fit, or one without rows.
@@ -469,7 +474,15 @@ class FeatureSet(_SplitRows):
         """
         check_label(label)
         given = RoleNames(feature_keys, target_keys, tag_keys)
-        return cls(label, dataframes.table_from_arrow(label, table, given, pad))
+        named = hf_datasets.split_tables(label, table)
+        if named is None:
+            return cls(label, dataframes.table_from_arrow(label, table, given, pad))
+        made = cls(label, dataframes.table_from_arrow(label, pa.concat_tables(named.values()), given, pad))
+        stops = list(itertools.accumulate(map(len, named.values())))
+        made.add_splits(
+            {name: np.arange(stop - len(own), stop) for (name, own), stop in zip(named.items(), stops, strict=True)}
+        )
+        return made
 
     @classmethod
     def from_pandas(
@@ -489,7 +502,8 @@ class FeatureSet(_SplitRows):
 
         Chosen columns of pandas are copied once and keep their dtype, nullable and Arrow dtypes too; the index is left
         out. Frames with `__arrow_c_stream__` (Polars, DuckDB relations) are read as by `from_arrow`, without a copy;
-        those that have only `__dataframe__` are copied. `feature_keys` and the like mean the same as `feature_cols`.
+        those that have only `__dataframe__` are copied. Of a lazy frame of Polars only the named columns are computed.
+        `feature_keys` and the like mean the same as `feature_cols`.
         Columns of lists that differ in length need `pad`, as in `from_dict`.
 
         Raises:
@@ -500,6 +514,33 @@ class FeatureSet(_SplitRows):
         check_label(label)
         cols, keys = RoleNames(feature_cols, target_cols, tag_cols), RoleNames(feature_keys, target_keys, tag_keys)
         return cls(label, dataframes.table_from_frame(label, df, dataframes.one_spelling(label, cols, keys), pad))
+
+    @classmethod
+    def from_csv(
+        cls,
+        label: str,
+        path: str | os.PathLike[str],
+        feature_keys: NamesOrRest = None,
+        target_keys: NamesOrRest = None,
+        tag_keys: NamesOrRest = None,
+        *,
+        delimiter: str = ",",
+    ) -> Self:
+        """Make a feature set of a CSV file with a header, read by Arrow: integers, floats, bools, dates, or text.
+
+        Args:
+            label: of the feature set.
+            path: the file.
+            feature_keys, target_keys, tag_keys: names of columns, or `...` for one role.
+            delimiter: one character.
+
+        Raises:
+            OSError: the file cannot be opened.
+            DataError: not a CSV file, or no rows.
+            ColumnError: as `from_arrow`; an empty cell is a null.
+        """
+        check_label(label)
+        return cls.from_arrow(label, table_from_csv(label, path, delimiter), feature_keys, target_keys, tag_keys)
 
     @classmethod
     def from_parquet(

@@ -67,12 +67,14 @@ class Padding:
         multiple_of: lengths are rounded up to a multiple of it.
         longest: the length of the longest row, rounded up; of all batches, if they have one length.
         fixed: whether all batches have one length.
+        mask: name of the mask that was made of it, if any.
     """
 
     value: float
     multiple_of: int
     longest: int
     fixed: bool
+    mask: str | None = None
 
     def rounded(self, length: int) -> int:
         """The length to which rows of at most `length` are padded, at least 1."""
@@ -82,11 +84,11 @@ class Padding:
 
     def as_pad(self) -> Pad:
         """What a user writes for it."""
-        return Pad(self.value, self.multiple_of, self.longest if self.fixed else None)
+        return Pad(self.value, self.multiple_of, self.longest if self.fixed else None, self.mask)
 
     def stamped(self, field: Any) -> Any:
         """An Arrow field with this padding in its metadata."""
-        text = json.dumps([self.value, self.multiple_of, self.longest, self.fixed])
+        text = json.dumps([self.value, self.multiple_of, self.longest, self.fixed, self.mask])
         return field.with_metadata({**(field.metadata or {}), _KEY: text.encode()})
 
 

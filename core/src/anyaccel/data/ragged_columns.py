@@ -150,7 +150,7 @@ def padded_table(table: Any, pads: dict[str, Pad]) -> Any:
         check_ragged(stamped, pa.chunked_array([lists]))
         table = table.set_column(index, stamped, pa.chunked_array([lists]))
         if pad.mask is not None:
-            masks[pad.mask] = _mask(pad.mask, lists, replace(padding, value=0))
+            masks[pad.mask] = _mask(pad.mask, lists, replace(padding, value=0, mask=None))
     for field, mask in masks.values():
         table = table.append_column(field, mask)
     return table
@@ -188,7 +188,7 @@ def _padding(name: str, pad: Pad, longest: int, value_type: Any) -> Padding:
             f"column {name!r} is of {dtype}, which cannot hold {pad.value!r}, what it is to be padded with",
             hint=f"give a value that is a {dtype}, or convert the column first",
         )
-    padding = Padding(dtype.type(pad.value).item(), pad.multiple_of, longest, False)
+    padding = Padding(dtype.type(pad.value).item(), pad.multiple_of, longest, fixed=False, mask=pad.mask)
     if pad.length is None:
         return replace(padding, longest=padding.rounded(longest))
     padding = replace(padding, longest=pad.length, fixed=True)

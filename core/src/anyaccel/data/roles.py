@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import is_numeric, list_leaf, not_numbers
 from anyaccel.errors import ColumnError, DataError
 from anyaccel.suggestions import did_you_mean
@@ -73,9 +74,11 @@ def check_label(label: str) -> None:
     """Check the label of a feature set or source."""
     if not isinstance(label, str) or not label or "." in label:
         raise DataError(
-            f"{label!r} is not a label of a feature set",
+            f"{shown(label)} is not a label of a feature set",
             available="labels are text without a dot, because 'LABEL.COLUMN' names a column",
-            hint="choose another label",
+            hint="choose another label"
+            if isinstance(label, str)
+            else "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
         )
 
 

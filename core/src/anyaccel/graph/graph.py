@@ -340,18 +340,24 @@ class ModelGraph(AttributeHints):
 
     # -- folders ---------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
         """Write the graph into a folder: its state as safetensors, all else as a `manifest.json`; no pickle.
 
         What is in the folder is replaced when all is written, at once, and only if it was written by `save`. Models
         that no backend names are not written but for their arrays, and a framework's own optimizer neither: give both
         to `load`.
 
+        Args:
+            folder: made if it is not there.
+            extra: further plain data for the manifest, by name.
+
         Raises:
             ConfigError: the optimizer of a node is a framework's own, or the folder has a manifest of something else.
             StateError: the graph has no state yet, or its arrays cannot be written.
         """
-        saved_folder.write(folder, {"graph": self._config(serialization.optimizer_entry(self.optimizer))}, self.state())
+        more = arguments.mapping(ConfigError, "", "extra", extra)
+        config = self._config(serialization.optimizer_entry(self.optimizer))
+        saved_folder.write(folder, {**more, "graph": config}, self.state())
 
     @classmethod
     def load(

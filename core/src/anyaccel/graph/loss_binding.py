@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from anyaccel.adapter.parameter_groups import unmatched_patterns
 from anyaccel.backend import ComputingBackend
+from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError, ShapeError, SpecError
 from anyaccel.graph import input_columns, loss_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -24,12 +26,32 @@ def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBacken
     Raises:
         SpecError: it cannot.
     """
+    if isinstance(spec, Optimizer) and spec.groups and not backend.parameter_groups:
+        raise SpecError(
+            f"node {label!r}: {backend.framework} does not support groups of parameters, which the optimizer has",
+            hint="leave groups out, or give nodes optimizers of their own: ModelNode(..., optimizer=...)",
+        )
     reason = backend.unsupported_reason(spec)
     if reason:
         what = "loss" if isinstance(spec, Loss) else "optimizer"
         raise SpecError(
             f"node {label!r}: {backend.framework} does not support the {what} {spec.name!r}: {reason}",
             hint=f"use a named {what}: {', '.join(LOSSES if isinstance(spec, Loss) else OPTIMIZERS)}",
+        )
+
+
+def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
+    """Check that each pattern of an optimizer's groups is that of a parameter of some node that it trains.
+
+    Raises:
+        SpecError: one is not.
+    """
+    unmatched = unmatched_patterns(optimizer, parameters)
+    if unmatched:
+        raise SpecError(
+            f"optimizer {optimizer.name!r}: no parameter has a name like {unmatched[0]!r}, the pattern of a group",
+            available=listed(parameters),
+            hint="write a pattern of names, with * for any text: groups={'*bias': {'weight_decay': 0.0}}",
         )
 
 

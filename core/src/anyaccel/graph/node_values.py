@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 
+from anyaccel.adapter.argument_paths import batch_axes_of, is_positional
 from anyaccel.backend import ComputingBackend
 from anyaccel.data import Reference, joined_spec
 from anyaccel.errors import GraphError
@@ -120,13 +121,19 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
         GraphError: the backend has no keywords, the model has no such argument, or a column would be taken as another
             argument than that of its name.
     """
-    if node.arguments and not backend.calls_by_keyword:
+    by_name = node.arguments and not is_positional(node.arguments)
+    if any(batch_axes_of(node.arguments)) and not getattr(backend, "moves_batch_axis", False):
+        raise GraphError(
+            f"node {node.label!r}: {backend.framework} calls models with the batch on the first axis",
+            hint="leave batch_axis out, and let the model move the axis itself",
+        )
+    if by_name and not backend.calls_by_keyword:
         raise GraphError(
             f"node {node.label!r}: {backend.framework} calls models with positional arguments only",
             hint="give a flat list of upstreams, in the order of the model's inputs",
         )
     signature = backend.signature(node.model)
-    if signature is not None and node.arguments:
+    if signature is not None and by_name:
         _check_keywords(node, signature)
     elif signature is not None:
         _check_positions(node, signature)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Number
@@ -10,7 +11,8 @@ from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any, ClassVar
 
 from anyaccel.accelerator import Accelerator
-from anyaccel.arguments import shown, text
+from anyaccel.adapter.argument_paths import ArgumentPaths
+from anyaccel.arguments import is_integer, shown, text
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
@@ -93,13 +95,15 @@ class ModelNode(AttributeHints):
         modes: `"train"`, the default: while the node trains, all of the model is in training mode, also a part that
             was in evaluation mode (as models are that `from_pretrained` gives). `"as_is"`: each part stays in the mode
             that it is in when a phase starts; for frameworks whose layers have modes of their own (torch).
+        batch_axis: the axis on which the model wants the batch in its inputs, such as 1 for recurrent layers that have
+            time first: a number for all inputs, or a mapping by keyword. Outputs are found by themselves.
 
     Attributes:
         frozen: whether the node is not trained; set by `ModelGraph.freeze`.
         frozen_mode: the mode, `"eval"` or `"train"`, in which a frozen node runs in a training step.
 
     Raises:
-        GraphError: an invalid label, model, upstream or `modes`.
+        GraphError: an invalid label, model, upstream, `modes` or `batch_axis`.
     """
 
     label: str
@@ -135,12 +139,14 @@ class ModelNode(AttributeHints):
         framework: str | None = None,
         outputs: Iterable[str] | None = None,
         modes: str = "train",
+        batch_axis: int | Mapping[str, int] = 0,
     ) -> None:
         if upstream_ref is None and not isinstance(label, str):
             label, model, upstream_ref = "model", label, model
         self.label = check_label(label, "a node")
         self.model = _checked_model(label, model)
-        self.upstreams, self.arguments = _arguments(label, upstream_ref)
+        self.upstreams, arguments = _arguments(label, upstream_ref)
+        self.arguments = _with_batch_axes(label, arguments, len(self.upstreams), batch_axis)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
         self.optimizer = checked_optimizer(optimizer, f"node {label!r}")
         self.framework = None if framework is None else text(GraphError, f"node {label!r}: ", "framework", framework)
@@ -210,10 +216,12 @@ def _checked_model(label: str, model: Any) -> Any:
             f"the model of node {label!r} is the class {model.__name__}",
             hint=f"create one: {model.__name__}(...)",
         )
-    if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS:
+    if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
         hint = "give a model object of a framework, such as SequentialMLP(...)"
         if isinstance(model, _FUNCTIONS):
             hint = "give an object of a model class of its framework that calls the function"
+        elif isinstance(model, Mapping):
+            hint = "if this is the state of a model, create the model, load it, and give the model"
         raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
     return model
 
@@ -252,6 +260,26 @@ def _arguments(label: str, given: Any) -> tuple[tuple[Upstream, ...], tuple[Path
         _upstream(label, each, by_keyword=isinstance(path[0], str)) for each, path in zip(upstreams, paths, strict=True)
     )
     return tuple(checked), () if is_positional else paths
+
+
+def _with_batch_axes(label: str, arguments: tuple[Path, ...], count: int, given: Any) -> tuple[Path, ...]:
+    """The paths of a model's arguments with the axes of the batch, if one is not the first."""
+    paths = arguments or tuple((i,) for i in range(count))
+    names = [".".join(map(str, path)) for path in paths]
+    by_name = given if isinstance(given, Mapping) else dict.fromkeys(names, given)
+    for name, axis in by_name.items():
+        if name not in names:
+            raise GraphError(
+                f"node {label!r}: batch_axis has {shown(name)}, which is not an input",
+                available=", ".join(names),
+                hint=did_you_mean(name, names, "name inputs as upstream_ref does"),
+            )
+        if not is_integer(axis) or axis < 0:
+            raise GraphError(
+                f"node {label!r}: batch_axis={shown(axis)} is not the number of an axis", hint="write batch_axis=1"
+            )
+    axes = [int(by_name.get(name, 0)) for name in names]
+    return ArgumentPaths(paths, axes) if any(axes) else arguments
 
 
 def _paths(label: str, given: Any, path: Path) -> Iterator[tuple[Any, Path]]:

@@ -14,7 +14,7 @@ from anyaccel.graph import input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.device_assignment import DeviceAssigner
 from anyaccel.graph.graph import ModelGraph
-from anyaccel.graph.loss_binding import LossBinder, check_supported
+from anyaccel.graph.loss_binding import LossBinder, check_patterns, check_supported
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Plan
@@ -199,11 +199,11 @@ class _Resolver:
         labels = [label for label, assignment in assigned.items() if not assignment.frozen]
         if not any(assigned[label].parameters for label in labels):
             reasons = {label: "frozen" if each.frozen else "no parameters" for label, each in assigned.items()}
-            raise PhaseError(
-                f"phase {self._request.phase!r} has nothing to train: "
-                + ", ".join(f"{label} ({reason})" for label, reason in reasons.items()),
-                hint="unfreeze a node that a loss depends on",
-            )
+            hint = "unfreeze a node that a loss depends on"
+            if not any(each.frozen for each in assigned.values()):
+                hint = "give a model parameters; layers in a plain list or dict are no part of it in most frameworks"
+            shown = ", ".join(f"{label} ({reason})" for label, reason in reasons.items())
+            raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
         self._check_not_frozen(labels)
         frozen = [label for label in assigned if self._frozen_in_training(label)]
         self._check_modes([*labels, *frozen])
@@ -237,7 +237,7 @@ class _Resolver:
                 continue
             if label not in shapes.training:
                 backend = self._assigned[label].backend
-                shapes.training[label] = infer_training(node, backend, shapes.wanted(label))
+                shapes.training[label] = infer_training(node, backend, shapes.inputs[label], shapes.wanted(label))
             extra = len(shapes.training_only.get(label, ()))
             returned, training = shapes.returned[label], shapes.training[label]
             check_training_outputs(label, returned, extra, training)
@@ -287,7 +287,13 @@ class _Resolver:
             name = self._first_with_model(label) if own else ".graph"  # which is the label of no node
             group = groups.get(name, ParameterGroup(name, optimizer, ()))
             groups[name] = replace(group, nodes=(*group.nodes, label))
+        for group in groups.values():
+            if group.optimizer.groups:
+                check_patterns(group.optimizer, [name for label in group.nodes for name in self._parameters(label)])
         return tuple(groups.values())
+
+    def _parameters(self, label: str) -> list[str]:
+        return list(self._assigned[label].backend.parameters(self._model(label)))
 
     def _check_trainable(self, label: str) -> None:
         model = self._model(label)

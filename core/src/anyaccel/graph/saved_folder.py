@@ -69,15 +69,29 @@ def read(folder: str | os.PathLike[str], part: str) -> tuple[dict[str, Any], dic
         ConfigError: no such folder, not a manifest of this library, or one of a newer version.
         StateError: a file of arrays is missing, was changed, or is incomplete.
     """
+    path, manifest = _manifest_with(folder, part)
+    arrays: dict[str, np.ndarray] = {}
+    for entry in _entries(path, manifest):
+        arrays.update(_read_arrays(path, entry))
+    return manifest, arrays
+
+
+def part(folder: str | os.PathLike[str], name: str) -> Any:
+    """A part of the manifest of a folder, without its arrays.
+
+    Raises:
+        ConfigError: as `read`.
+    """
+    return _manifest_with(folder, name)[1][name]
+
+
+def _manifest_with(folder: Any, part: str) -> tuple[Path, dict[str, Any]]:
     path = _path(folder)
     manifest = _manifest(path)
     if part not in manifest:
         known = ", ".join(sorted(set(manifest) - {"format", "schema_version", "written_by", "arrays"}))
         raise ConfigError(f"{str(path)!r} holds no {part}", available=known, hint=_HINT)
-    arrays: dict[str, np.ndarray] = {}
-    for entry in _entries(path, manifest):
-        arrays.update(_read_arrays(path, entry))
-    return manifest, arrays
+    return path, manifest
 
 
 def _path(folder: Any) -> Path:

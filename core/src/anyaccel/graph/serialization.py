@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
+from anyaccel.adapter.argument_paths import batch_axes_of
 from anyaccel.adapter.call_layout import CallLayout
 from anyaccel.arguments import flag, shown
 from anyaccel.backend import Compute
@@ -17,6 +18,7 @@ from anyaccel.specs import Optimizer
 
 _MODEL_KEYS = {
     *("type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
+    "batch_axes",
     *("frozen_mode", "model"),
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
@@ -143,6 +145,7 @@ def _node_config(node: Node) -> dict[str, Any]:
         "framework": node.framework,
         "outputs": list(node.outputs) if node.outputs else None,
         "modes": node.modes,
+        **({"batch_axes": list(axes)} if (axes := batch_axes_of(node.arguments)) else {}),
         "frozen": node.frozen,
         "frozen_mode": node.frozen_mode,
         "model": _model_config(node.model),
@@ -207,6 +210,7 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         framework=plain.get("framework"),
         outputs=plain.get("outputs"),
         modes=_mode(plain, "modes", MODES),
+        batch_axis=_read_batch_axes(plain),
     )
     node.frozen = flag(ConfigError, f"node {node.label!r}: ", "frozen", plain.get("frozen", False))
     node.frozen_mode = _mode(plain, "frozen_mode", FROZEN_MODES)
@@ -236,6 +240,15 @@ def _read_arguments(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) ->
         raise ConfigError(problem, hint=_HINT)
     positional, by_keyword = CallLayout([tuple(path) for path in paths]).bind(upstreams)
     return by_keyword or positional
+
+
+def _read_batch_axes(entry: Mapping[str, Any]) -> dict[str, int]:
+    """The axes of the batch by input, as ModelNode takes them."""
+    axes, paths = entry.get("batch_axes") or [], entry.get("arguments") or []
+    if not isinstance(axes, (list, tuple)) or len(axes) not in (0, len(paths)):
+        problem = f"node {entry['label']!r}: batch_axes={shown(axes)} are not the axes of {len(paths)} inputs"
+        raise ConfigError(problem, hint=_HINT)
+    return {".".join(map(str, path)): axis for path, axis in zip(paths, axes, strict=False)}
 
 
 def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequence[type]) -> Any:

@@ -341,7 +341,8 @@ class _Inference:
         if not isinstance(node, ModelNode) or not count or len(node.outputs or ()) <= count:
             return ()
         specs = self._received(label, lift=label in self._lifted)
-        return named_beyond(node, returned, infer_training(node, self._backends[label], specs))
+        training = infer_training(node, self._backends[label], self._inputs[label], specs)
+        return named_beyond(node, returned, training)
 
     def _cast_hint(self, label: str) -> str:
         """What to do where a node may refuse the dtype of an estimator's floating output."""

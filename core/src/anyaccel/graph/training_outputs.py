@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from anyaccel.backend import Compute
 from anyaccel.errors import GraphError, PhaseError, ShapeError
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.example_inputs import example_columns, with_examples
 from anyaccel.graph.node_values import path_name
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.segment import OutputSpec, TensorSpec
@@ -14,15 +15,26 @@ from anyaccel.segment import OutputSpec, TensorSpec
 Outputs = Sequence[OutputSpec]
 
 
-def infer_training(node: ModelNode, backend: Compute, inputs: Sequence[TensorSpec]) -> tuple[OutputSpec, ...]:
+def infer_training(
+    node: ModelNode, backend: Compute, names: Sequence[str], inputs: Sequence[TensorSpec]
+) -> tuple[OutputSpec, ...]:
     """What a node's built model returns in training; empty where that is not known.
+
+    Args:
+        node: the node.
+        backend: of its model.
+        names: of its inputs.
+        inputs: their specs; where the model does not accept zeros in training, it gets samples of its columns.
 
     Raises:
         ShapeError: nothing that a graph could use.
     """
     arguments = (node.arguments,) if node.arguments else ()
     try:
-        return tuple(backend.infer_training(node.model, inputs, *arguments))
+        returned = backend.infer_training(node.model, inputs, *arguments)
+        if not returned and (columns := example_columns(node)):
+            returned = backend.infer_training(node.model, with_examples(names, inputs, columns), *arguments)
+        return tuple(returned)
     except ShapeError as error:
         problem = f"node {node.label!r}: {error.problem}"
         raise ShapeError(problem, available=error.available, hint=error.hint) from error

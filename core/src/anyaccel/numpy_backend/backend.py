@@ -35,6 +35,7 @@ class NumpyBackend(Backend, Exchange, Compute, Memory):
     framework = "numpy"
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "sim")
     import_roots: ClassVar[tuple[str, ...]] = ("numpy", "anyaccel")
+    parameter_groups = True
     weighs_losses = True
 
     # -- devices ---------------------------------------------------------------------------------------------------

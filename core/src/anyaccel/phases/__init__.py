@@ -15,6 +15,7 @@ from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichP
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.runner import execute, plan_of
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.weight_averaging import WeightAveraging
 
 __all__ = [
     "Callback",
@@ -33,6 +34,7 @@ __all__ = [
     "RichProgress",
     "Run",
     "TrainPhase",
+    "WeightAveraging",
     "execute",
     "place",
     "plan_of",

@@ -45,6 +45,8 @@ def bound(phase: Phase, graph: ModelGraph) -> Phase:
 
 def best_common_device(frameworks: Sequence[str]) -> Device:
     """The best device on which all of these frameworks run: a GPU, another accelerator, or the CPU. Loads no other."""
+    if not frameworks:
+        return Device("cpu")
     first, *others = [devices(framework=framework) for framework in frameworks]
     common = (device for device in first if device.kind not in _ONLY_BY_NAME and all(device in own for own in others))
     return next(common, Device("cpu"))

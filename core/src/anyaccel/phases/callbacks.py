@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
+from anyaccel.phases.metrics import is_higher_better
 from anyaccel.phases.monitoring import monitored_value
 
 if TYPE_CHECKING:
@@ -109,6 +110,26 @@ def _hook_meant(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(bare, HOOK_NAMES, n=1, cutoff=0.85)), None)
 
 
+def mode_of(monitor: str, mode: str, where: str) -> str:
+    """`"min"` or `"max"`; of `"auto"` the one for this value, `""` if it is not known.
+
+    Raises:
+        PhaseError: another mode.
+    """
+    if mode not in ("auto", "min", "max"):
+        available, hint = "'auto', 'min', 'max'", "write mode='min'"
+        raise PhaseError(f"{where}unknown mode={shown(mode)}", available=available, hint=hint)
+    higher = is_higher_better(monitor)
+    known = "" if higher is None else "max" if higher else "min"
+    return known if mode == "auto" else mode
+
+
+def unknown_mode(monitor: str, where: str) -> PhaseError:
+    """The error for a value of which it is not known whether it is better when it is high."""
+    problem = f"{where}whether {monitor!r} is better when it is high or low is not known"
+    return PhaseError(problem, hint="write mode='max', or mode='min'")
+
+
 class EarlyStopping(Callback):
     """Stops the run when a monitored value has stopped improving.
 
@@ -116,7 +137,7 @@ class EarlyStopping(Callback):
         monitor: name of a value of an epoch: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`, ...
         patience: number of epochs without improvement after which the run stops.
         min_delta: smallest change that counts as an improvement.
-        mode: `"min"` or `"max"`.
+        mode: `"min"` or `"max"`: which values are better. `"auto"` knows it of losses and of metrics by name.
         restore_best: restore the parameters and optimizer state of the best epoch when the run stops or ends.
 
     `best` is the best value so far, NaN before there is one; `best_epoch` is its epoch within the run, or -1.
@@ -131,18 +152,16 @@ class EarlyStopping(Callback):
         *,
         patience: int = 5,
         min_delta: float = 0.0,
-        mode: str = "min",
+        mode: str = "auto",
         restore_best: bool = False,
     ) -> None:
         where = "EarlyStopping: "
-        if mode not in ("min", "max"):
-            raise PhaseError(f"{where}unknown mode={shown(mode)}", available="'min', 'max'", hint="write mode='min'")
         self.monitor = arguments.text(PhaseError, where, "monitor", monitor, "the name of a value", "'val_loss'")
         self.patience = arguments.integer(PhaseError, where, "patience", patience, 1, 5)
         wanted = "a number of 0 or more"
         delta = arguments.number(PhaseError, where, "min_delta", min_delta, lambda it: it >= 0, wanted, 0.0)
         self.min_delta = float(delta)
-        self.sign = 1.0 if mode == "min" else -1.0
+        self.sign = {"min": 1.0, "max": -1.0, "": 0.0}[mode_of(self.monitor, mode, where)]
         self.restore_best = arguments.flag(PhaseError, where, "restore_best", restore_best)
         self._reset()
 
@@ -158,6 +177,8 @@ class EarlyStopping(Callback):
         value = monitored_value("EarlyStopping", self.monitor, run)
         if value is None:
             return
+        if not self.sign:
+            raise unknown_mode(self.monitor, "EarlyStopping: ")
         if self._is_better(value):
             self.best, self.best_epoch, self.waited = value, run.epoch, 0
             if self.restore_best:

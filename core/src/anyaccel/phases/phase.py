@@ -75,6 +75,9 @@ class Phase(AttributeHints):
     """Class of each kind of phase, by the `type` of its configuration."""
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "device": "write accelerator='gpu:0'",
+        "split": "write data='train'",
+        "dataset": "write data='train'",
+        "name": "the name is the first argument: TrainPhase('train', ...)",
         "progress": "write Experiment(..., progress='none')",
         "verbose": "write Experiment(..., progress='none')",
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
-from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
 from anyaccel.phases.monitoring import monitored_value
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ReduceLROnPlateau(Callback):
         threshold_mode: `"rel"`; or `"abs"`, for a threshold that is a difference.
         cooldown: epochs after a reduction in which none is counted.
         min_factor: the smallest factor of all reductions together.
-        mode: `"min"` or `"max"`.
+        mode: `"min"` or `"max"`: which values are better. `"auto"` knows it of losses and of metrics by name.
 
     `current` is the factor now, `best` the best value so far.
 
@@ -50,21 +50,20 @@ class ReduceLROnPlateau(Callback):
         threshold_mode: str = "rel",
         cooldown: int = 0,
         min_factor: float = 0.0,
-        mode: str = "min",
+        mode: str = "auto",
     ) -> None:
         where = "ReduceLROnPlateau: "
-        for name, value, known in (("mode", mode, ("min", "max")), ("threshold_mode", threshold_mode, ("rel", "abs"))):
-            if value not in known:
-                available, hint = ", ".join(map(repr, known)), f"write {name}={known[0]!r}"
-                raise PhaseError(f"{where}unknown {name}={shown(value)}", available=available, hint=hint)
+        if threshold_mode not in ("rel", "abs"):
+            available, hint = "'rel', 'abs'", "write threshold_mode='rel'"
+            raise PhaseError(f"{where}unknown threshold_mode={shown(threshold_mode)}", available=available, hint=hint)
         self.monitor = arguments.text(PhaseError, where, "monitor", monitor, "the name of a value", "'val_loss'")
         self.patience = arguments.integer(PhaseError, where, "patience", patience, 0, 10)
         self.cooldown = arguments.integer(PhaseError, where, "cooldown", cooldown, 0, 5)
         self.factor = _number(where, "factor", factor, 0.1, below_one=True)
         self.threshold = _number(where, "threshold", threshold, 1e-4)
         self.min_factor = _number(where, "min_factor", min_factor, 0.0)
-        self.mode, self.threshold_mode = mode, threshold_mode
-        self.current, self.best = 1.0, math.inf if mode == "min" else -math.inf
+        self.mode, self.threshold_mode = mode_of(self.monitor, mode, where), threshold_mode
+        self.current, self.best = 1.0, -math.inf if self.mode == "max" else math.inf
         self._bad, self._cooling = 0, 0
 
     def __call__(self, step: int) -> float:
@@ -76,6 +75,8 @@ class ReduceLROnPlateau(Callback):
         value = monitored_value("ReduceLROnPlateau", self.monitor, run)
         if value is None:
             return
+        if not self.mode:
+            raise unknown_mode(self.monitor, "ReduceLROnPlateau: ")
         if self._is_better(value):
             self.best, self._bad = value, 0
         else:

@@ -87,6 +87,25 @@ class TrainPhase(Phase):
         "lr": "the optimizer belongs to the graph: ModelGraph(nodes, Optimizer('adam', lr=1e-3))",
         "learning_rate": "the optimizer belongs to the graph: ModelGraph(nodes, Optimizer('adam', lr=1e-3))",
         "optimizer": "the optimizer belongs to the graph: ModelGraph(nodes, Optimizer('adam', lr=1e-3))",
+        "loss": "write losses=[AppliedLoss('cross_entropy', on='NODE')]",
+        "criterion": "write losses=[AppliedLoss('cross_entropy', on='NODE')]",
+        "class_weight": "weights belong to the loss: Loss('cross_entropy', class_weights=[1.0, 2.0, 1.0])",
+        "early_stopping": "write callbacks=[EarlyStopping('loss', patience=5)]",
+        "patience": "write callbacks=[EarlyStopping('loss', patience=5)]",
+        "clip_norm": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
+        "grad_clip": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
+        "gradient_clip_val": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
+        "max_grad_norm": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
+        "scheduler": "the optimizer has the schedule: Optimizer('adam', schedule=Schedule('cosine', steps=100))",
+        "lr_scheduler": "the optimizer has the schedule: Optimizer('adam', schedule=Schedule('cosine', steps=100))",
+        "validation_data": "write validation='val', a split",
+        "validation_split": "split the data: data.split_random({'train': 0.8, 'val': 0.2}), and write validation='val'",
+        "val": "write validation='val', a split",
+        "gradient_accumulation_steps": "write accumulate=4",
+        "accumulate_grad_batches": "write accumulate=4",
+        "precision": "there is no mixed precision; give the model the dtype that it is to have",
+        "mixed_precision": "there is no mixed precision; give the model the dtype that it is to have",
+        "model": "the model is in the graph: ModelGraph([ModelNode('net', model, data.reference())], 'adam')",
         "metrics": "metrics belong to the validation: validation=EvalPhase(..., metrics=[...])",
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
     }
@@ -125,18 +144,9 @@ class TrainPhase(Phase):
         self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
         if step is not None:
             self.step = step
-        super().__init__(
-            label,
-            data=data,
-            losses=losses,
-            accelerator=accelerator,
-            strict=strict,
-            policy=policy,
-            callbacks=callbacks,
-            final_device=final_device,
-            compile=compile,
-            residency=residency,
-        )
+        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
+        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        super().__init__(label, data=data, losses=losses, **placing, **running)
 
     def _check(self) -> None:
         super()._check()

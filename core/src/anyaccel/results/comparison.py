@@ -11,7 +11,7 @@ import numpy as np
 from anyaccel import display
 from anyaccel.arguments import shown
 from anyaccel.errors import ResultError
-from anyaccel.phases.metrics import HIGHER_IS_BETTER, METRICS, SYNONYMS
+from anyaccel.phases.metrics import is_higher_better
 from anyaccel.results import formatting
 from anyaccel.results.base import PhaseResults
 from anyaccel.results.evaluation import EvalResults
@@ -156,9 +156,7 @@ def _last_and_best(values: Mapping[str, np.ndarray], names: Iterable[str]) -> di
 
 def _best(name: str, values: np.ndarray) -> float | None:
     """The best value; None if it is not known which direction is better, or none is finite."""
-    plain = name.removeprefix("val_")
-    last = "loss" if plain.startswith("loss.") else plain.rpartition(".")[2]
-    finite = values[np.isfinite(values)]
-    if not finite.size or last not in ("loss", *METRICS, *SYNONYMS):
+    higher, finite = is_higher_better(name), values[np.isfinite(values)]
+    if not finite.size or higher is None:
         return None
-    return float(finite.max() if last in HIGHER_IS_BETTER else finite.min())
+    return float(finite.max() if higher else finite.min())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.errors import SpecError
+from anyaccel.errors import GraphError, SpecError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel.testing import reference_formulas
@@ -130,6 +130,51 @@ class SegmentTests(Subject):
         program.optimizer_step()
         program.close()
         assert_close(harness.parameter_values(prepared), {name: w - 0.1 * total[name] for name, w in start.items()})
+
+    def test_models_that_share_a_parameter_are_refused_or_train_as_one(
+        self, harness: Harness, models_that_share: Callable[[], tuple[Any, Any]]
+    ) -> None:
+        """What two models hold in common never trains apart: an error, or one value in both after a step."""
+        pair = [harness.compute.wrap(model) for model in models_that_share()]
+        for seed, model in enumerate(pair):
+            harness.compute.infer(model, [TensorSpec((4,), "float32")], seed)
+        pair = [harness.backend.place(model, harness.device) for model in pair]
+        before = [harness.parameter_values(model) for model in pair]
+        values = {value.tobytes(): name for name, value in before[0].items() if value.std() > 0}
+        shared = {name: values[value.tobytes()] for name, value in before[1].items() if value.tobytes() in values}
+        assert shared, "the two models have no equal parameters"
+        segment, batches = shared_model_segment(harness, pair[0]), (BATCH, Batch.of(6, seed=2))
+        gradients = [harness.gradient_of(model, batch) for model, batch in zip(pair, batches, strict=True)]
+        operations = tuple(replace(op, model=model) for op, model in zip(segment.operations, pair, strict=True))
+        try:
+            program = harness.compute.build(replace(segment, operations=operations))
+        except GraphError:
+            return
+        harness.forward_backward(program, [value for batch in batches for value in harness.inputs(batch)])
+        program.optimizer_step()
+        program.close()
+        for model, names in zip(pair, (shared.values(), shared), strict=True):
+            after = harness.parameter_values(model)
+            for name, first, second in zip(names, shared.values(), shared, strict=True):
+                assert_close(after[name], before[1][second] - 0.1 * (gradients[0][first] + gradients[1][second]))
+
+    def test_a_loss_of_the_user_is_the_mean_over_the_rows(
+        self, harness: Harness, model: Make, own_loss: Callable[[Any, Any], Any]
+    ) -> None:
+        """A function that gives a mean weighs as many as there are rows, and has the gradient of the named loss."""
+        prepared = harness.prepare_model(model)
+        segment = replace(harness.segment(prepared), compile="off")
+        own = replace(segment, losses=(replace(segment.losses[0], loss=Loss(own_loss)),))
+        losses, gradients = [], []
+        for each in (segment, own):
+            program = harness.compute.build(each)
+            loss = harness.forward_backward(program, harness.inputs(BATCH))[LOSS]
+            losses.append([harness.mean_loss(loss), float(harness.to_numpy(loss[1]))])
+            gradients.append(harness.gradients(program))
+            program.close()
+        assert_close(losses[1], [losses[0][0], len(BATCH.x)])
+        for actual, expected in zip(gradients[1], gradients[0], strict=True):
+            assert_close(actual, expected)
 
     def test_a_tied_parameter_is_one_parameter(self, harness: Harness, tied_model: Make) -> None:
         """It learns from all its places, and its gradient enters the norm once, however many names it has."""

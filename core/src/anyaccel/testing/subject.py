@@ -98,6 +98,16 @@ class Subject:
         _skip("no tied_model was given")
 
     @pytest.fixture
+    def models_that_share(self) -> Callable[[], tuple[Any, Any]]:
+        """Makes two models as `model` that hold one layer or array in common, where that ties them in the framework."""
+        _skip("no models_that_share was given")
+
+    @pytest.fixture
+    def own_loss(self) -> Callable[[Any, Any], Any]:
+        """The mean squared error, as users of the framework write a loss: a function of outputs and targets."""
+        _skip("no own_loss was given")
+
+    @pytest.fixture
     def parameter_free_model(self) -> Callable[[], Any]:
         """Makes a model without parameters whose output has the shape of its input: an activation."""
         _skip("no parameter_free_model was given")

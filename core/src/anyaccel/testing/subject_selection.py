@@ -41,9 +41,30 @@ class NumpySubject(Subject):
         return make
 
     @pytest.fixture
+    def models_that_share(self) -> Callable[[], tuple[Any, Any]]:
+        """One layer in two models."""
+
+        def make() -> tuple[Sequential, Sequential]:
+            layer = Dense(5)
+            return Sequential(layer, Dense(3)), Sequential(layer, Activation("tanh"), Dense(3))
+
+        return make
+
+    @pytest.fixture
+    def own_loss(self) -> Callable[[Any, Any], Any]:
+        """With its gradient, as NumPy does not differentiate."""
+        return squared_error
+
+    @pytest.fixture
     def parameter_free_model(self) -> Callable[[], Any]:
         """An activation."""
         return lambda: Activation("tanh")
+
+
+def squared_error(outputs: Any, targets: Any) -> tuple[Any, int, list[Any]]:
+    """The mean squared error of each row summed over the rows, their number, and the gradients of the sum."""
+    difference = outputs - targets
+    return (difference**2).sum() / outputs.shape[1], len(outputs), [2 * difference / outputs.shape[1], None]
 
 
 class DerivedSubject(Subject):

@@ -30,6 +30,8 @@ class JaxCompute(JaxPlacement, KeywordCompute):
     They return an array, or a tuple, list or dict of arrays.
     """
 
+    parameter_groups = True
+
     def wrap(self, model: Any) -> Any:
         """As `Compute.wrap`: modules of Linen and Equinox are put into `Linen` and `Equinox`, which hold values."""
         from anyaccel_jax.models.dispatch import wrap

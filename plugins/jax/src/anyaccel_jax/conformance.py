@@ -52,6 +52,11 @@ class JaxSubject(Subject):
         return lambda: Function(lambda parameters, x: jnp.tanh(x), {})
 
     @pytest.fixture
+    def own_loss(self) -> Callable[[Any, Any], Any]:
+        """Of jax.numpy."""
+        return lambda outputs, targets: jnp.mean((outputs - targets) ** 2)
+
+    @pytest.fixture
     def keyword_model(self) -> Callable[[], Any]:
         """A pure function of two arrays, which returns a dict."""
         return lambda: Function(difference, {})

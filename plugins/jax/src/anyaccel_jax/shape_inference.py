@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
-from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error, input_error, input_hint, probe_outputs
+from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_jax.error_translation import first_line, translate_errors
@@ -87,4 +87,4 @@ def _dtype_name(output: Any) -> str:
 def _hint(inputs: Sequence[TensorSpec], error: Exception) -> str:
     if isinstance(error, jax.errors.ConcretizationTypeError):
         return "use jax.numpy.where or jax.lax.cond for decisions in the model: it is compiled, and sees no values"
-    return input_hint(inputs)
+    return call_hint(error) or input_hint(inputs)

@@ -23,6 +23,8 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     losses that a phase reports do not contain them.
     """
 
+    parameter_groups = True
+
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""
         from anyaccel_tensorflow.shape_inference import batch_coupling

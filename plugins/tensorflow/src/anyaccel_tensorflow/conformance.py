@@ -44,6 +44,21 @@ class TensorFlowSubject(Subject):
         return make
 
     @pytest.fixture
+    def models_that_share(self) -> Callable[[], tuple[Any, Any]]:
+        """One layer in two Keras models."""
+
+        def make() -> tuple[Any, Any]:
+            layer, other = keras.layers.Dense(5), keras.layers.Dense(3)
+            return keras.Sequential([layer, keras.layers.Dense(3)]), keras.Sequential([layer, other])
+
+        return make
+
+    @pytest.fixture
+    def own_loss(self) -> Callable[[Any, Any], Any]:
+        """Of TensorFlow."""
+        return lambda outputs, targets: tf.reduce_mean(tf.square(outputs - targets))
+
+    @pytest.fixture
     def parameter_free_model(self) -> Callable[[], Any]:
         """An activation of Keras."""
         return lambda: keras.layers.Activation("tanh")

@@ -213,7 +213,7 @@ def call_model(model: Any, inputs: Sequence[Any], train: bool, layout: CallLayou
         return result
     call = _python_call(model)
     mode = {name: train for name in inspect.signature(call).parameters if name in _MODES}
-    arguments, named = layout.bind(inputs)
+    arguments, named = layout.bind(inputs, _move_axis)
     with functions_inlined():
         return call(model, *arguments, **named, **mode)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
-from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error, input_error, input_hint, probe_outputs
+from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_tensorflow import runtime_config, variables
@@ -60,7 +60,7 @@ def infer_outputs(
             dtype=parameter_dtype(model),
             convert="create the model with dtype={dtype!r}",
         )
-        raise input_error(name, inputs, first_line(error), hint) from error
+        raise input_error(name, inputs, first_line(error), call_hint(error) or hint) from error
 
 
 def infer_training(model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> tuple[OutputSpec, ...]:

@@ -72,6 +72,21 @@ class TorchSubject(Subject):
         return make
 
     @pytest.fixture
+    def models_that_share(self) -> Callable[[], tuple[nn.Module, nn.Module]]:
+        """One layer in two modules."""
+
+        def make() -> tuple[nn.Module, nn.Module]:
+            layer = nn.Linear(4, 5)
+            return nn.Sequential(layer, nn.Linear(5, 3)), nn.Sequential(layer, nn.Tanh(), nn.Linear(5, 3))
+
+        return make
+
+    @pytest.fixture
+    def own_loss(self) -> Callable[[Any, Any], Any]:
+        """Of torch."""
+        return nn.functional.mse_loss
+
+    @pytest.fixture
     def parameter_free_model(self) -> Make:
         """Tanh."""
         return nn.Tanh

@@ -123,7 +123,8 @@ class EagerSteps:
             raise PhaseError(
                 f"no loss of segment {self._label!r} reaches a trained parameter "
                 f"(losses: {labels}; trained parameters: {len(self._trained)})",
-                hint="unfreeze a node before the loss, set requires_grad on its parameters, or add a loss after it",
+                hint="unfreeze a node before the loss, set requires_grad on its parameters, add a loss after it, "
+                "or take detach() and no_grad() out of the model and the loss",
             )
         return roots, [torch.full_like(losses[i], self._losses[i].weight, requires_grad=False) for i in roots]
 

@@ -101,7 +101,7 @@ def signature(model: Any) -> inspect.Signature | None:
 
 def _with_layout(model: Any, layout: CallLayout, in_training: CallLayout) -> Call:
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
-        arguments, keywords = layout.bind(inputs)
+        arguments, keywords = layout.bind(inputs, torch.movedim)
         trains = getattr(model, "training", False)
         return output_tensors(model(*arguments, **keywords), in_training if trains else layout)
 

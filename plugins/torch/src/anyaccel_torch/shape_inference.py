@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.example_spec import example_batch
-from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error, input_error, input_hint, probe_outputs
+from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
 from anyaccel.errors import AnyaccelError, GraphError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
@@ -189,4 +189,13 @@ def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -
         dtype=input_dtype(model),
         convert="convert the model: model.to(torch.{dtype})",
     )
+    hint = call_hint(error) or _layout_hint(inputs, str(error)) or hint
     return input_error(type(model).__name__, inputs, first_line(error), hint)
+
+
+def _layout_hint(inputs: Sequence[TensorSpec], message: str) -> str:
+    """What to do about images with their channels last, and about indices that are no integers; else `""`."""
+    if "'indices'" in message:
+        return "cast the data: feature_set.cast({...: 'int64'}, keep_splits=True)"
+    last = [spec.shape for spec in inputs if len(spec.shape) == 3 and spec.shape[-1] in (1, 3, 4)]
+    return "store images channels first: x.transpose(0, 3, 1, 2)" if "channels" in message and last else ""

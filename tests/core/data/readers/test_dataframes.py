@@ -171,12 +171,6 @@ def test_polars_nulls_are_refused() -> None:
         FeatureSet.from_pandas("fs", frame, "v")
 
 
-def test_polars_that_is_lazy() -> None:
-    pl = pytest.importorskip("polars")
-    with pytest.raises(DataError, match=r"is a LazyFrame, not a data frame.*Hint: call collect\(\) on it first"):
-        FeatureSet.from_pandas("fs", pl.DataFrame({"x": [1]}).lazy(), "x")
-
-
 def test_duckdb_relations() -> None:
     duckdb = pytest.importorskip("duckdb")
     connection = duckdb.connect()

@@ -572,3 +572,21 @@ def test_a_users_iterator_stays_open() -> None:
     next(run)
     run.close()
     assert len(list(mine)) == 2, "it is the user's own"
+
+
+def test_columns_are_found_in_nested_mappings() -> None:
+    nested = [{"inputs": {"x": X, "extra": X}, "labels": {"y": Y}}]
+    batch = next(IterableSource("s", nested, features="x", targets="y").batches(0))
+    assert np.array_equal(batch["x"], X) and np.array_equal(batch["y"], Y)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"a": {"x": X}, "b": {"x": X}}, r"has 2 columns 'x' in nested mappings.*Hint: give each another name"),
+        ({"a": {"xs": X}}, r"has no column 'x'. Available: a, xs. Hint: did you mean 'xs'|has no column 'x'.*xs"),
+    ],
+)
+def test_names_in_nested_mappings_are_told(batch: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        next(IterableSource("s", [batch], features="x").batches(0))

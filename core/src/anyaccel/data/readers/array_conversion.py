@@ -119,6 +119,9 @@ def _array(name: str, values: Any) -> np.ndarray:
         return np.asarray(values)
     except ValueError as error:
         raise _uneven(name, values) from error
+    except RuntimeError as error:  # a tensor that has a gradient, or is on a device
+        problem = f"column {name!r} is a {type(values).__name__} that does not become an array: {error}"
+        raise ColumnError(problem, hint=f"give its values alone: {name!r}: tensor.detach().cpu()") from error
 
 
 def _uneven(name: str, values: Any) -> ColumnError:

@@ -15,6 +15,7 @@ from anyaccel.data.padding import checked_pads
 from anyaccel.data.ragged_columns import padded_table
 from anyaccel.data.readers.array_conversion import number_column, padded_column, tag_column
 from anyaccel.data.readers.hf_datasets import arrow_table, has_table
+from anyaccel.data.readers.lazy_tables import computed
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.roles import ROLES, RoleNames, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
 from anyaccel.errors import ColumnError, DataError
@@ -99,6 +100,7 @@ def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> 
     interface (Polars, DuckDB's relations) is read as by `table_from_arrow`; what has only the dataframe interchange
     protocol is copied.
     """
+    df = computed(label, df, given)
     if hasattr(df, "iloc") and hasattr(df, "columns"):
         roles = assign_roles(label, list(df.columns), given)
         return table_from_dict(label, {name: df[name] for name in roles}, given, pad)
@@ -123,7 +125,7 @@ def table_from_arrow(label: str, table: Any, given: RoleNames, pad: Any = None) 
     cannot gather them.
     """
     if not isinstance(table, pa.Table):
-        table = _imported(label, table)
+        table = _imported(label, computed(label, table, given))
     roles = chosen_roles(label, table.schema, given)
     pads = checked_pads(label, pad, roles)
     try:

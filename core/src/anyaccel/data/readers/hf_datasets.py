@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from anyaccel.data.roles import listed
 from anyaccel.errors import DataError
 
 _HUGGING_FACE = ("with_format", "column_names", "features", "__getitem__", "__len__")
@@ -34,6 +36,26 @@ def arrow_table(label: str, dataset: Any) -> Any:
             problem, hint="give its data as a pyarrow.Table, or row by row: MapSource(label, dataset, features=[...])"
         ) from cause
     return _without_own_types(table)
+
+
+def split_tables(label: str, data: Any) -> dict[str, Any] | None:
+    """The Arrow tables of a mapping of such data sets by name, as of a `DatasetDict`; None for anything else.
+
+    Raises:
+        DataError: their columns differ.
+    """
+    if not isinstance(data, Mapping) or not data or not all(map(has_table, data.values())):
+        return None
+    tables = {str(name): arrow_table(label, dataset) for name, dataset in data.items()}
+    first = next(iter(tables))
+    for name, table in tables.items():
+        if not table.schema.equals(tables[first].schema):
+            raise DataError(
+                f"the data sets {first!r} and {name!r} of {label!r} have different columns",
+                available="; ".join(f"{key}: {listed(map(str, tables[key].schema))}" for key in (first, name)),
+                hint=f"give the ones that are alike, or each by itself: from_arrow({label!r}, data[{first!r}], ...)",
+            )
+    return tables
 
 
 def _without_own_types(table: Any) -> Any:

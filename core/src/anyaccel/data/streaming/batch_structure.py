@@ -62,8 +62,23 @@ def _named(given: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str],
 
 def _picked(position: object, name: str, keys: Iterable[str], read: Callable[[str], Any]) -> Any:
     if name not in keys:
+        inner = [value for key in keys if isinstance(value := read(key), Mapping)]
+        holders = [mapping for mapping in inner if name in mapping]
+        if len(holders) == 1:
+            return holders[0][name]
+        if inner:
+            raise _not_in_nested(position, name, keys, inner, len(holders))
         raise SourceError(f"{position} has no column {name!r}", available=listed(keys), hint=did_you_mean(name, keys))
     return read(name)
+
+
+def _not_in_nested(
+    position: object, name: str, keys: Iterable[str], inner: Sequence[Mapping[str, Any]], count: int
+) -> SourceError:
+    nested = [str(key) for mapping in inner for key in mapping]
+    problem = f"{count} columns {name!r} in nested mappings" if count else f"no column {name!r}"
+    hint = "give each another name" if count else did_you_mean(name, [*keys, *nested])
+    return SourceError(f"{position} has {problem}", available=listed([*keys, *nested]), hint=hint)
 
 
 def _has_parts(given: Any, names: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -42,14 +43,17 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
     if given is None or isinstance(given, (str, Rows)) or (isinstance(given, Mapping) and not _holds_arrays(given)):
         return None
     if has_table(given):
-        return FeatureSet.from_arrow(label, given, like.features, like.targets, pad=pads_of(like))
+        features, pads = _without_masks(like)
+        return FeatureSet.from_arrow(label, given, features, like.targets, pad=pads)
     hint = instead_of(given)
     if hint:
         raise SourceError(f"a {type(given).__name__} cannot be the data of {label!r}", hint=hint)
     if hasattr(given, "__iter__") or callable(given):
-        return IterableSource(label, given, features=like.features, targets=like.targets, pad=pads_of(like))
+        pads = {name: replace(pad, mask=None) for name, pad in pads_of(like).items()}
+        return IterableSource(label, given, features=like.features, targets=like.targets, pad=pads)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        return MapSource(label, given, features=like.features, targets=like.targets, pad=pads_of(like))
+        features, pads = _without_masks(like)
+        return MapSource(label, given, features=features, targets=like.targets, pad=pads)
     return None
 
 
@@ -57,6 +61,14 @@ def pads_of(rows: Rows) -> dict[str, Pad]:
     """How the columns of some rows are padded, by name."""
     padded = {name: padding_of(rows.schema.field(name)) for name in rows.features + rows.targets}
     return {name: padding.as_pad() for name, padding in padded.items() if padding is not None}
+
+
+def _without_masks(rows: Rows) -> tuple[tuple[str, ...], dict[str, Pad]]:
+    """The features of some rows without the masks that padding made, which it makes again, and how they are padded."""
+    pads = pads_of(rows)
+    masks = {pad.mask for pad in pads.values()}
+    features = tuple(name for name in rows.features if name not in masks)
+    return features, {name: pad for name, pad in pads.items() if name not in masks}
 
 
 def _holds_arrays(given: Mapping[Any, Any]) -> bool:

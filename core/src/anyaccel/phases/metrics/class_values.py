@@ -14,10 +14,12 @@ def aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         SpecError: other shapes.
     """
     if not same_axes(targets, outputs):
-        raise SpecError(
-            f"a metric cannot compare outputs {list(outputs.shape)} with targets {list(targets.shape)}",
-            hint="name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or pass a function as metric",
-        )
+        if is_scores(outputs) and targets.size == len(outputs):
+            hint = "if these are scores of classes, use a metric of classes, such as 'accuracy'"
+        else:
+            hint = "name other targets in Metric(..., targets='FEATURE_SET.COLUMN'), or pass a function as metric"
+        shapes = f"outputs {list(outputs.shape)} with targets {list(targets.shape)}"
+        raise SpecError(f"a metric cannot compare {shapes}", hint=hint)
     return targets.reshape(outputs.shape)
 
 

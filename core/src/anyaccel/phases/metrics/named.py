@@ -61,3 +61,10 @@ SYNONYMS: Mapping[str, str] = {
 _HIGHER = (CLASS_METRICS.keys() - {"log_loss", "brier_score"}) | {"r2", "explained_variance"}
 HIGHER_IS_BETTER = frozenset({*_HIGHER, *(name for name, metric in SYNONYMS.items() if metric in _HIGHER)})
 """Names in METRICS and SYNONYMS of which the highest value is the best; of the others it is the lowest."""
+
+
+def is_higher_better(figure: str) -> bool | None:
+    """Whether a value of an epoch (`loss`, `loss.LABEL`, `val_METRIC`) is the better the higher; None if unknown."""
+    plain = figure.removeprefix("val_")
+    name = "loss" if plain.startswith("loss.") else plain.rpartition(".")[2]
+    return name in HIGHER_IS_BETTER if name in ("loss", *METRICS, *SYNONYMS) else None

@@ -17,6 +17,7 @@ from anyaccel_mlx.placement import MlxPlacement
 class MlxBackend(MlxPlacement, Exchange, Compute):
     """MLX with all that a graph needs. Making one does not import MLX."""
 
+    parameter_groups = True
     weighs_losses = True
 
     # -- exchange --------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from anyaccel.adapter import values_of
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel_jax.array_trees import comes_from
@@ -78,7 +80,7 @@ class Function(Model):
         keywords = mode_keywords(self._apply, train)
         if has_parameter(self._apply, "key"):
             keywords["key"] = key
-        arguments, named = layout.bind(inputs)
+        arguments, named = layout.bind(inputs, jnp.moveaxis)
         result = self._apply(self._tree.unflatten({**parameters, **buffers}), *arguments, **named, **keywords)
         return outputs_of(result, layout), None
 

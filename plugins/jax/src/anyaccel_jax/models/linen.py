@@ -92,7 +92,7 @@ class Linen(Model):
         """As in `Model`: `module.init`, in evaluation mode."""
         if not self.is_built:
             init = partial(self.module.init, **mode_keywords(type(self.module).__call__, train=False))
-            arguments, named = layout.bind(zero_inputs(inputs, 2))
+            arguments, named = layout.bind(zero_inputs(inputs, 2), jnp.moveaxis)
             self._hold(jax.jit(init)(jax.random.key(seed % 2**63), *arguments, **named))
 
     @property
@@ -113,7 +113,7 @@ class Linen(Model):
         variables = self._join(parameters, buffers)
         mutable = [name for name in variables if name != _PARAMS] if train else []
         keywords = mode_keywords(type(self.module).__call__, train)
-        arguments, named = layout.bind(inputs)
+        arguments, named = layout.bind(inputs, jnp.moveaxis)
         streams = {_PARAMS: key}
         result, after = self.module.apply(variables, *arguments, **named, rngs=streams, mutable=mutable, **keywords)
         outputs = outputs_of(result, layout)

@@ -85,7 +85,7 @@ class NnxModel(Model):
         call = type(module).__call__
         streams = {"rngs": nnx.Rngs(jax.random.fold_in(key, 0))} if has_parameter(call, "rngs") else {}
         before = _plain_attributes(module) if train else {}
-        arguments, named = layout.bind(inputs)
+        arguments, named = layout.bind(inputs, jnp.moveaxis)
         outputs = outputs_of(module(*arguments, **named, **mode_keywords(call, train), **streams), layout)
         if not train:
             return outputs, None

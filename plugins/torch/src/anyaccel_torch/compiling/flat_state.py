@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from anyaccel.specs import Optimizer
 from anyaccel_torch.compiling.dry_run import StepEffects
 from anyaccel_torch.compiling.functional_step import State, step_scalars
 from anyaccel_torch.compiling.spec import Block, CompileRequest, StepSpec, UpdateRule
 from anyaccel_torch.optimizer_state import TORCH_SLOTS, named_slots
 
-RuleKey = tuple[int, int, int]
-"""Group, steps that the node has done, and steps that the parameter has: parameters with equal keys share a rule."""
+RuleKey = tuple[int, int, int, Optimizer]
+"""Group, steps that the node has done, steps that the parameter has, and settings; equal keys share a rule."""
 
 
 class FlatState:
@@ -59,14 +60,14 @@ class FlatState:
 
     def _keys(self) -> dict[nn.Parameter, RuleKey]:
         return {
-            parameter: (i, group.steps(parameter), group.own_steps(parameter))
+            parameter: (i, group.steps(parameter), group.own_steps(parameter), group.settings_of(parameter))
             for i, (group, reached) in enumerate(zip(self._groups, self._reached, strict=True))
             for parameter in reached
         }
 
     def _rule(self, key: RuleKey) -> UpdateRule:
-        spec = self._groups[key[0]].spec
-        return UpdateRule(spec.name, tuple(sorted(spec.settings.items())), spec.clip_norm, key[0])
+        clip_norm, own = self._groups[key[0]].spec.clip_norm, key[3]
+        return UpdateRule(own.name, tuple(sorted(own.settings.items())), clip_norm, key[0])
 
     def _current_revision(self) -> int:
         return sum(group.revision for group in self._groups)
@@ -123,7 +124,7 @@ class FlatState:
             first = group.steps(parameter) - behind + 1
             steps = torch.arange(first, first + count, dtype=torch.float64, device=device)
             rates = _rate_tensor(group.rates(parameter, count), count, device)
-            rows.append(step_scalars(group.spec.settings, rates, steps))
+            rows.append(step_scalars(group.settings_of(parameter).settings, rates, steps))
         return torch.stack(rows, 1)
 
     def count_steps(self, count: int) -> None:
@@ -143,7 +144,7 @@ def _representatives(keys: dict[nn.Parameter, RuleKey]) -> list[tuple[int, nn.Pa
     first: dict[RuleKey, nn.Parameter] = {}
     for parameter, key in keys.items():
         first.setdefault(key, parameter)
-    return [(group, parameter, steps - own) for (group, steps, own), parameter in first.items()]
+    return [(group, parameter, steps - own) for (group, steps, own, _), parameter in first.items()]
 
 
 def _blocks(keys: dict[nn.Parameter, RuleKey]) -> list[list[nn.Parameter]]:

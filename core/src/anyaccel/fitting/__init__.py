@@ -1,0 +1,13 @@
+"""Fitting: `fit`, which makes feature set, graph, phase and experiment of a model and a table, and `load`; and
+`prepare`, which places what a training loop of one's own needs.
+
+No machinery of its own: `FittedModel` exposes the graph and the experiment that it made. Stands on `experiment`,
+`results`, `phases`, `graph`, `data` and the kernel.
+"""
+
+from anyaccel.fitting.device_loader import DeviceLoader
+from anyaccel.fitting.fit_function import fit
+from anyaccel.fitting.fitted_model import FittedModel, load
+from anyaccel.fitting.prepare_function import prepare
+
+__all__ = ["DeviceLoader", "FittedModel", "fit", "load", "prepare"]

@@ -1,0 +1,148 @@
+"""Training data: from what was given to `fit` to a feature set with encoded targets, splits and scaled features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from anyaccel import arguments
+from anyaccel.arguments import shown
+from anyaccel.data import FeatureSet, FeatureSetView, Source
+from anyaccel.data.arrow_columns import is_numeric
+from anyaccel.data.roles import Names, listed, names_of
+from anyaccel.data.transforms.class_encoder import ClassEncoder
+from anyaccel.errors import PhaseError
+from anyaccel.fitting.tables import feature_set_of, is_table, source_of, transformed_like
+from anyaccel.specs import Loss
+
+_ALL_FLOAT = ("mse", "mae", "binary_cross_entropy")
+TRAIN, VALIDATION = "train", "validation"
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a fit.
+
+    Attributes:
+        data: what the graph is wired to.
+        train: the data of its TrainPhase.
+        validation: the data of its validation; None for none.
+    """
+
+    data: FeatureSet | Source
+    train: Any
+    validation: Any
+
+
+def training_data(
+    given: Any, *, features: Names, target: Names, loss: Loss, validation: Any, scaler: Any, seed: int
+) -> TrainingData:
+    """Data from the arguments of `fit`.
+
+    Raises:
+        PhaseError: a validation that does not fit the data, or no target.
+        DataError, ColumnError, SplitError, TransformError: see `fit`.
+    """
+    if not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
+        return _streamed(given, features, target, validation, scaler)
+    if is_table(given):
+        if target is None and not isinstance(given, tuple):
+            raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
+        data, rows = feature_set_of(given, ... if features is None else features, target), None
+    else:
+        data, rows = _selected(given, features, target)
+    if not data.targets and not _texts(data, target):
+        raise PhaseError(
+            f"{data.label!r} has no target", available=f"columns: {listed(data.columns)}", hint="write target='COLUMN'"
+        )
+    data = _with_numeric_targets(data, target, loss)
+    train, split = _splits(data, rows, validation, seed)
+    other = None if split is not None or validation is None else _other(validation, data)
+    if scaler is not None:
+        data = data.fit_transform(scaler, data.features, fit_on=train)
+    if other is not None:
+        return TrainingData(data, train, other if other.transforms else transformed_like(other, data))
+    return TrainingData(data, train, split)
+
+
+def _streamed(given: Any, features: Names, target: Names, validation: Any, scaler: Any) -> TrainingData:
+    source = source_of(given, features, target)
+    if scaler is not None:
+        raise PhaseError("a source of batches is not scaled", hint="scale its rows before, or give a table")
+    if isinstance(validation, (Real, str)):
+        raise PhaseError(
+            f"validation={validation!r} of a source of batches, which cannot be split",
+            hint="give the source of the validation: validation=other_loader",
+        )
+    return TrainingData(source, source, validation)
+
+
+def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names) -> tuple[FeatureSet, Any]:
+    """A copy of a feature set, which gets splits of its own, and the rows of a view of it."""
+    base = given if isinstance(given, FeatureSet) else given.feature_set
+    texts = _texts(base, target)
+    numeric = None if target is None else [name for name in names_of(target) if name not in texts]
+    return base.select(features, numeric), None if isinstance(given, FeatureSet) else given.rows
+
+
+def _texts(data: FeatureSet, target: Names) -> list[str]:
+    """The targets that are not numbers; they are tags as long as they are not encoded."""
+    names = names_of(target)
+    return [name for name in names if name in data.columns and not is_numeric(data.schema.field(name).type)]
+
+
+def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> FeatureSet:
+    """Text as indices of classes, and integers as floats where the loss compares floats."""
+    for name in _texts(data, target):
+        data = data.fit_transform(ClassEncoder(), name, fit_on="all", role="target")
+    for name in data.targets:
+        is_bool = data.spec(name).dtype == "bool"
+        if loss.own is None and loss.name == "cross_entropy" and is_bool:
+            data = data.fit_transform(ClassEncoder(), name, fit_on="all")
+        elif loss.own is None and loss.name in _ALL_FLOAT and "float" not in data.spec(name).dtype:
+            data = data.cast({name: "float64"})
+    return data
+
+
+def _splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
+    """Names of the splits to train on and to validate on; None for a validation on other data, or none."""
+    if isinstance(validation, str):
+        data.split(validation)
+        if rows is None and TRAIN not in data:
+            raise PhaseError(
+                f"validation={validation!r} is a split of {data.label!r}, which has no split {TRAIN!r} to train on",
+                available=listed(data.splits),
+                hint="give the rows to train on: fit(model, data['SPLIT'], ...)",
+            )
+        return (TRAIN if rows is None else _registered(data, rows)), validation
+    if isinstance(validation, Real) and not isinstance(validation, bool):
+        wanted = "a share of the rows"
+        share = float(arguments.number(PhaseError, "", "validation", validation, lambda it: 0 < it < 1, wanted, 0.2))
+        if {TRAIN, VALIDATION} & set(data.splits):
+            raise PhaseError(
+                f"{data.label!r} has splits, and validation={share} would make others of the same name",
+                available=listed(data.splits),
+                hint="name the split: validation='SPLIT'",
+            )
+        whole = data.view() if rows is None else FeatureSetView(data, "given", rows)
+        whole.split_random({TRAIN: 1.0 - share, VALIDATION: share}, seed)
+        return TRAIN, VALIDATION
+    return ("all" if rows is None else _registered(data, rows)), None
+
+
+def _registered(data: FeatureSet, rows: Any) -> str:
+    """The name of a split with these rows."""
+    name = next((name for name, view in data.splits.items() if view.rows.tolist() == rows.tolist()), "given")
+    data.add_split(name, rows)
+    return name
+
+
+def _other(given: Any, data: FeatureSet) -> FeatureSet:
+    """Rows of another table to validate on, with the columns of the data."""
+    if isinstance(given, FeatureSet):
+        return given
+    if not is_table(given):
+        problem = f"validation={shown(given)} does not fit a table"
+        raise PhaseError(problem, hint="give a share of the rows, the name of a split, or another table")
+    return feature_set_of(given, data.features, data.targets)

@@ -1,0 +1,126 @@
+"""WeightAveraging: a callback that keeps an average of the weights of training: of steps (EMA), or of epochs (SWA)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyaccel import arguments
+from anyaccel.arguments import shown
+from anyaccel.backend import ComputingBackend
+from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph
+from anyaccel.phases.callbacks import Callback
+
+if TYPE_CHECKING:
+    from anyaccel.phases.run import Run
+
+State = dict[str, np.ndarray]
+"""As `Compute.state` gives it."""
+
+
+class WeightAveraging(Callback):
+    """Keeps an average of the parameters of all trained nodes, in host memory.
+
+    With `decay`, an exponential moving average (EMA): after each step, `decay * average + (1 - decay) * parameters`.
+    Without, the mean of the parameters after each epoch (stochastic weight averaging, SWA). The first values are taken
+    as they are. Buffers, such as running statistics, are not averaged: they are those of the last update.
+
+    Training goes on with its own parameters; `applied(graph)` puts the averages in their place, for evaluations, and
+    `apply(graph)` for good. It continues in later phases: give each new training an object of its own.
+
+    Args:
+        decay: of the moving average, in (0, 1); None for the mean of epochs.
+        every_n_steps: update the moving average after every so many steps of an epoch. An update waits for the device
+            and copies all parameters to the host, so a larger number (and a smaller decay) costs less.
+        start_epoch: the first epoch of a phase, from 0, that counts.
+
+    `n_averaged` is the number of updates.
+
+    Raises:
+        PhaseError: a setting out of range.
+    """
+
+    def __init__(self, decay: float | None = None, *, every_n_steps: int = 1, start_epoch: int = 0) -> None:
+        where = "WeightAveraging: "
+        if decay is not None:
+            wanted = "a number in (0, 1)"
+            decay = float(arguments.number(PhaseError, where, "decay", decay, lambda it: 0 < it < 1, wanted, 0.999))
+        self.decay = decay
+        self.every_n_steps = arguments.integer(PhaseError, where, "every_n_steps", every_n_steps, 1, 10)
+        self.start_epoch = arguments.integer(PhaseError, where, "start_epoch", start_epoch, 0, 10)
+        self.n_averaged = 0
+        self._averages: dict[str, State] = {}
+        self._backends: dict[str, ComputingBackend] = {}
+
+    def after_loading(self, phase: Any, plan: Any, run: Run) -> None:
+        """Remember what is trained, and by which backends."""
+        trained = [each for each in plan.assignments if each.parameters and not each.frozen]
+        self._backends |= {each.node: each.backend for each in trained}
+
+    def step_end(self, run: Run) -> None:
+        """Update the moving average."""
+        if self.decay is not None and run.epoch >= self.start_epoch:
+            self._update(run, 1.0 - self.decay)
+
+    def epoch_end(self, run: Run) -> None:
+        """Update the mean of epochs."""
+        if self.decay is None and run.epoch >= self.start_epoch:
+            self._update(run, 1.0 / (self.n_averaged + 1))
+
+    def _update(self, run: Run, weight: float) -> None:
+        for node, backend in self._backends.items():
+            now, average = backend.state(run.model(node)), self._averages.get(node)
+            self._averages[node] = now if average is None else _moved_towards(now, average, weight)
+        self.n_averaged += 1
+
+    def apply(self, graph: ModelGraph) -> None:
+        """Put the averages into the models of a graph.
+
+        Raises:
+            PhaseError: nothing has been averaged yet, or the graph lacks a node, or is no ModelGraph.
+        """
+        self._check(graph)
+        for node, average in self._averages.items():
+            self._backends[node].load_state(_model(graph, node), average)
+
+    @contextmanager
+    def applied(self, graph: ModelGraph) -> Iterator[None]:
+        """A context in which the models of a graph have the averages; afterwards they have their own values again.
+
+        Raises:
+            PhaseError: as of `apply`.
+        """
+        self._check(graph)
+        own = {node: self._backends[node].state(_model(graph, node)) for node in self._averages}
+        try:
+            self.apply(graph)
+            yield
+        finally:
+            for node, values in own.items():
+                self._backends[node].load_state(_model(graph, node), values)
+
+    def _check(self, graph: ModelGraph) -> None:
+        if not isinstance(graph, ModelGraph):
+            raise PhaseError(f"WeightAveraging takes a ModelGraph, got {shown(graph)}", hint="give experiment.graph")
+        missing = [node for node in self._averages if node not in graph.nodes]
+        if not self._averages or missing:
+            what = f"was made for node {missing[0]!r}, which the graph does not have" if missing else "is empty"
+            hint = "give it to the callbacks of a TrainPhase, and run this first, on the same graph"
+            raise PhaseError(f"the average of WeightAveraging {what}", available=", ".join(graph.nodes), hint=hint)
+
+
+def _moved_towards(now: State, average: Mapping[str, np.ndarray], weight: float) -> State:
+    """The average moved towards floating parameters; what else there is as it is now."""
+    moved = dict(now)
+    for name, value in now.items():
+        if name.startswith("parameters/") and np.issubdtype(value.dtype, np.inexact):
+            moved[name] = (average[name] + (value - average[name]) * weight).astype(value.dtype)
+    return moved
+
+
+def _model(graph: ModelGraph, node: str) -> Any:
+    return getattr(graph[node], "model", None)

@@ -1,0 +1,1 @@
+"""Mistakes of a first day with anyaccel, by habits of PyTorch, Keras and scikit-learn."""

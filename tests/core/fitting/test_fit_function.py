@@ -1,0 +1,239 @@
+"""One call: the same numbers as its parts, any table, and predictions in the words of the data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import anyaccel as aa
+from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError, ResultError, SplitError
+
+rng = np.random.default_rng(0)
+A, B = rng.normal(2.0, 3.0, 60), rng.normal(-1.0, 0.5, 60)
+FAST = aa.Optimizer("adam", lr=0.05)
+KIND = np.where(A > 2.0, "large", "small")
+
+
+def table(**more):
+    return {"a": A, "b": B, "kind": KIND, "value": A - B, **more}
+
+
+def classifier():
+    return aa.SequentialMLP(2)
+
+
+def numbers():
+    return {name: column for name, column in table().items() if name != "kind"}
+
+
+def fit(data=None, model=None, **settings):
+    given = {"loss": "mse", "target": "value", "epochs": 2, "progress": "none", **settings}
+    return aa.fit(model or aa.SequentialMLP(1), numbers() if data is None else data, **given)
+
+
+def classify(**settings):
+    data = {name: column for name, column in table().items() if name != "value"}
+    given = {"loss": "cross_entropy", "target": "kind", "epochs": 2, **settings}
+    return fit(data, classifier(), **given)
+
+
+class Standard:
+    """A scaler of the test's own."""
+
+    def fit(self, x):
+        self.mean, self.scale = x.mean(axis=0), x.std(axis=0)
+        return self
+
+    def transform(self, x):
+        return (x - self.mean) / self.scale
+
+
+def test_it_is_the_parts_that_it_returns():
+    model = aa.SequentialMLP(1)
+    fitted = fit(model=model, validation=0.25, seed=3, optimizer=aa.Optimizer("adam", lr=0.01))
+    data = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
+    data.split_random({"train": 0.75, "validation": 0.25}, seed=3)
+    graph = aa.ModelGraph([aa.ModelNode(aa.SequentialMLP(1), data)], aa.Optimizer("adam", lr=0.01), seed=3)
+    phase = aa.TrainPhase(data="train", losses=aa.AppliedLoss("mse"), n_epochs=2, validation="validation")
+    expected = aa.Experiment(graph, progress="none").run_phase(phase)
+    np.testing.assert_array_equal(fitted.results.loss, expected.loss)
+    np.testing.assert_array_equal(fitted.results.figure("val_loss"), expected.figure("val_loss"))
+    assert fitted.graph["model"].model is model and fitted.experiment.history == [fitted.results]
+    assert fitted.plan is fitted.results.plan and "model" in str(fitted.plan)
+
+
+def test_any_table_gives_the_same_numbers(tmp_path):
+    expected = fit().results.loss
+    arrow = pa.table(numbers())
+    pq.write_table(arrow, tmp_path / "table.parquet")
+    names, rows = list(numbers()), zip(*(column.tolist() for column in numbers().values()), strict=True)
+    lines = [names, *([repr(cell) for cell in row] for row in rows)]
+    (tmp_path / "table.csv").write_text("\n".join(",".join(line) for line in lines))
+    (tmp_path / "table.tsv").write_text("\n".join("\t".join(line) for line in lines))
+    files = [tmp_path / "table.parquet", str(tmp_path / "table.csv"), tmp_path / "table.tsv"]
+    feature_set = aa.FeatureSet.from_arrow("data", arrow, ["a", "b"], ["value"])
+    for data in (arrow, *files, feature_set, feature_set.view()):
+        np.testing.assert_array_equal(fit(data).results.loss, expected)
+    np.testing.assert_array_equal(fit(feature_set, target=None).results.loss, expected)
+    pair = (np.stack([A, B], axis=1), A - B)
+    np.testing.assert_array_equal(fit(pair, target=None).results.loss, expected)
+    pandas = pytest.importorskip("pandas")
+    np.testing.assert_array_equal(fit(pandas.DataFrame(numbers())).results.loss, expected)
+
+
+def test_a_loader_is_streamed():
+    batches = [{"a": A[i : i + 20, None], "value": (A - B)[i : i + 20, None]} for i in (0, 20, 40)]
+    fitted = fit(batches, features="a", validation=batches[:1], epochs=3)
+    assert len(fitted.results.epochs) == 3 and np.isfinite(fitted.results.figure("val_loss")).all()
+    assert fitted.predict(A[:5, None]).shape == (5, 1)
+    with pytest.raises(PhaseError, match=r"of a source of batches, which cannot be split\. Hint: give the source"):
+        fit(batches, features="a", validation=0.2)
+    with pytest.raises(PhaseError, match="a source of batches is not scaled"):
+        fit(batches, features="a", scaler=Standard())
+
+
+def test_text_is_encoded_and_predictions_are_decoded():
+    fitted = classify(
+        epochs=30, validation=0.2, metrics=["accuracy", "f1_macro"], optimizer=aa.Optimizer("adam", lr=0.05)
+    )
+    new = {"a": np.array([9.0, -6.0]), "b": np.array([-1.0, -1.0])}
+    assert fitted.predict(new).tolist() == ["large", "small"]
+    assert fitted.predict(new, outputs=True).shape == (2, 2)
+    assert {"val_accuracy", "val_f1_macro"} <= set(fitted.results.figures)
+    assert fitted.evaluate(table(), ["accuracy"]).metrics["accuracy"] > 0.9
+
+
+def test_yes_or_no_and_bools():
+    data = {"a": A, "b": B, "kind": A > 2.0}
+    for loss, model in (("binary_cross_entropy", aa.SequentialMLP(1)), ("cross_entropy", classifier())):
+        fitted = fit(data, model, target="kind", loss=loss, epochs=30, optimizer=FAST)
+        predicted = fitted.predict({"a": np.array([9.0, -6.0]), "b": np.array([-1.0, -1.0])})
+        assert predicted.tolist() == [1, 0]
+    words = fit({**data, "kind": KIND}, target="kind", loss="binary_cross_entropy", epochs=30)
+    assert set(words.predict(data)) <= {"large", "small"}
+    assert np.isfinite(words.evaluate({**data, "kind": KIND}).loss)
+
+
+def test_integers_are_targets_of_losses_of_numbers():
+    data = {"a": A.round().astype(int), "b": B, "value": np.arange(60)}
+    fitted = fit(data)
+    assert fitted.predict({"a": np.arange(3), "b": np.zeros(3)}).shape == (3,)
+
+
+def test_a_scaler_is_fitted_to_the_rows_to_train_on_and_applied_to_new_rows():
+    fitted = classify(scaler=Standard(), validation=0.25)
+    data = fitted.graph.feature_sets["data"]
+    train = data["train"].rows
+    np.testing.assert_allclose(data.transforms[-1].transform.mean, [A[train].mean(), B[train].mean()])
+    everything = fitted.predict(table(), outputs=True)
+    again = aa.Experiment(fitted.graph, progress="none").run_phase(aa.EvalPhase(data="all")).prediction("model")
+    np.testing.assert_array_equal(everything, again)
+    np.testing.assert_array_equal(fitted.predict("all", outputs=True), again)
+    np.testing.assert_array_equal(fitted.predict(data["train"], outputs=True), again[train])
+
+
+def test_validation_is_a_share_a_split_or_another_table():
+    data = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
+    data.split_random({"train": 0.5, "val": 0.5}, seed=0)
+    named = fit(data, target=None, validation="val")
+    rows = {name: column[data["val"].rows] for name, column in numbers().items()}
+    for validation in (rows, aa.FeatureSet.from_dict("data", rows, ["a", "b"], ["value"])):
+        other = fit(data["train"], target=None, validation=validation)
+        np.testing.assert_array_equal(other.results.figure("val_loss"), named.results.figure("val_loss"))
+    scaled = classify(scaler=Standard(), validation=table())
+    assert np.isfinite(scaled.results.figure("val_loss")).all()
+    assert set(data.splits) == {"train", "val"}
+
+
+def test_early_stopping_keeps_the_best():
+    fitted = classify(validation=0.3, epochs=300, early_stopping=3, optimizer=aa.Optimizer("adam", lr=0.3))
+    assert "val_loss has not improved for 3 epochs" in fitted.results.stop_reason
+    best = min(fitted.results.figure("val_loss"))
+    assert fitted.evaluate(fitted.graph.feature_sets["data"]["validation"]).loss == pytest.approx(best, rel=1e-6)
+
+
+def test_it_is_saved_and_predicts_in_a_new_process(tmp_path):
+    scaler = pytest.importorskip("sklearn.preprocessing").StandardScaler()
+    fitted = classify(scaler=scaler)
+    fitted.save(tmp_path / "kinds")
+    new = {"a": A[:20].tolist(), "b": B[:20].tolist()}
+    code = """
+import json, sys
+import anyaccel as aa
+print(json.dumps(aa.load(sys.argv[1]).predict(json.loads(sys.argv[2])).tolist()))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "kinds"), json.dumps(new)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == fitted.predict(new).tolist()
+    again = aa.load(tmp_path / "kinds")
+    np.testing.assert_array_equal(again.predict(new, outputs=True), fitted.predict(new, outputs=True))
+    assert again.evaluate(table()).loss == fitted.evaluate(table()).loss
+    with pytest.raises(ResultError, match="this model was not trained here"):
+        again.plot()
+
+
+def test_a_folder_of_a_graph_alone_is_no_fitted_model(tmp_path):
+    fit().graph.save(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds no fit\. Available: graph\. Hint: give the folder that save"):
+        aa.load(tmp_path)
+    fit().graph.save(tmp_path, extra={"fit": 3})
+    with pytest.raises(ConfigError, match=r"holds 3 in place of what FittedModel.save wrote"):
+        aa.load(tmp_path)
+
+
+def test_a_graph_of_several_outputs_is_no_fitted_model():
+    data = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
+    graph = aa.ModelGraph([aa.ModelNode(label, aa.SequentialMLP(1), data) for label in "xy"])
+    with pytest.raises(ConfigError, match="has 2 output nodes and 1 feature sets, and not one of each"):
+        aa.FittedModel(aa.Experiment(graph))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"target": None}, PhaseError, r"fit needs the name of the target\. Hint: write fit\(model, table, target="),
+        ({"target": "vlaue"}, ColumnError, r"'data' has no column 'vlaue'.*did you mean 'value'"),
+        ({"features": ["c"]}, ColumnError, r"'data' has no column 'c'"),
+        ({"validation": 1.5}, PhaseError, r"validation=1\.5 is not a share of the rows\. Hint: write validation=0\.2"),
+        ({"validation": "test"}, SplitError, "'data' has no split 'test'"),
+        ({"validation": 3j}, PhaseError, "validation=3j does not fit a table. Hint: give a share of the rows"),
+        ({"early_stopping": 3}, PhaseError, r"early_stopping=3 and no validation.*write validation=0\.2"),
+        ({"metrics": ["mse"]}, PhaseError, r"metrics=\['mse'\] and no validation.*write validation=0\.2"),
+        ({"epochs": -1}, PhaseError, "fit: epochs=-1 is not an int of at least 0"),
+        ({"early_stopping": "yes", "validation": 0.2}, PhaseError, "early_stopping='yes' is not an int of at least 1"),
+        ({"data": "wine.xlsx"}, DataError, r"'wine.xlsx' is not a table that can be read\. Available: \.csv"),
+        ({"data": 3}, DataError, r"3 is not data that a model can be fitted to\. Available: a data frame"),
+        ({"data": table()}, ColumnError, r"that \.\.\. covers cannot be features: kind"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_with_a_hint(settings, error, message):
+    with pytest.raises(error, match=message):
+        fit(**settings)
+
+
+def test_a_share_beside_splits_of_the_same_name_is_an_error():
+    data = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
+    data.split_random({"train": 0.5, "val": 0.5}, seed=0)
+    with pytest.raises(PhaseError, match=r"'data' has splits.*Available: train, val\. Hint: name the split"):
+        fit(data, target=None, validation=0.2)
+    with pytest.raises(PhaseError, match=r"which has no split 'train' to train on.*fit\(model, data\['SPLIT'\]"):
+        untrained = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
+        untrained.add_split("val", [1, 2])
+        fit(untrained, target=None, validation="val")
+    with pytest.raises(PhaseError, match=r"'data' has no target\. Available: columns: a, b.*write target='COLUMN'"):
+        fit(aa.FeatureSet.from_dict("data", numbers(), ["a", "b"]), target=None)
+
+
+def test_predictions_for_rows_without_the_columns_name_them():
+    fitted = fit()
+    with pytest.raises(ColumnError, match="'data' has no column 'b'"):
+        fitted.predict({"a": A})
+    with pytest.raises(DataError, match=r"an array of shape \[2, 2\] has no names\. Available: a, b"):
+        fitted.predict(np.ones((2, 2)))
