@@ -144,6 +144,7 @@ def test_the_plan_and_other_phases_take_columns_as_long_as_the_longest_row() -> 
     data = made()
     plan = Experiment("e", graph_of(data), progress="none").plan(TrainPhase("t", data="all", losses=MSE))
     (column, _) = plan.columns
+    assert f"load  d.x -> numpy cpu:0: float32[<={max(map(len, ROWS))}, 3]" in str(plan)
     assert column.ragged and str(column.spec) == f"float32[{max(map(len, ROWS))}, 3]"
 
 
