@@ -175,6 +175,8 @@ def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
     if len(columns) < len(node.upstreams) or len(columns) < 2:
         return
     names = [features[0] for features in columns]
+    if len(set(names)) < len(names):  # streams of a sampler: a column has several places
+        return
     for taken, name in zip(positional, names, strict=False):
         if name != taken and name in signature.parameters:
             inputs = ", ".join(f"{each!r}: ..." for each in names)
