@@ -299,7 +299,7 @@ class Registry:
         return bool(self.ask(backend, "owns", obj))
 
     def _no_plugin(self, framework: str) -> FrameworkError:
-        (name, distribution), available = HINTS.get(framework, (framework, "")), ", ".join(self.frameworks)
+        (name, distribution), available = HINTS.get(str(framework), (framework, "")), ", ".join(self.frameworks)
         for plugin in self._plugins.values():
             same = plugin.name == framework or (distribution and plugin.distribution == distribution)
             if same and plugin.error is not None:

@@ -231,6 +231,38 @@ def test_saving_again_replaces_and_leaves_nothing(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3 and (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_a_reader_whose_files_are_replaced_reads_the_new_ones(tmp_path, monkeypatch):
+    graph, other = trained(raw()), trained(raw(1))
+    graph.save(tmp_path)
+    is_file, calls = Path.is_file, []
+
+    def replaced_before(path):
+        if path.suffix == ".safetensors" and not calls:
+            calls.append(path)
+            other.save(tmp_path)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", replaced_before)
+    assert_same(ModelGraph.load(tmp_path).state(), other.state())
+    assert len(calls) == 1 and not calls[0].exists()
+
+
+def test_what_a_killed_writer_left_is_removed_after_an_hour(tmp_path):
+    graph = trained(raw())
+    graph.save(tmp_path)
+    old = [".manifest.json.77.tmp", f".state-{'0' * 16}.safetensors.77.tmp", f"state-{'0' * 16}.safetensors"]
+    new = [".manifest.json.78.tmp", f"state-{'1' * 16}.safetensors"]
+    others = [".state.tmp", "state-of-the-art.safetensors"]
+    for name in (*old, *new, *others):
+        (tmp_path / name).write_text("")
+    for name in (*old, *others):
+        os.utime(tmp_path / name, (0, 0))
+    graph.save(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {*new, *others} <= left and not set(old) & left
+    assert_same(ModelGraph.load(tmp_path).state(), graph.state())
+
+
 @pytest.mark.parametrize("call", range(1, 7))
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, call):
     graph, other = trained(raw()), trained(raw(1))

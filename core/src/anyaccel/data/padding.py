@@ -13,6 +13,7 @@ import numpy as np
 from anyaccel.arguments import is_integer, shown
 from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError
+from anyaccel.segment import TensorSpec
 
 _KEY = b"anyaccel.pad"
 
@@ -89,6 +90,11 @@ class Padding:
     def stamped(self, field: Any) -> Any:
         """An Arrow field with this padding in its metadata."""
         return field.with_metadata({**(field.metadata or {}), _KEY: json.dumps(asdict(self)).encode()})
+
+
+def up_to(spec: TensorSpec) -> str:
+    """The spec of a ragged column for people: `int64[<=18]`, where the longest row has 18 entries."""
+    return f"{spec.dtype}[{', '.join([f'<={spec.shape[0]}', *map(str, spec.shape[1:])])}]"
 
 
 def mask_dtype(dtype: np.dtype[Any]) -> type[np.integer[Any]]:

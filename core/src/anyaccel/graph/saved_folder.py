@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
@@ -25,6 +27,9 @@ SCHEMA_VERSION = 1
 _FORMAT = "anyaccel"
 _LARGEST_MANIFEST = 256 * 2**20
 _HINT = "give the folder that save() wrote"
+_ARRAYS = re.compile(r"state-[0-9a-f]{16}\.safetensors")
+_TEMPORARY = re.compile(r"\.(manifest\.json|state-[0-9a-f]{16}\.safetensors)\.\d+\.tmp")
+_LEFT_BEHIND_SECONDS = 3600.0  # no writer takes so long
 
 
 def write(folder: str | os.PathLike[str], parts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -56,10 +61,7 @@ def write(folder: str | os.PathLike[str], parts: Mapping[str, Any], arrays: Mapp
     except (TypeError, ValueError) as error:
         raise ConfigError(f"what was to be saved in {str(path)!r} is not plain data: {error}") from error
     _publish(path / MANIFEST, text.encode())
-    for name in {str(each.get("file")) for each in earlier} - {entry["file"]}:
-        if _is_plain_name(name):
-            with suppress(OSError):  # another process may read it, or have removed it
-                (path / name).unlink()
+    _remove_unused(path, {str(each["file"]) for each in earlier} - {entry["file"]})
 
 
 def read(folder: str | os.PathLike[str], part: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -69,11 +71,16 @@ def read(folder: str | os.PathLike[str], part: str) -> tuple[dict[str, Any], dic
         ConfigError: no such folder, not a manifest of this library, or one of a newer version.
         StateError: a file of arrays is missing, was changed, or is incomplete.
     """
-    path, manifest = _manifest_with(folder, part)
-    arrays: dict[str, np.ndarray] = {}
-    for entry in _entries(path, manifest):
-        arrays.update(_read_arrays(path, entry))
-    return manifest, arrays
+    while True:
+        path, manifest = _manifest_with(folder, part)
+        arrays: dict[str, np.ndarray] = {}
+        try:
+            for entry in _entries(path, manifest):
+                arrays.update(_read_arrays(path, entry))
+            return manifest, arrays
+        except StateError:
+            if _manifest(path) == manifest:  # else it was replaced meanwhile, and the files that it named are gone
+                raise
 
 
 def part(folder: str | os.PathLike[str], name: str) -> Any:
@@ -92,6 +99,18 @@ def _manifest_with(folder: Any, part: str) -> tuple[Path, dict[str, Any]]:
         known = ", ".join(sorted(set(manifest) - {"format", "schema_version", "written_by", "arrays"}))
         raise ConfigError(f"{str(path)!r} holds no {part}", available=known, hint=_HINT)
     return path, manifest
+
+
+def _remove_unused(path: Path, replaced: set[str]) -> None:
+    """Remove the replaced files of arrays, and after an hour what writers that were killed have left behind."""
+    named = {entry["file"] for entry in _entries(path, _manifest(path))}
+    for file in path.iterdir():
+        is_arrays = _ARRAYS.fullmatch(file.name) is not None and file.name not in named
+        if not (is_arrays or _TEMPORARY.fullmatch(file.name)):
+            continue
+        with suppress(OSError):  # another process may read it, or have removed it
+            if file.name in replaced or time.time() - file.stat().st_mtime > _LEFT_BEHIND_SECONDS:
+                file.unlink()
 
 
 def _path(folder: Any) -> Path:
