@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ShapeError
+from anyaccel.errors import ShapeError, SpecError
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 from keras import layers, ops  # noqa: E402
@@ -281,3 +281,80 @@ def test_an_output_with_a_mask_is_refused_in_training_and_trained_where_the_mask
         warnings.simplefilter("ignore")  # Keras says that the layer drops the mask
         results = train(graph_of(model, IDS, targets, aa.Optimizer("sgd", lr=0.05)))
     assert results.loss[-1] < results.loss[0]
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "nesterov": True, "clipnorm": 0.5},
+    "Adam": {"amsgrad": True, "global_clipnorm": 0.5},
+    "AdamW": {"weight_decay": 0.1},
+    "Nadam": {},
+    "RMSprop": {"momentum": 0.5, "centered": True},
+    "Adagrad": {},
+    "Adamax": {},
+    "Ftrl": {},
+    "Lion": {"weight_decay": 0.1},
+    "Lamb": {},
+    "Adafactor": {},
+}
+
+
+@pytest.fixture
+def optimizers(framework: str) -> Any:
+    if framework == "torch":
+        pytest.skip("Keras's optimizers are refused on torch")
+    return keras.optimizers
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_of_keras_trains_as_fit_does(optimizers: Any, name: str) -> None:
+    own, model = alike(lambda: sequence(layers.Dense(4, "tanh", kernel_constraint="unit_norm")), X)
+    kind, settings = getattr(optimizers, name), OPTIMIZERS[name]
+    own.compile(kind(learning_rate=0.05, **settings), "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Keras itself warns of
+        own.fit(X, Y, batch_size=8, epochs=4, shuffle=False, verbose=0)
+        graph = graph_of(model, X, Y, aa.Optimizer(kind, lr=0.05, **settings))
+        train(graph, n_epochs=2)
+        train(graph, n_epochs=1, compile="off")  # goes on with the state of the phase before
+        train(graph, n_epochs=1)
+        mine, theirs = values(model), values(own)
+    for actual, expected in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_ema": True}, "has use_ema, which .* heeds.*Hint: give TrainPhase.callbacks=.WeightAveraging"),
+        ({"gradient_accumulation_steps": 2}, "has gradient_accumulation_steps.*Hint: write TrainPhase.accumulate="),
+        ({"loss_scale_factor": 8.0}, "has loss_scale_factor.*Hint: leave it out"),
+        ({"nothing": 1}, "cannot create the optimizer Adam: .*nothing.*Hint: correct its settings"),
+    ],
+)
+def test_settings_that_only_fit_heeds_are_refused(optimizers: Any, settings: dict[str, Any], message: str) -> None:
+    graph = graph_of(sequence(layers.Dense(2)), X, Y, aa.Optimizer(optimizers.Adam, lr=0.01, **settings))
+    with pytest.raises(SpecError, match=message):
+        train(graph)
+
+
+def test_an_optimizer_in_another_is_refused(optimizers: Any) -> None:
+    scaled = aa.Optimizer(optimizers.LossScaleOptimizer, inner_optimizer=optimizers.Adam())
+    with pytest.raises(SpecError, match="LossScaleOptimizer"):
+        train(graph_of(sequence(layers.Dense(2)), X, Y, scaled))
+
+
+def test_an_optimizer_that_changes_what_is_no_variable_of_its_own_is_refused(optimizers: Any) -> None:
+    class Counting(optimizers.SGD):  # type: ignore[name-defined,misc]
+        seen = None
+
+        def update_step(self, *given: Any) -> None:
+            if Counting.seen is None:
+                Counting.seen = keras.Variable("zeros", shape=())
+            Counting.seen.assign(1.0)
+            super().update_step(*given)
+
+    graph = graph_of(sequence(layers.Dense(2)), X, Y, aa.Optimizer(Counting, lr=0.01))
+    with pytest.raises(SpecError, match="Counting changes values that are not among its variables"):
+        train(graph, compile="off")

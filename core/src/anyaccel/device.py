@@ -49,9 +49,7 @@ class Device:
         Raises:
             DeviceParseError: `value` does not name a device.
         """
-        if isinstance(value, cls):
-            return value
-        return cls(*_split(spelling(value)))
+        return value if isinstance(value, cls) else cls(*_split(spelling(value)))
 
 
 def spelling(value: Any) -> str:

@@ -299,7 +299,7 @@ class Registry:
         return bool(self.ask(backend, "owns", obj))
 
     def _no_plugin(self, framework: str) -> FrameworkError:
-        (name, distribution), available = HINTS.get(framework, (framework, "")), ", ".join(self.frameworks)
+        (name, distribution), available = HINTS.get(str(framework), (framework, "")), ", ".join(self.frameworks)
         for plugin in self._plugins.values():
             same = plugin.name == framework or (distribution and plugin.distribution == distribution)
             if same and plugin.error is not None:
@@ -308,7 +308,7 @@ class Registry:
         meant = did_you_mean(name, self.frameworks, "check the spelling, or install its plugin")
         hint = install_line(distribution) if distribution and name not in self.frameworks else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
-        if allowed is not None and framework not in allowed:
+        if allowed is not None and framework not in allowed and name not in self.frameworks:
             problem = f"no plugin for the framework {framework!r} is loaded, and {loader.SWITCH} says which are"
             hint = f"add it to {loader.SWITCH} ({','.join(sorted(allowed))!r} now), or {hint}"
         return FrameworkError(problem, available=available, hint=hint)

@@ -79,7 +79,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """A loss of a segment: `inputs` are names of values, `device` is the device of the node `on`.
+    """A loss of a segment: `inputs` are names of values, `device` that of the node `on`; `elements` count in a sample.
 
     Where a backend `weighs_losses`, a named loss may have settings, in `loss.kwargs`, and columns after outputs and
     targets, whose product weighs it: with the first axes of its elements or positions.
@@ -91,6 +91,7 @@ class LossTerm:
     inputs: tuple[str, ...]
     device: Device
     weight: float = 1.0
+    elements: int = 1
 
 
 @dataclass(frozen=True, slots=True)

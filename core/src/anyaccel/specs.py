@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar, Self
@@ -285,13 +286,10 @@ def _checked(where: str, name: str, value: Any) -> Any:
     """An argument that fits, a list as a tuple, and a number of NumPy as one of Python."""
     _, fits, complaint, example = next(row for row in _ARGUMENTS if name in row[0].split())
     value = value.tolist() if hasattr(value, "tolist") else value
-    try:
-        valid = fits(value)
-    except (TypeError, ValueError, OverflowError):
-        valid = False
-    if not valid:
-        raise SpecError(f"{where}{name}={value!r} {complaint}", hint=f"write {name}={example}")
-    return tuple(value) if isinstance(value, list) else value
+    with suppress(TypeError, ValueError, OverflowError):
+        if fits(value):
+            return tuple(value) if isinstance(value, list) else value
+    raise SpecError(f"{where}{name}={value!r} {complaint}", hint=f"write {name}={example}")
 
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:

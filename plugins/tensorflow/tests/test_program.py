@@ -89,7 +89,7 @@ def test_the_users_settings_are_restored(backend: TensorFlowBackend, segment_of:
 def test_a_program_that_cannot_be_built_leaves_no_trace(
     backend: TensorFlowBackend, segment_of: Callable[..., Segment]
 ) -> None:
-    optimizer = aa.Optimizer(keras.optimizers.Adam)
+    optimizer = aa.Optimizer(keras.optimizers.Adam, nothing=1)
     with pytest.raises(SpecError):
         backend.build(segment_of(mlp(backend), optimizer=optimizer))
     assert settings() == USUAL

@@ -139,7 +139,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "layers in a list": (
         lambda: train(InList(list)),
-        r"nothing to train: net \(no parameters\)\. Hint: give a model parameters; layers in a plain list",
+        r"nothing to train: net \(no parameters\)\. Hint: give a model parameters.*layers in a plain list",
         lambda: train(InList(nn.ModuleList)),
     ),
     "an input too few": (

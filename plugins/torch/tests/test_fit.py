@@ -121,3 +121,42 @@ def test_a_frameworks_own_optimizer_is_given_again(tmp_path):
         aa.load(tmp_path, models={"model": network()})
     again = aa.load(tmp_path, models={"model": network()}, optimizer=torch.optim.NAdam)
     np.testing.assert_array_equal(again.predict(wine(), outputs=True), fitted.predict(wine(), outputs=True))
+
+
+class Mean(nn.Module):
+    """Embeds tokens, of any number, and takes their mean."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.head = nn.Embedding(20, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.tokens(x).mean(1))
+
+
+def test_a_graph_on_rows_of_different_length_is_saved(tmp_path):
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(1, 20, size=length) for length in rng.integers(2, 8, size=40)]
+    data = aa.FeatureSet.from_dict("d", {"ids": ids, "y": rng.normal(size=40)}, ["ids"], ["y"], pad={"ids": 0})
+    graph = aa.ModelGraph([aa.ModelNode(Mean(), data)], "adam")
+    train = aa.TrainPhase(data="all", losses=aa.AppliedLoss("mse"))
+    aa.Experiment(graph, progress="none").run_phase(train)
+    graph.save(tmp_path)
+    again = aa.ModelGraph.load(tmp_path, models={"model": Mean()})
+    first, second = (
+        aa.Experiment(each, progress="none").run_phase(aa.EvalPhase(data=data)).prediction("model")
+        for each in (graph, again)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+def test_frames_and_data_sets_of_other_libraries():
+    polars, hugging_face = pytest.importorskip("polars"), pytest.importorskip("datasets")
+    columns = {"a": np.linspace(-1, 1, 30), "b": np.arange(30), "kind": ["u", "v", "w"] * 10}
+    settings = {"target": "kind", "loss": "cross_entropy", "epochs": 2, "progress": "none"}
+    predictions = []
+    for table in (polars.DataFrame(columns), hugging_face.Dataset.from_dict(columns), columns):
+        torch.manual_seed(0)
+        predictions.append(aa.fit(nn.Linear(2, 3), table, **settings).predict(table).tolist())
+    assert predictions[0] == predictions[1] == predictions[2] and set(predictions[0]) <= set("uvw")

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from anyaccel.errors import SpecError
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
-from anyaccel_torch.optimizers import GroupOptimizer, create_optimizer, slot_names
+from anyaccel_torch.optimizer_creation import create_optimizer, slot_names
+from anyaccel_torch.optimizers import GroupOptimizer
 
 RECIPES = [
     Optimizer("sgd", lr=0.1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,62 @@ def test_tokenised_data_sets_of_hugging_face() -> None:
     graph = aa.ModelGraph([aa.ModelNode("net", net, inputs)], aa.Optimizer("sgd", lr=0.5))
     run(graph, aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER, n_epochs=EPOCHS))
     assert_same(net, by_hand()[1])
+
+
+class OneLength(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(18, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.head((input_ids * attention_mask).float())
+
+
+def test_a_model_of_one_length_is_told_what_to_write() -> None:
+    phase = aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER)
+    with pytest.raises(Exception, match="shapes cannot be multiplied") as caught:
+        run(graph_of(texts(), made(OneLength)), phase)
+    (note,) = (note for note in caught.value.__notes__ if "length" in note)
+    assert "the rows of texts.ids, texts.mask differ in length" in note and "Pad(..., length=...)" in note
+    run(graph_of(texts(aa.Pad(0, length=18, mask="mask")), made(OneLength)), phase)  # the hint obeyed
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = made(Classifier)
+
+    def forward(self, ids: Tensor, mask: Tensor, other_ids: Tensor, other_mask: Tensor) -> Tensor:
+        return self.one(ids, mask) - self.one(other_ids, other_mask)
+
+
+def test_each_side_of_pairs_has_its_own_length() -> None:
+    data, net, expected = texts(), Pairs(), Pairs()
+    columns = [data.reference(name, stream=stream) for stream in (None, "pair") for name in ("ids", "mask")]
+    loss = aa.AppliedLoss("cross_entropy", on="net", inputs=["outputs", "texts.kind"])
+    sampler = aa.PairSampler(BATCH, aa.Same("kind"), seed=3)
+    graph = aa.ModelGraph([aa.ModelNode("net", net, columns)], aa.Optimizer("sgd", lr=0.5))
+    run(graph, aa.TrainPhase("t", data="all", losses=loss, sampler=sampler))
+    draws = sampler.epoch_orders({"texts": data})
+    orders = sampler.shuffled(draws, 0)
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
+    for start in range(0, draws.n, BATCH):
+        sides = [order[start : start + BATCH] for order in orders]
+        inputs = [stacked([each(TOKENS[row]) for row in rows]) for rows in sides for each in (np.asarray, np.ones_like)]
+        optimizer.zero_grad()
+        F.cross_entropy(expected(*inputs), torch.from_numpy(CLASSES[sides[0]])).backward()
+        optimizer.step()
+    assert_same(net, expected)
+
+
+def test_a_saved_graph_takes_new_rows_of_other_lengths(tmp_path: Path) -> None:
+    graph = graph_of(texts(), made(Classifier))
+    run(graph, aa.TrainPhase("t", data="all", losses=LOSS, sampler=SAMPLER))
+    graph.save(tmp_path / "saved")
+    loaded = aa.ModelGraph.load(tmp_path / "saved", models={"net": made(Classifier)})
+    fresh = texts(tokens=[np.arange(1, 31), np.arange(1, 4)])
+    phase = aa.EvalPhase("p", data=fresh)
+    np.testing.assert_array_equal(run(loaded, phase).prediction("net"), run(graph, phase).prediction("net"))
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------

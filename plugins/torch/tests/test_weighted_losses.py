@@ -190,3 +190,50 @@ def test_steps_are_those_of_torch_over_all_that_counts_in_the_batch(case, how, a
     assert evaluated.loss == pytest.approx(expected, rel=1e-6)
     still = aa.TrainPhase("still", data="all", losses=loss, sampler=sampler, **how)
     assert run(graph_of(arrays, model, target, lr=1e-20), still).loss[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_rows_of_their_own_lengths_count_by_tokens(accumulate):
+    rng = np.random.default_rng(0)
+    words = [rng.integers(0, 5, n) for n in rng.integers(1, 7, ROWS)]
+    tags = [row % 3 for row in words]
+    columns = {"words": [row.tolist() for row in words], "tags": [row.tolist() for row in tags]}
+    data = aa.FeatureSet.from_dict("data", columns, ["words"], ["tags"], pad={"words": 0, "tags": -100})
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 3)))
+    graph = aa.ModelGraph([aa.ModelNode("net", models[0], data)], aa.Optimizer("sgd", lr=0.5))
+    loss = aa.AppliedLoss(aa.Loss("cross_entropy", ignore_index=-100))
+    sampler = aa.SimpleSampler(12 // accumulate)
+    run(graph, aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, accumulate=accumulate))
+    optimizer = torch.optim.SGD(models[1].parameters(), lr=0.5)
+    for start in (0, 12):
+        part = slice(start, start + 12)
+        tokens, targets = (torch.from_numpy(np.concatenate(rows[part])) for rows in (words, tags))
+        optimizer.zero_grad()
+        F.cross_entropy(models[1](tokens), targets).backward()
+        optimizer.step()
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", "binary_cross_entropy"])
+def test_a_model_in_bfloat16_takes_float_targets_and_weights(loss, arrays):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(CLASSES, 1), nn.Flatten()).bfloat16()
+    mine = nn.Sequential(nn.Embedding(CLASSES, 1), nn.Flatten()).bfloat16()
+    mine.load_state_dict(net.state_dict())
+    data = aa.FeatureSet.from_dict("data", arrays, ["clean"], ["yes"], ["wt"])
+    graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference("clean"))], aa.Optimizer("sgd", lr=0.5))
+    applied = aa.AppliedLoss(loss, sample_weight="data.wt")
+    run(graph, aa.TrainPhase("train", data="all", losses=applied, sampler=aa.SimpleSampler(12)))
+    function = {"mse": F.mse_loss, "mae": F.l1_loss, "binary_cross_entropy": F.binary_cross_entropy_with_logits}[loss]
+    columns = {name: torch.from_numpy(arrays[name]) for name in ("clean", "yes", "wt")}
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.5)
+    for rows in torch.arange(ROWS).split(12):
+        losses = function(mine(columns["clean"][rows]).float(), columns["yes"][rows], reduction="none")
+        optimizer.zero_grad()
+        weighted(losses, columns["wt"][rows]).backward()
+        optimizer.step()
+    torch.testing.assert_close(net[0].weight, mine[0].weight, rtol=0.01, atol=0.01)

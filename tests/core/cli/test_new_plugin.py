@@ -414,6 +414,50 @@ def test_the_demo_runs_with_a_new_framework(made, trial):
     assert json.loads(answer.stdout)["device"] == "unit:0"
 
 
+FAULTS = """
+import numpy as np
+import unit_stand_in as library
+from anyaccel import FeatureSet, ModelGraph, ModelNode
+from anyaccel.errors import AnyaccelError
+
+class Faulty(library.Model):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, call, x):
+        if self.error and not x.values.all():
+            raise self.error
+        return x
+
+arrays = {"x": np.zeros((4, 2), "float32"), "ones": np.ones((4, 2), "float32")}
+data = FeatureSet.from_dict("data", arrays, ["x", "ones"])
+for error, column in ((KeyError("gone"), "x"), (RuntimeError("too low"), "x"), (RuntimeError("too low"), "ones")):
+    node = ModelNode("n", Faulty(error), {"x": data.reference(column)})
+    try:
+        print(ModelGraph([node]).build().shapes.outputs["n"])
+    except AnyaccelError as refused:
+        print(type(refused).__name__, refused)
+try:
+    ModelGraph([ModelNode("n", Faulty(None), {"y": data.reference("x")})]).build()
+except AnyaccelError as refused:
+    print(type(refused).__name__, refused)
+"""
+
+
+def test_whatever_a_model_of_a_new_framework_raises_is_translated(made, trial, tmp_path):
+    """Errors of code end at once; after others the model is called with samples of the data."""
+    script = tmp_path / "faults.py"
+    script.write_text(FAULTS, "utf-8")
+    answer = trial(made("unit", "--kind", "framework"), str(script))
+    assert answer.returncode == 0, answer.stderr
+    code, zeros, samples, keyword = answer.stdout.splitlines()
+    assert code.startswith("GraphError node 'n': Faulty raised KeyError in forward, line 14 of ")
+    assert zeros.startswith("ShapeError node 'n' does not accept float32[2]") and "too low" in zeros
+    assert samples == "('n',)"
+    assert keyword.startswith("GraphError node 'n': its model has no input 'y'") and "Available: x" in keyword
+
+
 @pytest.mark.skipif(find_spec("ruff") is None, reason="ruff is not installed")
 @pytest.mark.parametrize("kind", ["chip", "framework"])
 @pytest.mark.parametrize("name", [SHORT, LONG])

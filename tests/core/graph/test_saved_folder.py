@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from anyaccel import AppliedLoss, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode, SequentialMLP, TrainPhase
+from anyaccel.data.padding import Pad
 from anyaccel.errors import ConfigError, PhaseError, SplitError, StateError
 from anyaccel.graph import saved_folder
 
@@ -184,6 +185,22 @@ def test_a_frameworks_own_optimizer_is_asked_for(tmp_path):
     with pytest.raises(ConfigError, match=r"trained by the optimizer 'nadam'.*load\(folder, optimizer=...\)"):
         ModelGraph.load(tmp_path / "named")
     assert ModelGraph.load(tmp_path / "named", optimizer="adam").optimizer.name == "adam"
+
+
+@pytest.mark.parametrize("pad", [0.0, Pad(-1.0, multiple_of=4), Pad(0.0, length=8, mask="mask")])
+def test_columns_whose_rows_differ_in_length_come_back(tmp_path, pad):
+    rows = [np.arange(float(length)) for length in (2, 7, 5)]
+    arrays = {"x": rows, "y": np.arange(3.0)}
+    data = FeatureSet.from_dict("data", arrays, "x", "y", pad={"x": pad})
+    graph = ModelGraph([ModelNode("net", SequentialMLP(), data.reference("x"))], "adam")
+    graph.save(tmp_path)
+    again = ModelGraph.load(tmp_path)
+    schema = again.feature_sets["data"]
+    assert schema.columns == data.columns and not len(schema)
+    for name in data.columns:
+        assert (schema.spec(name), schema.is_ragged(name)) == (data.spec(name), data.is_ragged(name))
+    if isinstance(pad, Pad) and pad.length:
+        np.testing.assert_array_equal(predicted(again, data), predicted(graph, data))
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------

@@ -261,6 +261,12 @@ class LayerLibrary:
         package = str(self.module.__name__).partition(".")[0]
         return method in vars(model) or (owner is not None and owner.__module__.partition(".")[0] != package)
 
+    # -- optimizers ------------------------------------------------------------------------------------------------
+
+    def is_optimizer(self, own: Any) -> bool:
+        """Whether an optimizer is a class of the library."""
+        return self.module is not None and isinstance(own, type) and issubclass(own, self.module.optimizers.Optimizer)
+
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def is_loss(self, own: Any) -> bool:

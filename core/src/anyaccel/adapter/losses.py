@@ -55,18 +55,24 @@ class NamedLoss:
         if signature not in self._checked:
             self._check(outputs, targets)
             self._checked.add(signature)
-        parts = self._formula(self._ops, at_least_float32(self._ops, outputs), targets, self._settings)
-        if not self._is_weighted:
-            total, count = self._ops.xp.sum(parts.losses), math.prod(parts.losses.shape)
-            return _result(self._ops, total, count, parts.gradients)
-        return self._weighted(parts, targets, weights)
+        outputs = at_least_float32(self._ops, outputs)
+        if self._is_weighted:
+            return self._weighted(outputs, targets, weights)
+        parts = self._formula(self._ops, outputs, targets, self._settings)
+        total, count = self._ops.xp.sum(parts.losses), math.prod(parts.losses.shape)
+        return _result(self._ops, total, count, parts.gradients)
 
-    def _weighted(self, parts: _Parts, targets: Any, weights: Sequence[Any]) -> LossResult:
+    def _weighted(self, outputs: Any, targets: Any, weights: Sequence[Any]) -> LossResult:
         """Each loss times its factor; what has a factor of 0 does not count, whatever it is."""
-        ops, losses = self._ops, parts.losses
-        counts = target_counts(ops, targets, self._settings, losses)
-        factor = product(ops, [*counts, *weights], losses)
-        weight = normalizer(ops, targets, self._settings, factor, losses)
+        ops = self._ops
+        counts = target_counts(ops, targets, self._settings, outputs)
+        factor = product(ops, [*counts, *weights], outputs)
+        weight = normalizer(ops, targets, self._settings, factor, outputs)
+        if factor is not None and self._term.loss.name != "cross_entropy":  # such a target may be NaN
+            masked = ops.xp.where(expanded(factor, targets.ndim) == 0, 0.0, targets)
+            targets = cast(ops, masked, targets.dtype)
+        parts = self._formula(ops, outputs, targets, self._settings)
+        losses = parts.losses
         if factor is None:
             return LossResult(ops.xp.sum(losses), weight, parts.gradients)
         mean_of = math.prod(losses.shape) // max(math.prod(factor.shape), 1)  # elements that share a factor
@@ -154,6 +160,8 @@ def _mae(ops: ArrayOps, outputs: Any, targets: Any, settings: Mapping[str, Any])
 def _cross_entropy(ops: ArrayOps, logits: Any, targets: Any, settings: Mapping[str, Any]) -> _Parts:
     xp, by_index = ops.xp, targets.ndim < logits.ndim
     axis, smoothing = settings.get("class_axis", -1), settings.get("label_smoothing", 0.0)
+    if by_index and "ignore_index" in settings:  # it may be out of range
+        targets = cast(ops, xp.where(targets == settings["ignore_index"], 0, targets), targets.dtype)
     probabilities = _one_hot(ops, targets, logits, axis) if by_index else cast(ops, targets, logits.dtype)
     if smoothing:
         probabilities = probabilities * (1 - smoothing) + smoothing / logits.shape[axis]

@@ -153,7 +153,7 @@ def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint
 
 def call_hint(error: Exception) -> str:
     """What to do where a model's call takes other arguments than it is given; `""` if that is not the error."""
-    if isinstance(error, TypeError) and re.search(r"missing \d+ required|positional argument", str(error)):
+    if isinstance(error, TypeError) and re.search(r"missing (\d+|a) required|positional argument", str(error)):
         return "feed every argument of its call: ModelNode(label, model, [data.reference('a'), data.reference('b')])"
     return ""
 

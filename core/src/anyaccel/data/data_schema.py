@@ -11,7 +11,9 @@ import pyarrow as pa
 from anyaccel.arguments import shown
 from anyaccel.data.arrow_columns import to_arrow
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView
-from anyaccel.data.roles import stamp
+from anyaccel.data.padding import Pad, Padding
+from anyaccel.data.readers.dataframes import table_from_dict
+from anyaccel.data.roles import RoleNames, stamp
 from anyaccel.data.transforms.fitted_transform import FittedTransform
 from anyaccel.data.transforms.transform_log import AppliedTransform
 from anyaccel.errors import ConfigError, SplitError
@@ -33,7 +35,9 @@ class DataSchema(FeatureSet):
             ConfigError: not such columns.
         """
         try:
-            table = pa.table({name: _column(column) for name, column in columns.items()})
+            empty = [_empty(name, column) for name, column in columns.items()]
+            fields, arrays = zip(*empty, strict=True)
+            table = pa.table(list(arrays), schema=pa.schema(fields))
             schema = cls(label, stamp(table, {name: column["role"] for name, column in columns.items()}))
         except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
             raise ConfigError(f"{shown(columns)} are not the columns of {label!r}: {error}") from error
@@ -60,7 +64,14 @@ class DataSchema(FeatureSet):
         )
 
 
-def _column(given: Mapping[str, Any]) -> Any:
+def _empty(name: str, given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """An Arrow field and a column of it without rows."""
     if "dtype" not in given:
-        return pa.chunked_array([pa.array([], pa.null())])
-    return pa.chunked_array([to_arrow(np.zeros((0, *given["shape"]), dtype=np.dtype(given["dtype"])))])
+        return pa.field(name, pa.null()), pa.chunked_array([pa.array([], pa.null())])
+    dtype, shape = np.dtype(given["dtype"]), tuple(given["shape"])
+    if "padding" not in given:
+        column = pa.chunked_array([to_arrow(np.zeros((0, *shape), dtype=dtype))])
+        return pa.field(name, column.type), column
+    row = [np.zeros(shape, dtype=dtype)]
+    table = table_from_dict(name, {name: row}, RoleNames(name, (), ()), {name: Pad(0)}).slice(0, 0)
+    return Padding(**given["padding"]).stamped(table.schema.field(name)), table.column(name)

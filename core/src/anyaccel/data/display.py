@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.arrow_columns import contiguous, is_readable, to_numpy, type_name
-from anyaccel.data.padding import padding_of
+from anyaccel.data.padding import padding_of, up_to
 from anyaccel.data.rows import Rows
 from anyaccel.display import cut, guarded, line, listing, page, row, size, table
 from anyaccel.errors import DataError
@@ -70,8 +70,7 @@ def _type_of(rows: Rows, name: str) -> str:
     field = rows.schema.field(name)
     if padding_of(field) is None:
         return type_name(name, field.type)
-    longest, rest = rows.spec(name).shape[0], rows.spec(name).shape[1:]
-    return f"{rows.spec(name).dtype}[{', '.join([f'<={longest}', *map(str, rest)])}]"
+    return up_to(rows.spec(name))
 
 
 def rows_html(rows: Rows) -> str:

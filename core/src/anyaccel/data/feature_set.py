@@ -220,6 +220,9 @@ class FeatureSetView(_SplitRows):
             column = self.column(name)
             check_complete(name, column)
             return to_numpy(name, contiguous(column))
+        ragged = self.ragged_column(name)
+        if ragged is not None:
+            return read_only(ragged.padded())
         whole = self._feature_set.array(name)
         return whole[self._slice] if self._slice else read_only(np.take(whole, self._rows, axis=0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from anyaccel.arguments import is_integer, shown
 from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError
+from anyaccel.segment import TensorSpec
 
 _KEY = b"anyaccel.pad"
 
@@ -88,8 +89,12 @@ class Padding:
 
     def stamped(self, field: Any) -> Any:
         """An Arrow field with this padding in its metadata."""
-        text = json.dumps([self.value, self.multiple_of, self.longest, self.fixed, self.mask])
-        return field.with_metadata({**(field.metadata or {}), _KEY: text.encode()})
+        return field.with_metadata({**(field.metadata or {}), _KEY: json.dumps(asdict(self)).encode()})
+
+
+def up_to(spec: TensorSpec) -> str:
+    """The spec of a ragged column for people: `int64[<=18]`, where the longest row has 18 entries."""
+    return f"{spec.dtype}[{', '.join([f'<={spec.shape[0]}', *map(str, spec.shape[1:])])}]"
 
 
 def mask_dtype(dtype: np.dtype[Any]) -> type[np.integer[Any]]:
@@ -100,7 +105,7 @@ def mask_dtype(dtype: np.dtype[Any]) -> type[np.integer[Any]]:
 def padding_of(field: Any) -> Padding | None:
     """The padding in the metadata of an Arrow field; None for a column whose rows have one shape."""
     text = (field.metadata or {}).get(_KEY)
-    return None if text is None else Padding(*json.loads(text))
+    return None if text is None else Padding(**json.loads(text))
 
 
 def checked_pads(label: str, pad: Any, columns: Mapping[str, str]) -> dict[str, Pad]:

@@ -42,7 +42,23 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     """Train a model on a table, and return it with the graph and the experiment that were made for it.
 
     Everything it does can be written with ModelGraph, TrainPhase and Experiment, which it returns.
+    """
+    spec = loss if isinstance(loss, Loss) else Loss(loss)
+    arguments.integer(PhaseError, "fit: ", "epochs", epochs, 0, 10)
+    names: Any = {"features": features, "target": target}
+    prepared = training_data(data, **names, loss=spec, validation=validation, scaler=scaler, seed=seed)
+    graph = ModelGraph([ModelNode(NODE, model, prepared.data.reference())], optimizer, seed=seed)
+    own = [*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)]
+    loop: Any = {"sampler": batch_size, "n_epochs": epochs, "callbacks": own, "accelerator": accelerator}
+    checks = _validation(prepared, metrics)
+    phase = TrainPhase(data=prepared.train, losses=AppliedLoss(spec, on=NODE), validation=checks, **loop)
+    experiment = Experiment("fit", graph, progress=progress)
+    experiment.run_phase(phase)
+    return FittedModel(experiment, spec if spec.own is None else None)
 
+
+# Beside the function, which a text for each of its arguments would make too long to read.
+_ARGUMENTS = """
     Args:
         model: of any framework that has a plugin; it is trained itself, no copy of it.
         data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair of arrays (x, y), the path of a CSV or
@@ -72,24 +88,7 @@ def fit(  # noqa: PLR0913 - keywords, each documented
         DataError, ColumnError: the data are no table, or columns do not fit.
         AnyaccelError: whatever keeps the phase from running.
     """
-    spec = loss if isinstance(loss, Loss) else Loss(loss)
-    arguments.integer(PhaseError, "fit: ", "epochs", epochs, 0, 10)
-    prepared = training_data(
-        data, features=features, target=target, loss=spec, validation=validation, scaler=scaler, seed=seed
-    )
-    graph = ModelGraph([ModelNode(NODE, model, prepared.data.reference())], optimizer, seed=seed)
-    phase = TrainPhase(
-        data=prepared.train,
-        losses=AppliedLoss(spec, on=NODE),
-        sampler=batch_size,
-        n_epochs=epochs,
-        validation=_validation(prepared, metrics),
-        callbacks=[*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)],
-        accelerator=accelerator,
-    )
-    experiment = Experiment("fit", graph, progress=progress)
-    experiment.run_phase(phase)
-    return FittedModel(experiment, spec if spec.own is None else None)
+fit.__doc__ = f"{fit.__doc__}{_ARGUMENTS}"
 
 
 def _validation(prepared: TrainingData, metrics: Any) -> EvalPhase | None:

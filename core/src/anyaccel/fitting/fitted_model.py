@@ -164,7 +164,7 @@ class FittedModel:
     def _feature_set(self, data: Any, with_target: bool) -> FeatureSet:
         columns = self._columns
         features = [name for name, column in columns.items() if column["role"] == "feature"]
-        if hasattr(data, "shape") and not hasattr(data, "columns"):
+        if hasattr(data, "shape") and not is_table(data):
             if len(features) != 1:
                 raise DataError(f"an array of shape {list(data.shape)} has no names", available=", ".join(features))
             data = {features[0]: data}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.data import DataSchema, FeatureSet, Reference
 from anyaccel.data.arrow_columns import is_numeric
+from anyaccel.data.padding import padding_of
 from anyaccel.data.transforms.fitted_transform import FittedTransform, relevant_transforms
 from anyaccel.data.transforms.plain_state import PlainReader
 from anyaccel.data.transforms.transform_config import differences, read_transform, shown_transform, transform_config
@@ -48,11 +50,13 @@ def _transforms(feature_set: FeatureSet, nodes: Iterable[Node]) -> list[FittedTr
 
 
 def _column(feature_set: FeatureSet, name: str) -> dict[str, Any]:
-    role, is_number = feature_set.role(name), is_numeric(feature_set.schema.field(name).type)
-    if role == "tag" or not is_number:
+    role, field = feature_set.role(name), feature_set.schema.field(name)
+    padding = padding_of(field)
+    if role == "tag" or not (padding or is_numeric(field.type)):
         return {"role": role}
     spec = feature_set.spec(name)
-    return {"role": role, "dtype": spec.dtype, "shape": list(spec.shape)}
+    padded = {"padding": asdict(padding)} if padding else {}
+    return {"role": role, "dtype": spec.dtype, "shape": list(spec.shape), **padded}
 
 
 def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes: Iterable[Node]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -89,6 +90,7 @@ class LossBinder:
             inputs=(*inputs, *self._weights(loss, spec, positions)),
             device=assignment.device,
             weight=loss.weight,
+            elements=math.prod(positions),
         )
 
     def _weights(self, loss: AppliedLoss, output: TensorSpec, positions: tuple[int, ...] | None) -> Iterator[str]:

@@ -28,7 +28,7 @@ def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpe
     names = selection.names
     stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
     if loss.loss.own is not None:
-        return _for_own(cast(stored, output.dtype), output)
+        return _for_own(cast(stored, _loaded(output.dtype)), output)
     _refuse_one_class(loss, output)
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
         return _class_indices(loss, stored, output, name)
@@ -39,7 +39,12 @@ def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpe
             hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
         )
     _refuse_probabilities(loss, name)
-    return replace(stored, dtype=output.dtype, shape=_aligned(loss, stored, output, name))
+    return replace(stored, dtype=_loaded(output.dtype), shape=_aligned(loss, stored, output, name))
+
+
+def _loaded(dtype: str) -> str:
+    """The dtype in which targets are loaded for outputs of a dtype, which a loss casts: NumPy has no bfloat16."""
+    return "float32" if dtype == "bfloat16" else dtype
 
 
 def _for_own(stored: TensorSpec, output: TensorSpec) -> TensorSpec:

@@ -121,6 +121,8 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
         GraphError: the backend has no keywords, the model has no such argument, or a column would be taken as another
             argument than that of its name.
     """
+    if isinstance(node.model, Estimator):
+        _refuse_ragged(node)
     by_name = node.arguments and not is_positional(node.arguments)
     if any(batch_axes_of(node.arguments)) and not getattr(backend, "moves_batch_axis", False):
         raise GraphError(
@@ -137,6 +139,22 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
         _check_keywords(node, signature)
     elif signature is not None:
         _check_positions(node, signature)
+
+
+def _refuse_ragged(node: ModelNode) -> None:
+    """An estimator is fitted to so many numbers a row; a batch that is padded to its own length has others."""
+    columns = [
+        (each.feature_set, name) for each in node.upstreams if isinstance(each, Reference) for name in each.features
+    ]
+    for feature_set, name in columns:
+        if feature_set.is_ragged(name):
+            longest = feature_set.spec(name).shape[0]
+            raise GraphError(
+                f"node {node.label!r}: an estimator takes rows of one length, and those of {name!r} of "
+                f"{feature_set.label!r} differ",
+                available="columns of one shape per sample",
+                hint=f"pad all to one length: pad={{{name!r}: Pad(0, length={longest})}}",
+            )
 
 
 def _check_keywords(node: ModelNode, signature: inspect.Signature) -> None:
@@ -175,6 +193,8 @@ def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
     if len(columns) < len(node.upstreams) or len(columns) < 2:
         return
     names = [features[0] for features in columns]
+    if len(set(names)) < len(names):  # streams of a sampler: a column has several places
+        return
     for taken, name in zip(positional, names, strict=False):
         if name != taken and name in signature.parameters:
             inputs = ", ".join(f"{each!r}: ..." for each in names)

@@ -129,7 +129,7 @@ def _why(assignment: Assignment) -> str:
 def _column_line(column: Column) -> str:
     change = f" ({column.change})" if column.change else ""
     name = text(column.shown, _LONGEST)
-    return f"load  {name} -> {column.framework} {column.device}: {column.spec}{change}"
+    return f"load  {name} -> {column.framework} {column.device}: {column.spec_text}{change}"
 
 
 def number_of(number: int, what: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anyaccel.backend import ComputingBackend
+from anyaccel.data.padding import up_to
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
 from anyaccel.display import listing
@@ -73,6 +74,11 @@ class Column:
         """The name for people: of many columns the first."""
         prefix = f"{self.feature_set}."
         return f"{prefix}{brief(self.columns)}{self.name[len(prefix) + len('+'.join(self.columns)) :]}"
+
+    @property
+    def spec_text(self) -> str:
+        """The spec for people; of rows that differ in length with that of the longest: `int64[<=18]`."""
+        return up_to(self.spec) if self.ragged else str(self.spec)
 
     @property
     def change(self) -> str:

@@ -53,7 +53,7 @@ def _column_row(column: Column) -> Markup:
     device = str(column.device)
     stream = f" (stream {column.stream})" if column.stream else ""
     names = f"{column.feature_set}: {listing(column.columns)}{stream}"
-    return row([prose(names), badge(device), f"{column.framework} {column.spec}", column.change], device=device)
+    return row([prose(names), badge(device), f"{column.framework} {column.spec_text}", column.change], device=device)
 
 
 def _crossing_row(crossing: Crossing, frameworks: Mapping[str, str]) -> Markup:

@@ -201,7 +201,7 @@ class _Resolver:
             reasons = {label: "frozen" if each.frozen else "no parameters" for label, each in assigned.items()}
             hint = "unfreeze a node that a loss depends on"
             if not any(each.frozen for each in assigned.values()):
-                hint = "give a model parameters; layers in a plain list or dict are no part of it in most frameworks"
+                hint = "give a model parameters that can be trained; layers in a plain list are mostly no part of it"
             shown = ", ".join(f"{label} ({reason})" for label, reason in reasons.items())
             raise PhaseError(f"phase {self._request.phase!r} has nothing to train: {shown}", hint=hint)
         self._check_not_frozen(labels)

@@ -83,18 +83,9 @@ class EvalPhase(Phase):
             raise PhaseError(
                 f"phase {label!r} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
             )
-        super().__init__(
-            label,
-            data=data,
-            losses=losses,
-            accelerator=accelerator,
-            strict=strict,
-            policy=policy,
-            callbacks=callbacks,
-            final_device=final_device,
-            compile=compile,
-            residency=residency,
-        )
+        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
+        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        super().__init__(label, data=data, losses=losses, **placing, **running)
 
     @property
     def batch_size(self) -> int:

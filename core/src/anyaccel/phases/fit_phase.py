@@ -59,18 +59,9 @@ class FitPhase(Phase):
     ) -> None:
         self.nodes = node_labels(nodes)
         self.sampler = SimpleSampler(batch_size)
-        super().__init__(
-            label,
-            data=data,
-            losses=losses,
-            accelerator=accelerator,
-            strict=strict,
-            policy=policy,
-            callbacks=callbacks,
-            final_device=final_device,
-            compile=compile,
-            residency=residency,
-        )
+        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
+        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        super().__init__(label, data=data, losses=losses, **placing, **running)
 
     def _check(self) -> None:
         super()._check()

@@ -67,11 +67,9 @@ class LossAccumulator:
             if losses.pairs is None:
                 means, weights = _host_columns(losses)
                 for label, column in means.items():
-                    weight = weights.get(label)
-                    if weight is not None:
-                        yield label, float(column @ weight), float(weight.sum())
-                    else:
-                        yield label, float(column.sum()) * losses.batch_size, float(len(column) * losses.batch_size)
+                    size = losses.batch_size * losses.elements.get(label, 1)
+                    weight = weights.get(label, np.full(len(column), float(size)))
+                    yield label, float(column @ weight), float(weight.sum())
 
     def _of_pairs(self) -> Iterator[tuple[str, float, float]]:
         """Label, sum and weight for each step, copied together from each backend."""

@@ -230,6 +230,9 @@ def one_of(label: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
 _EXAMPLES = {"losses": "AppliedLoss('mse', on='NODE')", "callbacks": "EarlyStopping()"}
 
 
+_CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
+
+
 def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
     """Callbacks from the argument of a phase or experiment.
 
@@ -241,6 +244,8 @@ def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
             hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
+            same = next((name for name in _CALLBACKS if name in (type(callback).__name__, callback)), None)
+            hint = hint if same is None else f"write anyaccel.{same}()"
             raise PhaseError(f"{whose}: {shown(callback)} is not a Callback", hint=hint)
     return callbacks
 

@@ -91,6 +91,8 @@ def _execute(execution: _PhaseExecution, run: Run) -> EvaluationValues | None:
         return execution.run()
     except BaseException as error:
         run.error = error
+        if run.looping and isinstance(error, Exception):
+            _note_lengths(error, run)
         raise
     finally:
         try:
@@ -99,6 +101,16 @@ def _execute(execution: _PhaseExecution, run: Run) -> EvaluationValues | None:
         except KeyboardInterrupt as interrupt:  # it may have come before anything was given back
             execution.end(interrupt)
             raise
+
+
+def _note_lengths(error: Exception, run: Run) -> None:
+    """A model may have been made for one length, which is known only when a batch of another comes."""
+    ragged = [] if run.plan is None else [column.shown for column in run.plan.columns if column.ragged]
+    if ragged:
+        error.add_note(
+            f"the rows of {', '.join(ragged)} differ in length, and each batch is padded to its own longest; a model "
+            "that takes one length needs pad={'COLUMN': Pad(..., length=...)}"
+        )
 
 
 class _PhaseExecution:

@@ -144,18 +144,9 @@ class TrainPhase(Phase):
         self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
         if step is not None:
             self.step = step
-        super().__init__(
-            label,
-            data=data,
-            losses=losses,
-            accelerator=accelerator,
-            strict=strict,
-            policy=policy,
-            callbacks=callbacks,
-            final_device=final_device,
-            compile=compile,
-            residency=residency,
-        )
+        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
+        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        super().__init__(label, data=data, losses=losses, **placing, **running)
 
     def _check(self) -> None:
         super()._check()

@@ -76,7 +76,8 @@ class TrainResults(PhaseResults):
         """
         if name not in self.figures:
             hint = "use one of these names" if self.epochs else "run at least one epoch"
-            if self.epochs and name.startswith("val_") and not any(known.startswith("val_") for known in self.figures):
+            validated = any(figure.startswith("val_") for figure in self.figures)
+            if self.epochs and not validated and str(name).startswith("val_"):
                 hint = "give the phase a validation: TrainPhase(..., validation='val')"
                 raise formatting.unknown_name(f"run {self.label!r} has no figure {name!r}", "", self.figures, hint)
             known = self.figures or ("no complete epoch",)

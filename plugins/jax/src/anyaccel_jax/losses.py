@@ -10,14 +10,19 @@ from anyaccel.adapter.layer_introspection import LayerLibrary, make_loss
 from anyaccel.specs import Loss
 
 
+def keras_library() -> LayerLibrary:
+    """Keras, where somebody has imported it; else a library that nothing belongs to."""
+    keras = sys.modules.get("keras")
+    return LayerLibrary(keras if hasattr(keras, "Layer") else None)
+
+
 def scalar_loss(loss: Loss) -> Loss:
     """The spec of a loss with a function of arrays as its `own`; losses of Keras do not broadcast.
 
     Raises:
         SpecError: a class that does not take `loss_kwargs`.
     """
-    keras = sys.modules.get("keras")
-    library = LayerLibrary(keras if hasattr(keras, "Layer") else None)
+    library = keras_library()
     if library.is_loss(loss.own):
         return Loss(library.loss_function(loss, jnp.mean))
     return Loss(make_loss(loss))

@@ -13,11 +13,12 @@ import numpy as np
 
 from anyaccel.adapter import LossFunction, StepFunction, StepLoop, TracedOps, UpdateRule
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.error_translation import translate_errors, with_translated_errors
-from anyaccel_jax.losses import scalar_loss
+from anyaccel_jax.losses import keras_library, scalar_loss
 from anyaccel_jax.models.base import LIBRARIES, Model
 from anyaccel_jax.models.dispatch import as_model
 from anyaccel_jax.namespace import Namespace
@@ -231,8 +232,14 @@ class JaxOps(TracedOps):
         return super().custom_loss(scalar_loss(loss))
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
-        """By the formulas, or by Optax."""
-        return super().update_rule(optimizer) if optimizer.own is None else optax_rule(optimizer)
+        """By the formulas, by Optax, or by Keras."""
+        if optimizer.own is None:
+            return super().update_rule(optimizer)
+        library = keras_library()
+        if not library.is_optimizer(optimizer.own):
+            return optax_rule(optimizer)
+        outside: Any = jax.ensure_compile_time_eval
+        return LayerOptimizerRule(optimizer, library.module, outside, _put_like)
 
 
 class DonatingOps(JaxOps):
@@ -242,6 +249,11 @@ class DonatingOps(JaxOps):
     """
 
     donates = True
+
+
+def _put_like(array: Any, parameter: Any) -> Any:
+    """With another sharding, steps would be compiled twice."""
+    return jax.device_put(array, parameter.sharding)
 
 
 def _jit(function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:

@@ -120,9 +120,15 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """As `Compute.unsupported_reason`; an optimizer of Keras changes its own variables, not a program's tensors."""
+        """As `Compute.unsupported_reason`; supports optimizer classes of Keras."""
+        from anyaccel_tensorflow.variables import keras
+
+        if isinstance(spec, Optimizer) and keras().is_optimizer(spec.own):
+            runs_on = str(keras().module.backend.backend())
+            return "" if runs_on == "tensorflow" else f"Keras runs on {runs_on}, not on TensorFlow"
         if isinstance(spec, Optimizer) and spec.own is not None:
-            return f"TensorFlow supports the named optimizers only ({', '.join(OPTIMIZERS)}), not {spec.name}"
+            available = f"{', '.join(OPTIMIZERS)}, and classes of keras.optimizers"
+            return f"TensorFlow supports named optimizers ({available}), not {spec.name}"
         return super().unsupported_reason(spec)
 
 

@@ -18,12 +18,14 @@ from anyaccel.adapter import (
     StepFunction,
     StepLoop,
     TracedOps,
+    UpdateRule,
     attributes_key,
 )
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
 from anyaccel.device import Device
 from anyaccel.segment import Segment
-from anyaccel.specs import Loss
+from anyaccel.specs import Loss, Optimizer
 from anyaccel_tensorflow import host_transfer, numpy_namespace, variables
 from anyaccel_tensorflow.builtin_models import SpecModel
 from anyaccel_tensorflow.device_policy import silent_copies
@@ -255,9 +257,20 @@ class TensorFlowOps(TracedOps):
         """`stateless_fold_in`."""
         return fold_in(key, number)
 
+    def update_rule(self, optimizer: Optimizer) -> UpdateRule:
+        """By the formulas, or by Keras."""
+        if not keras().is_optimizer(optimizer.own):
+            return super().update_rule(optimizer)
+        return LayerOptimizerRule(optimizer, keras().module, tf.init_scope, _put_like)
+
     def custom_loss(self, loss: Loss) -> LossFunction:
         """A function of tensors that gives the mean, or a loss of Keras, whose mean is taken."""
         return super().custom_loss(scalar_loss(loss))
+
+
+def _put_like(variable: Any, parameter: Any) -> Any:
+    with tf.device(parameter.device):
+        return tf.constant(variable.numpy())
 
 
 def _identity(array: Any) -> Any:

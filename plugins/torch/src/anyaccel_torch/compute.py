@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.backend import Program
 from anyaccel.errors import StateError
+from anyaccel.install_hints import HINTS
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.error_translation import translate_errors
@@ -136,6 +138,8 @@ class TorchCompute(TorchPlacement, KeywordCompute):
 
         if isinstance(recipe, Loss):
             return "" if keras.library().is_loss(recipe.own) else reason
+        if isinstance(recipe.own, FunctionType) and recipe.own.__module__.partition(".")[0] not in HINTS:
+            return ""  # the user's own, which gives one
         if not keras.is_optimizer(recipe.own):
             return reason
         return f"{reason}; Keras optimizers update Keras variables only, and torch.optim has most of them too"

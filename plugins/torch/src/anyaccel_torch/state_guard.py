@@ -12,7 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
-from anyaccel.errors import PhaseError
+from anyaccel.errors import GraphError, PhaseError
 from anyaccel.segment import Segment
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
@@ -186,9 +186,20 @@ def _nothing() -> None:
 
 @contextmanager
 def evaluating(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside, the model is in evaluation mode; afterwards modes, attributes, buffers, random states are as before."""
+    """Inside, the model is in evaluation mode; afterwards modes, attributes, buffers, random states are as before.
+
+    Raises:
+        GraphError: it has no modes, as what `torch.export` gives.
+    """
     with _as_before(model, devices):
-        model.eval()
+        try:
+            model.eval()
+        except NotImplementedError as error:
+            raise GraphError(
+                f"{type(model).__name__} cannot change between training and evaluation mode: {error}",
+                hint="give the module that it was made of; or, if it computes the same in both, set model.train = "
+                "model.eval = lambda *mode: model",
+            ) from error
         yield
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,7 @@ class ChunkRunner:
         orders: of each of these.
         labels: of its losses.
         weighted: labels of those that weigh rows or positions.
+        elements: how many elements of a row each of its losses is a mean over, by label.
     """
 
     train_step: TrainStep
@@ -55,6 +56,7 @@ class ChunkRunner:
     orders: Sequence[Any] = ()
     labels: tuple[str, ...] = ()
     weighted: tuple[str, ...] = ()
+    elements: Mapping[str, int] = field(default_factory=dict)
 
     def train_steps(
         self, start: int, n_steps: int, batch_size: int, microbatch_size: int | None = None
@@ -65,7 +67,17 @@ class ChunkRunner:
             return self.one_by_one(start, n_steps, batch_size, microbatch_size)
         more = () if n_microbatches == 1 else (n_microbatches,)
         means = self.program.train_steps(self.columns, self.orders, start, n_steps, batch_size, *more)
-        return [Losses(self.stage.backend, batch_size, self.labels, means, n_steps, weighted=self.weighted)]
+        return [
+            Losses(
+                self.stage.backend,
+                batch_size,
+                self.labels,
+                means,
+                n_steps,
+                weighted=self.weighted,
+                elements=self.elements,
+            )
+        ]
 
     @property
     def n_rows(self) -> int:
@@ -167,6 +179,7 @@ class Pipeline:
             orders=tuple(column.order for column in inputs),
             labels=tuple(term.label for term in stage.segment.losses),
             weighted=tuple(term.label for term in stage.segment.losses if weight_inputs(term)),
+            elements={term.label: term.elements for term in stage.segment.losses},
         )
 
     def to_host(self, name: str, value: Any) -> np.ndarray:

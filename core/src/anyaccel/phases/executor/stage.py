@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from anyaccel.backend import ComputingBackend, Program
@@ -44,6 +45,7 @@ class Losses:
         n_steps: how many rows of `means` count.
         pairs: sum and weight of one step, by label; None for means.
         weighted: labels of the losses that weigh rows or positions; others weigh as much as their batch.
+        elements: by label, how many elements of a row a loss is a mean over, as pairs count these; 1 by default.
     """
 
     backend: ComputingBackend
@@ -53,6 +55,7 @@ class Losses:
     n_steps: int = 0
     pairs: LossPairs | None = None
     weighted: tuple[str, ...] = ()
+    elements: Mapping[str, int] = field(default_factory=dict)
 
     def is_ready(self) -> bool:
         """Whether they are computed, without waiting; pairs count as such."""
