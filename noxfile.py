@@ -239,7 +239,7 @@ def backend(session: nox.Session, plugin: str) -> None:
 def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
     session.install(*editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
-    names = ("three_frameworks", "graph_machine", "schedules_across", "sources")
+    names = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses")
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)

@@ -21,7 +21,7 @@ from anyaccel.specs import Optimizer
 MSE = AppliedLoss("mse", on="net")
 POINTS = 150
 SWALLOWED = ("_free", "<genexpr>")  # what Python calls when it frees an object: nothing that is raised there comes out
-CALLING = {"hooks.py:_call_with_named", "hooks.py:phase_end"}  # with all that these call
+CALLING = {"hooks.py:call", "hooks.py:_call_with_named", "hooks.py:phase_end"}  # with all that these call
 ENDED = {"experiment.py:_results", "base.py:end"}  # the phase is over, and everybody knows
 DEFERRING = "interrupts.py:"  # where a real signal waits, or comes by rules of its own
 FIRST = "runner.py:run"  # before anybody is told of anything

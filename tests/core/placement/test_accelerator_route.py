@@ -93,7 +93,7 @@ def test_a_call_goes_down_and_enters_no_module_in_two_roles(function: Callable[[
     with traced(ends) as route:
         function()
     assert route.reached, f"{ends} of the plugin was not called"
-    order = ["the user", "placement", "accelerator", "registry", "plugin_loader", "device"]
+    order = ["the user", "placement", "accelerator", "registry", "plugin_loader", "device", "specs"]
     assert set(route.callers) <= set(order)
     for module, callers in route.roles().items():
         assert len(callers) <= 1, f"{module} is entered in several roles: by {callers}"

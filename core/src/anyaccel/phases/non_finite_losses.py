@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Mapping
 
 from anyaccel.errors import NaNWarning
-from anyaccel.phases.plan_request import all_losses
 from anyaccel.phases.run import Run
+from anyaccel.phases.train_phase import all_losses
 from anyaccel.printable import printable
 
 

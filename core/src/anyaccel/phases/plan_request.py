@@ -16,7 +16,7 @@ from anyaccel.phases.evaluation import BoundMetric, bind_metrics
 from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import Samplers
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.train_phase import TrainPhase, all_losses
 
 
 def parts_of(phase: Phase) -> list[Phase]:
@@ -28,12 +28,6 @@ def parts_of(phase: Phase) -> list[Phase]:
 def losses_of(phase: Phase, part: Phase) -> tuple[AppliedLoss, ...]:
     """The losses of a phase, or of its validation, which are those of the training unless it has its own."""
     return part.losses or (phase.losses if part is not phase else ())
-
-
-def all_losses(phase: Phase) -> tuple[AppliedLoss, ...]:
-    """The losses of a phase; where its steps are the user's own, those of its validation."""
-    validation = phase.validation if isinstance(phase, TrainPhase) and phase.step is not None else None
-    return phase.losses if validation is None else validation.losses
 
 
 def evaluated_losses(phase: Phase, part: Phase, graph: ModelGraph) -> tuple[AppliedLoss, ...]:

@@ -10,7 +10,8 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.evaluation import BoundMetric
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import all_losses, learners_of
+from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.train_phase import all_losses
 
 Combination = tuple[str, frozenset[str]]
 """What combines feature sets, for messages, and their labels."""

@@ -246,3 +246,9 @@ def _count(label: str, name: str, value: Any, least: int) -> int:
         hint = f"write {name}={max(least, 1)}"
         raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {shown(value)}", hint=hint)
     return value
+
+
+def all_losses(phase: Phase) -> tuple[AppliedLoss, ...]:
+    """The losses of a phase; where its steps are the user's own, those of its validation."""
+    validation = phase.validation if isinstance(phase, TrainPhase) and phase.step is not None else None
+    return phase.losses if validation is None else validation.losses
