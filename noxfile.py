@@ -306,7 +306,7 @@ def run_away(session: nox.Session, wheels: Path, *arguments: str) -> None:
 
 def install_docs(session: nox.Session, *more: str) -> None:
     """What the documentation needs to be built; the site imports no framework but the torch of its notebook."""
-    session.install(*editable("torch"), *more, *group("test", "guests", "docs", "torch"))
+    session.install(*editable("torch"), *more, *group("test", "guests", "sources", "docs", "torch"))
 
 
 def build_site(session: nox.Session, builder: str = "html") -> Path:

@@ -133,7 +133,7 @@ NODES = {
         assert (graph.input_nodes, graph.output_nodes) == (("encoder",), ("head",))
         assert list(graph.nodes) == ["encoder", "head"] and graph.frozen == ()""",
     "`pre_place_nodes(": "assert lacks(aa.ModelGraph, 'pre_place_nodes')",
-    "`save`, `load`, `save_checkpoint`, `restore_checkpoint` | `graph.state()": """
+    "`save`, `load`, `save_checkpoint`, `restore_checkpoint` | `graph.save": """
         state = graph.state()
         assert all(isinstance(array, np.ndarray) for array in state.values())
         graph.load_state(state)""",
@@ -161,7 +161,7 @@ SPECS = {
     "`AppliedLoss(loss": """
         for given in ("outputs", "outputs.mean", "targets", "cells.soh", "cells.soh@pair"):
             assert aa.AppliedLoss("mse", "head", ["outputs", given], weight=2.0, label="l").inputs[1] == given""",
-    "weights and masks per sample": "refused(lambda: aa.AppliedLoss('mse', 'head', mask=1), TypeError, 'mask')",
+    "weights and masks per sample": "assert aa.AppliedLoss('mse', 'head', mask='cells.mask').mask == 'cells.mask'",
     "`SimpleSampler(": """
         assert aa.SimpleSampler(batch_size=4, shuffle=True, drop_last=True, seed=1).drop_last
         for key in ("group_by", "stratify_by", "show_progress"):

@@ -11,7 +11,7 @@ from anyaccel.data.data_schema import DataSchema
 from anyaccel.data.datasets import digits
 from anyaccel.data.feature_set import FeatureSet, FeatureSetView, Reference
 from anyaccel.data.joined_columns import joined_array, joined_changes, joined_spec, loadable_array
-from anyaccel.data.padding import Pad
+from anyaccel.data.padding import Pad, Padding
 from anyaccel.data.ragged_columns import RaggedColumn
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Where, Within
@@ -37,6 +37,7 @@ __all__ = [
     "IterableSource",
     "MapSource",
     "Pad",
+    "Padding",
     "PairCondition",
     "PairSampler",
     "ParquetStream",
