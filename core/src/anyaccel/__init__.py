@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
     from anyaccel.numpy_backend import simulate as simulate
     from anyaccel.phases import Callback as Callback
+    from anyaccel.phases import Checkpoint as Checkpoint
     from anyaccel.phases import EarlyStopping as EarlyStopping
     from anyaccel.phases import EvalPhase as EvalPhase
     from anyaccel.phases import Event as Event
@@ -103,7 +104,7 @@ _NAMES = {
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",
-    "phases": "Callback EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase WeightAveraging",
+    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",

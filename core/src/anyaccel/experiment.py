@@ -16,6 +16,7 @@ from anyaccel.graph.nodes import check_label
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.evaluation import compared
+from anyaccel.phases.checkpointing.checkpointer import checked_resume
 from anyaccel.phases.phase import checked_callbacks
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.results import (
@@ -134,8 +135,13 @@ class Experiment(AttributeHints):
             hint = "pass the phase itself, not its label: run(TrainPhase(...))"
         raise PhaseError(f"experiment {self.label!r} cannot run {shown(phase)}", hint=hint)
 
-    def run_phase(self, phase: Phase) -> Any:
+    def run_phase(self, phase: Phase, *, resume: str = "never") -> Any:
         """Run a phase. Its results are added to `history`, also if it fails or is interrupted.
+
+        Args:
+            phase: what to run.
+            resume: `"auto"`: a TrainPhase with a `checkpoint` goes on from the newest one in its folder, and begins
+                anew if there is none. The results are those of the whole run. `"never"`: the folder must be empty.
 
         Returns:
             TrainResults, EvalResults or FitResults.
@@ -147,7 +153,7 @@ class Experiment(AttributeHints):
         figures, started, began = None, datetime.now(UTC), time.perf_counter()
         with interrupts.deferred():
             try:
-                figures = execute(run, self.callbacks, progress_for(self.progress))
+                figures = execute(run, self.callbacks, progress_for(self.progress), checked_resume(resume))
             finally:
                 fields: dict[str, Any] = {
                     "number": len(self.history),

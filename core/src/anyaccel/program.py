@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from anyaccel.segment import NodeState, Segment
 
 
@@ -33,6 +35,13 @@ class Program(ABC):
     @abstractmethod
     def seed(self, key: int) -> None:
         """Restart the random streams (dropout) from a 64-bit key; called at the start of every epoch."""
+
+    def random_state(self) -> Mapping[str, np.ndarray] | None:
+        """How far the streams have come since `seed`, in host memory; None: epochs cannot be continued midway."""
+        return None
+
+    def load_random_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on where `random_state` was taken, in another process; called after `seed` with the same key."""
 
     @abstractmethod
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from anyaccel import rng
 from anyaccel.adapter.array_ops import (
     ArrayOps,
@@ -55,6 +57,14 @@ class ArrayProgram(MultiStepProgram):
     def seed(self, key: int) -> None:
         """Restart the random streams."""
         self._seed, self._draws = key, 0
+
+    def random_state(self) -> dict[str, np.ndarray]:
+        """The number of draws, from which with the key all random numbers follow."""
+        return {"draws": np.array(self._draws, dtype=np.int64)}
+
+    def load_random_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on after so many draws."""
+        self._draws = int(state["draws"])
 
     # -- forward and back ------------------------------------------------------------------------------------------
 

@@ -360,8 +360,15 @@ class ModelGraph(AttributeHints):
             StateError: the graph has no state yet, or its arrays cannot be written.
         """
         more = arguments.mapping(ConfigError, "", "extra", extra)
-        config = self._config(serialization.optimizer_entry(self.optimizer))
-        saved_folder.write(folder, {**more, "graph": config}, self.state())
+        saved_folder.write(folder, {**more, "graph": self.saved_config()}, self.state())
+
+    def saved_config(self) -> dict[str, Any]:
+        """The configuration as in a saved folder: a framework's own optimizer of the graph is named, not written.
+
+        Raises:
+            ConfigError: the optimizer of a node is a framework's own.
+        """
+        return self._config(serialization.optimizer_entry(self.optimizer))
 
     @classmethod
     def load(

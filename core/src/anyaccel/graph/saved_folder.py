@@ -27,18 +27,25 @@ SCHEMA_VERSION = 1
 _FORMAT = "anyaccel"
 _LARGEST_MANIFEST = 256 * 2**20
 _HINT = "give the folder that save() wrote"
-_ARRAYS = re.compile(r"state-[0-9a-f]{16}\.safetensors")
-_TEMPORARY = re.compile(r"\.(manifest\.json|state-[0-9a-f]{16}\.safetensors)\.\d+\.tmp")
+GROUP = "state"
+_ARRAYS = re.compile(r"(state|run)-[0-9a-f]{16}\.safetensors")
+_TEMPORARY = re.compile(r"\.(manifest\.json|(state|run)-[0-9a-f]{16}\.safetensors)\.\d+\.tmp")
 _LEFT_BEHIND_SECONDS = 3600.0  # no writer takes so long
 
 
-def write(folder: str | os.PathLike[str], parts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def write(
+    folder: str | os.PathLike[str],
+    parts: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    run: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Write plain data and arrays into a folder, which holds them or what it held before, whatever happens.
 
     Args:
         folder: made if it is not there.
         parts: plain data by name, for the manifest.
         arrays: of numbers, by name.
+        run: further arrays, which only a run needs to go on; in a file of their own.
 
     Raises:
         ConfigError: the folder has a manifest of something else, or `parts` are not plain.
@@ -48,24 +55,31 @@ def write(folder: str | os.PathLike[str], parts: Mapping[str, Any], arrays: Mapp
     path = _path(folder)
     earlier = _earlier(path)
     path.mkdir(parents=True, exist_ok=True)
-    entry = _write_arrays(path, arrays)
+    entries = [_write_arrays(path, GROUP, arrays), *([_write_arrays(path, "run", run)] if run else [])]
     manifest = {
         "format": _FORMAT,
         "schema_version": SCHEMA_VERSION,
         "written_by": {name: metadata.version(name) for name in ("anyaccel", "numpy", "safetensors")},
         **parts,
-        "arrays": [entry],
+        "arrays": entries,
     }
     try:
         text = json.dumps(manifest, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"what was to be saved in {str(path)!r} is not plain data: {error}") from error
-    _publish(path / MANIFEST, text.encode())
-    _remove_unused(path, {str(each["file"]) for each in earlier} - {entry["file"]})
+    publish(path / MANIFEST, text.encode())
+    _remove_unused(path, {str(each["file"]) for each in earlier} - {str(each["file"]) for each in entries})
 
 
-def read(folder: str | os.PathLike[str], part: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read(
+    folder: str | os.PathLike[str], part: str, group: str = GROUP
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The manifest of a folder, which must have `part`, and its arrays, of which every byte was checked.
+
+    Args:
+        folder: that was written.
+        part: a name of the manifest.
+        group: `"state"`, or `"run"` for the arrays that only a run needs.
 
     Raises:
         ConfigError: no such folder, not a manifest of this library, or one of a newer version.
@@ -76,7 +90,8 @@ def read(folder: str | os.PathLike[str], part: str) -> tuple[dict[str, Any], dic
         arrays: dict[str, np.ndarray] = {}
         try:
             for entry in _entries(path, manifest):
-                arrays.update(_read_arrays(path, entry))
+                if entry.get("group", GROUP) == group:
+                    arrays.update(_read_arrays(path, entry))
             return manifest, arrays
         except StateError:
             if _manifest(path) == manifest:  # else it was replaced meanwhile, and the files that it named are gone
@@ -169,7 +184,7 @@ def _is_plain_name(name: Any) -> bool:
     return isinstance(name, str) and name.endswith(".safetensors") and not set(name) & set("/\\:\x00")
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _write_arrays(path: Path, group: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.numpy import save
 
@@ -179,12 +194,12 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any
         kinds = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
         raise StateError(f"the state cannot be written as safetensors: {error}", available=f"it has {kinds}") from error
     digest = hashlib.sha256(contents).hexdigest()
-    name = f"state-{digest[:16]}.safetensors"
-    _publish(path / name, contents)
-    return {"file": name, "bytes": len(contents), "sha256": digest}
+    name = f"{group}-{digest[:16]}.safetensors"
+    publish(path / name, contents)
+    return {"file": name, "group": group, "bytes": len(contents), "sha256": digest}
 
 
-def _publish(file: Path, contents: bytes) -> None:
+def publish(file: Path, contents: bytes) -> None:
     """A file with these contents, all at once: written beside it, on the disk, and then renamed."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:

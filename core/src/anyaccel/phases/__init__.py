@@ -4,6 +4,7 @@ Stands on `graph`, `data`, `numpy_backend` (for estimators), `adapter`, `display
 """
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
+from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.events import Event
 from anyaccel.phases.fit_phase import FitPhase
@@ -19,6 +20,7 @@ from anyaccel.phases.weight_averaging import WeightAveraging
 
 __all__ = [
     "Callback",
+    "Checkpoint",
     "EarlyStopping",
     "Epoch",
     "EvalPhase",

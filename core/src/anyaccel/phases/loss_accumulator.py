@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,12 +17,17 @@ class LossAccumulator:
 
     def __init__(self) -> None:
         self._losses: list[Losses] = []
+        self._before: dict[str, tuple[float, float]] = {}
         self._calls: list[tuple[int, int, int]] = []  # number of entries before, first step, steps
 
     def add(self, losses: Iterable[Losses], first_step: int = 0, n_steps: int = 1) -> None:
         """Keep the losses of `n_steps` steps, which one call has done, without waiting for them."""
         self._calls.append((len(self._losses), first_step, n_steps))
         self._losses.extend(losses)
+
+    def go_on_after(self, sums: Mapping[str, tuple[float, float]]) -> None:
+        """Add to what `sums` gave in an earlier run of this epoch."""
+        self._before = dict(sums)
 
     def __len__(self) -> int:
         return len(self._losses)
@@ -35,12 +40,15 @@ class LossAccumulator:
 
     def means(self) -> dict[str, float]:
         """Means over all that was added, by label, in float64. Waits for the devices."""
-        sums: dict[str, float] = {}
-        weights: dict[str, float] = {}
+        return {label: total / weight if weight else math.nan for label, (total, weight) in self.sums().items()}
+
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Sums and weights over all that was added, by label, in float64. Waits for the devices."""
+        sums = dict(self._before)
         for label, total, weight in [*self._of_calls(), *self._of_pairs()]:
-            sums[label] = sums.get(label, 0.0) + total
-            weights[label] = weights.get(label, 0.0) + weight
-        return {label: sums[label] / weights[label] if weights[label] else float("nan") for label in sums}
+            before = sums.get(label, (0.0, 0.0))
+            sums[label] = before[0] + total, before[1] + weight
+        return sums
 
     def first_not_finite(self) -> dict[str, tuple[int, float]]:
         """The first step with NaN or infinity, and the value there, by label. Copies the losses to the host again."""

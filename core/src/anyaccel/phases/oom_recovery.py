@@ -185,9 +185,9 @@ class Snapshots:
         self._seconds, self._taken_at = 0.0, 0.0
         self._given_up = False
 
-    def begin_epoch(self) -> None:
-        """Take one at the start of an epoch."""
-        self._take(0, 0)
+    def begin_epoch(self, step: int = 0) -> None:
+        """Take one at the start of an epoch, or after the steps that an earlier run has done."""
+        self._take(step, 0)
 
     def after_step(self, step: int, losses: LossAccumulator) -> None:
         """So many steps are done: take one if it is time.

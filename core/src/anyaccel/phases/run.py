@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from anyaccel.data import Rows
 from anyaccel.errors import GraphError, PhaseError
 from anyaccel.graph import ModelGraph, Plan
@@ -74,6 +76,9 @@ class Run:
         looping: whether the training loop has started.
         events: decisions and incidents so far.
         heard: called with every event that is not `verbose`.
+        final_snapshot: what `return_to` was given; None if it was not called.
+        final_state: the state of the graph that a run which goes on from a checkpoint returns to, as `return_to` was
+            called before it; None otherwise.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
@@ -94,7 +99,8 @@ class Run:
         self.heard: Callable[[Event], None] | None = None
         self.last_losses: list[Losses] = []
         self._pipeline: Pipeline | None = None
-        self._last: Any = None
+        self.final_snapshot: Any = None
+        self.final_state: Mapping[str, np.ndarray] | None = None
 
     def __repr__(self) -> str:
         return f"Run({self.phase.label!r}, {len(self.history)} epochs done)"
@@ -121,7 +127,8 @@ class Run:
         """Add an event to the results and the log, and show it in the progress.
 
         Args:
-            kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"` or `"rate"`.
+            kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"`, `"rate"` or
+                `"checkpoint"`.
             message: what happened, and why.
             verbose: leave it out of the progress.
         """
@@ -161,7 +168,7 @@ class Run:
     def attach(self, pipeline: Pipeline | None) -> None:
         """Set the programs of this run; None drops them and everything the run holds on devices."""
         self._pipeline = pipeline
-        self._last, self.last_losses = None, []
+        self.final_snapshot, self.last_losses = None, []
 
     def snapshot(self) -> Any:
         """A copy of everything that training changes: parameters, buffers, optimizer state, random state."""
@@ -173,12 +180,12 @@ class Run:
 
     def return_to(self, snapshot: Any) -> None:
         """Restore this snapshot when the run ends without an error; the last call counts."""
-        self._last = snapshot
+        self.final_snapshot, self.final_state = snapshot, None
 
     def finalize(self) -> None:
         """Restore the snapshot that `return_to` was given, if any; called after the last epoch."""
-        if self._last is not None:
-            self.restore(self._last)
+        if self.final_snapshot is not None:
+            self.restore(self.final_snapshot)
 
     def _programs(self) -> Pipeline:
         if self._pipeline is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
@@ -57,8 +58,16 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     return plan
 
 
-def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | None = None) -> EvaluationValues | None:
+def execute(
+    run: Run, callbacks: Iterable[Callback] = (), progress: Progress | None = None, resume: str = "never"
+) -> EvaluationValues | None:
     """Execute the phase of a run on its graph. `run` holds what is complete, whatever happens.
+
+    Args:
+        run: says which phase on which graph.
+        callbacks: called before those of the phase.
+        progress: is told how far it is.
+        resume: whether a TrainPhase with a Checkpoint goes on from the newest one: `"auto"` or `"never"`.
 
     Returns:
         the values of an EvalPhase; None for a TrainPhase, whose epochs are in `run.history`.
@@ -70,8 +79,9 @@ def execute(run: Run, callbacks: Iterable[Callback] = (), progress: Progress | N
         shown = (progress or Progress()).begin(run.phase.label)
         run.heard = shown.event
         try:
-            hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
-            return _execute(_PhaseExecution(run, hooks, shown), run)
+            every = _callbacks_of(run, callbacks)
+            execution = _PhaseExecution(run, HookCaller(registry().hooks, every), shown)
+            return _execute(execution, run, partial(_checkpointer, run, every, resume))
         finally:
             shown.end()
 
@@ -85,9 +95,34 @@ def _callbacks_of(run: Run, callbacks: Iterable[Callback]) -> list[Callback]:
     return [*listening_schedules(optimizers, given), *given]
 
 
-def _execute(execution: _PhaseExecution, run: Run) -> EvaluationValues | None:
+def _checkpointer(run: Run, callbacks: Sequence[Callback], resume: str) -> Checkpointer | None:
+    """What writes the checkpoints of a run; None without any.
+
+    Raises:
+        PhaseError: a run without checkpoints is to go on from one, or estimators learn in it; or as of Checkpointer.
+    """
+    checkpoint = getattr(run.phase, "checkpoint", None)
+    if checkpoint is None:
+        if resume == "auto":
+            problem = f"phase {run.phase.label!r} has no checkpoint to go on from"
+            raise PhaseError(problem, hint="write TrainPhase(..., checkpoint=Checkpoint('runs/a'))")
+        return None
+    learners = learners_of(run.phase, run.graph)
+    if learners:
+        raise PhaseError(
+            f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, which only "
+            "pickle could write",
+            hint="leave checkpoint out, or freeze the node",
+        )
+    return Checkpointer(checkpoint, run, callbacks, resume)
+
+
+def _execute(
+    execution: _PhaseExecution, run: Run, checkpointer: Callable[[], Checkpointer | None]
+) -> EvaluationValues | None:
     try:
         running.claim(run)
+        execution.checkpointer = checkpointer()
         return execution.run()
     except BaseException as error:
         run.error = error
@@ -127,6 +162,7 @@ class _PhaseExecution:
         self._read_cache: ReadCache = {}
         self._final_devices: dict[str, Device] = {}
         self._nan_in_data = False
+        self.checkpointer: Checkpointer | None = None
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
@@ -226,6 +262,7 @@ class _PhaseExecution:
                 learners=learners,
                 validation=evaluations[0] if evaluations else None,
                 nan_in_data=self._nan_in_data,
+                checkpointer=self.checkpointer,
             ).run()
             return None
         values = evaluations[0].run()
@@ -270,6 +307,8 @@ class _PhaseExecution:
             run.error = interrupt
         try:
             self._release()
+            if self.checkpointer is not None and run.error is None:
+                self.checkpointer.end()
         except BaseException as failure:
             if run.error is None:
                 run.error = failure
@@ -277,10 +316,16 @@ class _PhaseExecution:
             run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
             run.attach(None)
+            self._close_checkpointer()
             running.release(run)
             if run.error is not None:
                 release_frames(run.error)
             self._hooks.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
+
+    def _close_checkpointer(self) -> None:
+        checkpointer, self.checkpointer = self.checkpointer, None
+        if checkpointer is not None:
+            checkpointer.close()
 
     def _close(self) -> None:
         pipeline, self._pipeline = self._pipeline, None
@@ -298,6 +343,10 @@ class _PhaseExecution:
         if self._run.error is not None:  # a phase that has not come to its loaders may have opened its source
             for source in _sources(self._phase):
                 source.close()
+        elif self._run.final_state is not None:
+            progress = dict(self._graph.progress)
+            self._graph.load_state(self._run.final_state)
+            self._graph.progress = progress
         place(self._graph, self._final_devices)
 
 

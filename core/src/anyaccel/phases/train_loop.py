@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from anyaccel import interrupts, rng
 from anyaccel.errors import CompileError, OutOfMemoryError
+from anyaccel.phases.checkpointing.checkpointer import Checkpointer
+from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.evaluation import Evaluation
@@ -42,6 +44,7 @@ class TrainLoop:
         learners: estimators that learn from every step.
         validation: run after epochs; None without one.
         nan_in_data: there was a warning of NaN in the data.
+        checkpointer: writes checkpoints, and knows where an earlier run was; None without them.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class TrainLoop:
         learners: HostLearners,
         validation: Evaluation | None,
         nan_in_data: bool = False,
+        checkpointer: Checkpointer | None = None,
     ) -> None:
         self._phase, self._run, self._pipeline, self._policy = phase, run, pipeline, policy
         self._hooks, self._progress = hooks, progress
@@ -81,28 +85,59 @@ class TrainLoop:
         self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
         self._full_batch = policy.batch_size
         self._uncounted = 0  # steps of the call that is running
+        self._checkpointer = checkpointer
+        self._resumed: Position | None = None  # where the first epoch begins, if not at its start
+        self._losses: LossAccumulator | None = None  # of the epoch that is running
+        self._is_whole = False  # values and records are those of whole steps
+        self._steps_before = 0  # of an earlier run, which the programs do not count
 
     def run(self) -> None:
-        """All epochs, or fewer if the run is asked to stop."""
+        """All epochs that are left, or fewer if the run is asked to stop."""
         try:
             self._run.looping = True
             self._progress.start(self._phase.label, self._phase.n_epochs, self._policy.loader.n_steps)
-            for epoch in range(self._phase.n_epochs):
-                self._epoch(epoch)
+            for epoch in range(self._go_on(), self._phase.n_epochs):
                 if self._run.stopped:
                     break
+                self._epoch(epoch)
             if self._run.history:
                 self._compile_policy.end()
             self._snapshots.clear()
             self._run.finalize()
+        except BaseException as error:
+            self._write_last(error)
+            raise
         finally:
             self._snapshots.clear()
             self._policy.loader.prefetch(None)
             self._progress.stop()
 
+    def _go_on(self) -> int:
+        """The epoch to begin with: that of an earlier run, as its checkpoint tells, or the first."""
+        resumed = self._resumed = self._checkpointer.resumed if self._checkpointer is not None else None
+        if self._checkpointer is not None and resumed is not None:
+            self._checkpointer.restore_run()
+            self._steps_before = sum(epoch.steps for epoch in resumed.history) + resumed.step
+            for epoch in resumed.history:
+                self._progress.advance(epoch.steps)
+                self._progress.epoch(epoch.figures)
+            self._progress.advance(resumed.step)
+        self._is_whole = True
+        return len(self._run.history)
+
+    def _write_last(self, error: BaseException) -> None:
+        """The run ends early: write where it is, if the values are those of whole steps."""
+        if self._checkpointer is None or not self._is_whole:
+            return
+        try:
+            self._checkpointer.after_error(self._pipeline, self._losses)
+        except Exception as failure:
+            error.add_note(f"the last checkpoint could not be written: {type(failure).__name__}: {failure}")
+
     def _epoch(self, epoch: int) -> None:
         run, label = self._run, self._phase.label
-        run.epoch, run.step = epoch, 0
+        resumed, self._resumed = self._resumed, None
+        run.epoch, run.step = epoch, 0 if resumed is None else resumed.step
         number = run.graph.progress.get(label, 0)
         self._hooks.call("epoch_start", run=run)
         if run.stopped:
@@ -111,8 +146,14 @@ class TrainLoop:
             self._renew_compiled()
         began = time.perf_counter()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number))
-        losses, n_steps = self._train(number)
+        self._losses = LossAccumulator()
+        if resumed is not None and self._checkpointer is not None:
+            self._losses.go_on_after(resumed.losses)
+            self._checkpointer.restore_random(self._pipeline)
+        losses, n_steps = self._train(number, self._losses)
         seconds = time.perf_counter() - began
+        if self._checkpointer is not None:
+            self._checkpointer.epoch_ends()
         run.graph.progress[label] = number + 1
         run.history.append(self._record_of(number, losses, n_steps, seconds))
         self._validate(epoch)  # the epoch is complete, and recorded, whatever comes of this
@@ -120,6 +161,9 @@ class TrainLoop:
         if self._hooks.reads_models:
             self._pipeline.sync_values()
         self._hooks.call("epoch_end", run=run)
+        self._losses = None
+        if self._checkpointer is not None:
+            self._checkpointer.after_epoch()
 
     def _record_of(self, number: int, figures: dict[str, float], n_steps: int, seconds: float) -> Epoch:
         if self._phase.step is not None:
@@ -156,11 +200,11 @@ class TrainLoop:
             self._non_finite.validation(values)
             self._progress.doing("")
 
-    def _train(self, number: int) -> tuple[dict[str, float], int]:
+    def _train(self, number: int, losses: LossAccumulator) -> tuple[dict[str, float], int]:
         """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
-        losses, run = LossAccumulator(), self._run
+        run = self._run
         self._unheard = []
-        self._snapshots.begin_epoch()
+        self._snapshots.begin_epoch(run.step)
         while True:
             means = self._attempt(number, losses)
             if not isinstance(means, OutOfMemoryError):
@@ -169,6 +213,7 @@ class TrainLoop:
             release_frames(failure)  # what it holds would be in the way
             resumed, failed = self._snapshots.restore(losses), run.step
             if resumed is None:
+                self._is_whole = False
                 raise self._policy.final_error(failure, self._tried_rows) from None
             try:
                 self._policy.make_room(failure, self._tried_rows)
@@ -196,15 +241,17 @@ class TrainLoop:
             return
         try:
             if not interrupts.was_forced() and not self._pipeline.is_updating:
-                earlier = sum(epoch.steps for epoch in self._run.history)
+                earlier = sum(epoch.steps for epoch in self._run.history) - self._steps_before
                 counted = self._pipeline.count_steps() - earlier - self._run.step
                 self._run.step += min(max(counted, 0), self._uncounted)
             elif (resumed := self._snapshots.restore(losses)) is not None:
                 self._run.step = resumed
                 error.add_note(f"a step was broken off: values are those after {self._run.step} steps of this epoch")
             else:
+                self._is_whole = False
                 error.add_note("a step was broken off, and there is no snapshot: values may be those of two steps")
         except Exception as failure:  # the error itself matters more
+            self._is_whole = False
             error.add_note(f"the steps of the last call could not be counted: {type(failure).__name__}: {failure}")
 
     def _attempt(self, number: int, losses: LossAccumulator) -> dict[str, float] | OutOfMemoryError:
@@ -262,6 +309,8 @@ class TrainLoop:
             count = min(self._pacing.next(), n_steps - done, policy.max_steps)
             if self._hooks.step_listeners:
                 count = min(count, self._hooks.steps_until_heard(run.step))
+            if self._checkpointer is not None:
+                count = min(count, self._checkpointer.steps_until_due(run.step) or count)
             began, self._uncounted = time.perf_counter(), count
             step_losses = runner.train_steps(start + done * size, count, size, microbatch)
             self._step_done(losses, step_losses, count)
@@ -283,6 +332,8 @@ class TrainLoop:
         finally:  # the step is done, whatever others raise
             self._run.step = first + n_steps
         self._snapshots.after_step(self._run.step, losses)
+        if self._checkpointer is not None:
+            self._checkpointer.after_step(self._pipeline, losses)
         interrupts.check()
 
     def _tell_listeners(self, step_losses: list[Losses], last: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -11,6 +12,7 @@ from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.phase import Data, Phase, known_settings, one_of, split_name
 from anyaccel.phases.samplers import (
@@ -61,6 +63,8 @@ class TrainPhase(Phase):
         on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
             NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
+        checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
+            process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
             such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
             framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
@@ -126,6 +130,7 @@ class TrainPhase(Phase):
         microbatching: str = "exact",
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
         policy: str | None = None,
@@ -144,6 +149,7 @@ class TrainPhase(Phase):
         self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
         if step is not None:
             self.step = step
+        self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         super().__init__(label, data=data, losses=losses, **placing, **running)
@@ -287,6 +293,15 @@ def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
     if not tuples:
         return EvalPhase.from_split(split, split=split)
     return EvalPhase.from_split(split, split=split, sampler=tuples.get("", tuples))
+
+
+def _checkpoint_of(label: str, given: Any) -> Checkpoint | None:
+    if given is None or isinstance(given, Checkpoint):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return Checkpoint(given)
+    problem = f"phase {label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(given)}"
+    raise PhaseError(problem, hint="write checkpoint=Checkpoint('runs/a')")
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,6 +135,14 @@ class TorchProgram(MultiStepProgram):
     def seed(self, key: int) -> None:
         """As `Program.seed`, for the CPU and the devices of the segment; other devices' generators are untouched."""
         seed_generators(self._devices, key, self._seeds)
+
+    def random_state(self) -> dict[str, np.ndarray]:
+        """As `Program.random_state`: the states of the generators that `seed` seeds."""
+        return RandomState(self._devices, self._seeds).to_arrays()
+
+    def load_random_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """As `Program.load_random_state`; StateError if the state is of other kinds of devices."""
+        RandomState(self._devices, self._seeds).load_arrays(state)
 
     # -- whole steps -----------------------------------------------------------------------------------------------
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
-from anyaccel.errors import GraphError, PhaseError
+from anyaccel.errors import GraphError, PhaseError, StateError
 from anyaccel.segment import Segment
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
@@ -116,6 +117,38 @@ class RandomState:
             state.copy_(copy)
         for device, saved in self._saved.items():
             _set_generator_state(device, saved)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The states in host memory, by the type of the device and its position among those of its type."""
+        seeds = {f"keras/{i}": copy.cpu().numpy() for i, (_, copy) in enumerate(self._seeds)}
+        return {**{name: self._saved[device].cpu().numpy() for name, device in self._names().items()}, **seeds}
+
+    def load_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the states that `to_arrays` gave for the same types of devices, and set them.
+
+        Raises:
+            StateError: they are of other devices, or of another kind of generator.
+        """
+        names, given = self.to_arrays(), {name: np.asarray(array) for name, array in arrays.items()}
+        differing = [name for name in {**names, **given} if _form(names.get(name)) != _form(given.get(name))]
+        if differing:
+            raise StateError(
+                f"the state of random generators is of other devices: {', '.join(sorted(differing))} differ",
+                available=", ".join(sorted(names)),
+                hint="continue on devices of the same kinds",
+            )
+        for name, device in self._names().items():
+            self._saved[device] = torch.from_numpy(given[name].copy())
+        self._seeds = [(state, torch.from_numpy(given[f"keras/{i}"].copy())) for i, (state, _) in enumerate(self._seeds)]
+        self.restore()
+
+    def _names(self) -> dict[str, torch.device]:
+        ordered = sorted(self._saved, key=lambda device: (device.type, device.index or 0))
+        return {f"{device.type}/{i}": device for i, device in enumerate(ordered)}
+
+
+def _form(array: np.ndarray | None) -> tuple[Any, ...] | None:
+    return None if array is None else (array.shape, array.dtype)
 
 
 def seed_generators(devices: Iterable[torch.device], key: int, seed_states: Sequence[nn.Parameter] = ()) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.backend import MultiStepProgram
+from anyaccel.errors import StateError
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
@@ -190,6 +191,23 @@ class Pipeline:
         """Restart the random streams of all programs."""
         for stage in self._stages:
             stage.program.seed(key)
+
+    def random_state(self) -> list[Mapping[str, np.ndarray]] | None:
+        """How far the random streams of each program have come; None if one cannot tell."""
+        states = [stage.program.random_state() for stage in self._stages]
+        known = [state for state in states if state is not None]
+        return known if len(known) == len(states) else None
+
+    def load_random_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """Go on where `random_state` was taken.
+
+        Raises:
+            StateError: other programs, or a program does not take its state.
+        """
+        if len(states) != len(self._stages):
+            raise StateError(f"there are random states of {len(states)} programs, not of {len(self._stages)}")
+        for stage, state in zip(self._stages, states, strict=True):
+            stage.program.load_random_state(state)
 
     def synchronize(self) -> None:
         """Wait for all steps so far.

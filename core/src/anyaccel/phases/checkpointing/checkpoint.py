@@ -1,0 +1,83 @@
+"""Checkpoint: where and how often a training phase writes what it needs to go on."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from anyaccel import arguments
+from anyaccel.arguments import shown
+from anyaccel.errors import PhaseError
+from anyaccel.suggestions import did_you_mean
+
+_SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
+_WHERE = "Checkpoint: "
+_WANTED = "'epoch', a number of steps, or a duration such as '10min'"
+ON_FAILURE = ("warn", "stop")
+
+
+class Checkpoint:
+    """Where and how often a TrainPhase writes checkpoints, from which another process goes on.
+
+    `TrainPhase(..., checkpoint=Checkpoint("runs/a", every="10min"))` writes them; `run_phase(phase, resume="auto")`
+    goes on from the last one that is complete. One is written at the end, and one when the run is interrupted or its
+    process is asked to end (SIGTERM), too. The training waits for a copy of its state in memory, not for the disk.
+
+    Args:
+        folder: of this one phase; made if it is not there. Each checkpoint is a folder in it, which `ModelGraph.load`
+            reads as well, and the file `latest` has the name of the newest.
+        every: `"epoch"`; or a number of steps of an epoch, which are optimizer steps; or a duration: a timedelta, or
+            text such as `"30s"`, `"10min"` and `"2h"`. One that is due while another is being written is late.
+        keep: the newest so many are kept.
+        keep_best: name of a value of an epoch, such as `"val_loss"`: the checkpoint of the best epoch is kept, too.
+        on_failure: what to do when one cannot be written (a full disk): `"warn"` goes on training; `"stop"` raises
+            the error, after a step.
+
+    Raises:
+        PhaseError: a setting out of range.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: str | int | timedelta = "epoch",
+        keep: int = 3,
+        keep_best: str | None = None,
+        on_failure: str = "warn",
+    ) -> None:
+        wanted = "the name of a folder"
+        is_name = lambda it: isinstance(it, (str, os.PathLike)) and str(it)  # noqa: E731
+        self.folder = Path(arguments.check(PhaseError, _WHERE, "folder", folder, is_name, wanted, "'runs/a'"))
+        self.every = every
+        self.every_n_steps, self.every_seconds = _interval(every)
+        self.keep = arguments.integer(PhaseError, _WHERE, "keep", keep, 1, 3)
+        best = "the name of a value of an epoch"
+        given = keep_best is None
+        self.keep_best = None if given else arguments.text(PhaseError, _WHERE, "keep_best", keep_best, best, "'val_loss'")
+        if on_failure not in ON_FAILURE:
+            hint = did_you_mean(on_failure, ON_FAILURE, "use one of these")
+            problem = f"{_WHERE}unknown on_failure={shown(on_failure)}"
+            raise PhaseError(problem, available=", ".join(map(repr, ON_FAILURE)), hint=hint)
+        self.on_failure = on_failure
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.folder)!r}, every={self.every!r})"
+
+
+def _interval(every: Any) -> tuple[int | None, float | None]:
+    """Steps and seconds between checkpoints; both None if they are written after epochs."""
+    if isinstance(every, str) and every == "epoch":
+        return None, None
+    if arguments.is_integer(every):
+        return arguments.integer(PhaseError, _WHERE, "every", every, 1, 500), None
+    found = _DURATION.fullmatch(every) if isinstance(every, str) else None
+    seconds = float(found[1]) * _SECONDS.get(found[2], 0.0) if found else 0.0
+    seconds = every.total_seconds() if isinstance(every, timedelta) else seconds
+    if seconds <= 0.0:
+        raise PhaseError(f"{_WHERE}every={shown(every)} is not {_WANTED}", hint="write every='10min'")
+    return None, seconds

@@ -1,0 +1,282 @@
+"""Checkpointer: writes the checkpoints of a running phase when they are due, and finds where an earlier run was."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+
+from anyaccel import interrupts
+from anyaccel.arguments import shown
+from anyaccel.errors import ConfigError, PhaseError, StateError
+from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
+from anyaccel.phases.checkpointing.checkpoint import Checkpoint
+from anyaccel.phases.checkpointing.position import Position
+from anyaccel.phases.checkpointing.run_folder import RunFolder
+from anyaccel.phases.checkpointing.writer import BackgroundWriter
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.monitoring import monitored_value
+from anyaccel.phases.run import Run
+
+CallbackStates = list[tuple[str, dict[str, Any]]]
+RESUME = ("auto", "never")
+TERMINATED = 128 + 15
+"""Exit status of a process that was asked to end (SIGTERM), as shells tell it."""
+
+
+class Checkpointer:
+    """Writes the checkpoints of one run, and lets it go on where an earlier one was.
+
+    Args:
+        checkpoint: as given to the phase.
+        run: whose graph is loaded with the state of the newest checkpoint, if it goes on.
+        callbacks: all of the run, whose state is part of a checkpoint.
+        resume: `"auto"` goes on from the newest checkpoint, if there is one; `"never"` starts anew.
+
+    Attributes:
+        resumed: where the earlier run was; None if this one starts anew.
+
+    Raises:
+        PhaseError: another run writes into the folder; or it has checkpoints and this run is to start anew; or they
+            are of another phase, or one that is longer.
+        StateError: the state does not fit the graph, or no checkpoint can be read.
+        ConfigError: they were written by a newer version.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, run: Run, callbacks: Sequence[Callback], resume: str) -> None:
+        self._checkpoint, self._run, self._callbacks = checkpoint, run, tuple(callbacks)
+        self._folder = RunFolder(checkpoint.folder)
+        self._writer = BackgroundWriter()
+        self._last = time.monotonic()
+        self._best: tuple[Any, Mapping[str, np.ndarray]] | None = None
+        self._old_handler: Any = None
+        self._callbacks_before: CallbackStates | None = None
+        self.resumed: Position | None = None
+        self._folder.lock()
+        try:
+            self._parts = _graph_part(run)
+            self.resumed = self._resume(resume)
+        except BaseException:
+            self._folder.unlock()
+            raise
+        self._handle_sigterm()
+
+    def _resume(self, resume: str) -> Position | None:
+        names, path = self._folder.names(), str(self._folder.path)
+        if resume == "never" and names:
+            raise PhaseError(
+                f"{path!r} has checkpoints of an earlier run",
+                available=", ".join(names),
+                hint="go on from them: run_phase(phase, resume='auto'); or give this run another folder",
+            )
+        found = self._folder.newest()
+        self._run.graph.shapes  # noqa: B018 - builds the models, which a state is loaded into
+        if found is None:
+            return None
+        position, state, failures = found
+        for failure in failures:
+            self._warn(f"a newer checkpoint is left out: {failure}")
+        label = self._run.phase.label
+        if position.phase != label:
+            problem = f"{path!r} has checkpoints of phase {position.phase!r}, not of {label!r}"
+            raise PhaseError(problem, hint="give each phase a folder of its own")
+        self._run.graph.load_state(state)
+        self._run.graph.progress[label] = position.number
+        self._run.log_event("checkpoint", f"goes on from {path}, {position.name}")
+        return position
+
+    def _handle_sigterm(self) -> None:
+        """Let a process that is asked to end write a last checkpoint first, unless its program handles that itself."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._old_handler = signal.signal(signal.SIGTERM, _terminate)
+            interrupts.renew()
+
+    # -- going on --------------------------------------------------------------------------------------------------
+
+    def restore_run(self) -> None:
+        """Set the records of the run, and give the callbacks their states, after these were told of the beginning.
+
+        Raises:
+            StateError: the run has other callbacks, or one does not take its state.
+        """
+        if self.resumed is None:
+            return
+        saved, now = [kind for kind, _ in self.resumed.callbacks], [_kind(each) for each in self._callbacks]
+        if saved != now:
+            raise StateError(
+                f"the checkpoint is of a run with other callbacks: {', '.join(saved) or 'none'}",
+                available=", ".join(now) or "none",
+                hint="give the run the same callbacks in the same order",
+            )
+        for callback, (kind, state) in zip(self._callbacks, self.resumed.callbacks, strict=True):
+            try:
+                callback.load_state(state)
+            except (KeyError, TypeError, ValueError) as error:
+                problem = f"callback {kind} does not take its state: {type(error).__name__}: {error}"
+                raise StateError(problem, hint="let load_state take what state() gives") from error
+        self._run.history.extend(self.resumed.history)
+        self._run.final_state = self.resumed.best
+        if self.resumed.stop_reason:
+            self._run.stop(self.resumed.stop_reason)
+
+    def restore_random(self, pipeline: Pipeline) -> None:
+        """Let random streams go on within an epoch."""
+        if self.resumed is None or self.resumed.random is None:
+            return
+        try:
+            pipeline.load_random_state(self.resumed.random)
+        except StateError as error:
+            self._warn(f"random streams begin anew within epoch {self.resumed.epoch}: {error.problem}")
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def steps_until_due(self, step: int) -> int | None:
+        """How many steps of an epoch may be done in one call after its first `step` ones; None for any number."""
+        every = self._checkpoint.every_n_steps
+        return None if every is None else every - step % every
+
+    def after_step(self, pipeline: Pipeline, losses: LossAccumulator) -> None:
+        """So many steps are done, and `run.step` says how many: write if it is time."""
+        every, seconds = self._checkpoint.every_n_steps, self._checkpoint.every_seconds
+        due = every is not None and self._run.step % every == 0
+        if seconds is not None and not self._writer.is_busy:
+            due = time.monotonic() - self._last >= seconds
+        if due:
+            self._write(self._position(pipeline, losses), wait=False)
+
+    def epoch_ends(self) -> None:
+        """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""
+        self._callbacks_before = self._callback_states()
+
+    def after_epoch(self) -> None:
+        """An epoch is done, and everybody was told: write if it is time."""
+        self._callbacks_before = None
+        checkpoint = self._checkpoint
+        timely = checkpoint.every_seconds is None or time.monotonic() - self._last >= checkpoint.every_seconds
+        if (checkpoint.every_n_steps is None and timely) or checkpoint.keep_best is not None:
+            self._write(self._position(), wait=False)
+
+    def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None) -> None:
+        """The run ends early, and the values are those of whole steps: write, and wait for it."""
+        self._write(self._position(None if losses is None else pipeline, losses), wait=True)
+
+    def end(self) -> None:
+        """The run is complete, and its models have their final values: write, and wait for it."""
+        self._write(self._position(), wait=True)
+
+    def close(self) -> None:
+        """Wait for what is being written, and let go of the folder and of signals."""
+        try:
+            self._guarded(self._writer.wait)
+        finally:
+            self._folder.unlock()
+            if self._old_handler is not None:
+                signal.signal(signal.SIGTERM, self._old_handler)
+                self._old_handler = None
+
+    def _position(self, pipeline: Pipeline | None = None, losses: LossAccumulator | None = None) -> Position:
+        """Where the run is: within an epoch if there are losses of it, else between two."""
+        run, label = self._run, self._run.phase.label
+        history = run.history if losses is None else run.history[: run.epoch]
+        return Position(
+            phase=label,
+            epoch=len(history),
+            number=run.graph.progress.get(label, 0) - (len(run.history) - len(history)),
+            step=0 if losses is None else run.step,
+            history=tuple(history),
+            losses={} if losses is None else losses.sums(),
+            random=None if pipeline is None else pipeline.random_state(),
+            callbacks=self._callback_states() if self._callbacks_before is None else self._callbacks_before,
+            best=self._best_state(),
+            stop_reason=run.stop_reason if losses is None else "",
+            score=self._score(),
+        )
+
+    def _callback_states(self) -> CallbackStates:
+        return [(_kind(callback), dict(callback.state())) for callback in self._callbacks]
+
+    def _best_state(self) -> Mapping[str, np.ndarray] | None:
+        """The state of the graph that the run returns to; made once for each snapshot."""
+        snapshot = self._run.final_snapshot
+        if snapshot is None:
+            return self._run.final_state
+        if self._best is None or self._best[0] is not snapshot:
+            now = self._run.snapshot()
+            self._run.restore(snapshot)
+            try:
+                self._best = snapshot, self._run.graph.state()
+            finally:
+                self._run.restore(now)
+        return self._best[1]
+
+    def _score(self) -> float | None:
+        name = self._checkpoint.keep_best
+        if name is None or not self._run.history:
+            return None
+        value = monitored_value("Checkpoint(keep_best=...)", name, self._run)
+        mode = mode_of(name, "auto", "Checkpoint: ")
+        if not mode:
+            raise unknown_mode(name, "Checkpoint: ")
+        return None if value is None or math.isnan(value) else value if mode == "min" else -value
+
+    def _write(self, position: Position, *, wait: bool) -> None:
+        given = self._checkpoint
+        write = partial(
+            self._folder.write, position, self._parts, self._run.graph.state(), given.keep, given.keep_best
+        )
+        self._last = time.monotonic()
+        self._guarded(partial(self._writer.start, write))
+        if wait:
+            self._guarded(self._writer.wait)
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        """Do something that fails with what writing a checkpoint has raised: warn of it, or let it end the run."""
+        try:
+            act()
+        except (OSError, StateError, ConfigError) as error:
+            if self._checkpoint.on_failure == "stop" and sys.exc_info()[1] is error and self._run.error is None:
+                raise
+            self._warn(f"a checkpoint could not be written to {str(self._folder.path)!r}: {error}")
+
+    def _warn(self, message: str) -> None:
+        self._run.log_event("checkpoint", message)
+        warnings.warn(f"phase {self._run.phase.label!r}: {message}", RuntimeWarning, stacklevel=2)
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise SystemExit(TERMINATED)
+
+
+def _kind(callback: Callback) -> str:
+    return type(callback).__name__
+
+
+def _graph_part(run: Run) -> dict[str, Any]:
+    """The configuration of the graph, for `ModelGraph.load`; nothing if it has none."""
+    try:
+        return {"graph": run.graph.saved_config()}
+    except ConfigError:
+        return {}
+
+
+def checked_resume(given: Any) -> str:
+    """The argument `resume`.
+
+    Raises:
+        PhaseError: unknown.
+    """
+    if given in RESUME and isinstance(given, str):
+        return given
+    hint = "write resume='auto'"
+    raise PhaseError(f"unknown resume={shown(given)}", available=", ".join(map(repr, RESUME)), hint=hint)
