@@ -104,7 +104,8 @@ _NAMES = {
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",
-    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase WeightAveraging",
+    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase "
+    "WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",

@@ -158,8 +158,7 @@ class Exchange(ABC):
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
         """A tensor on `device` from another framework's tensor through DLPack; no copy within one memory space.
 
-        The result may share the other framework's memory, so neither side writes to it. Keeps dtype and shape, and
-        accepts any strides.
+        The two may share memory, so neither side writes to it. Keeps dtype and shape, and accepts any strides.
 
         Raises:
             MoveError: the foreign tensor cannot be imported.

@@ -15,8 +15,8 @@ from anyaccel.graph import ModelGraph, Plan, phase_runner
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
 from anyaccel.phases.bound_phase import bound
-from anyaccel.phases.evaluation import compared
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
+from anyaccel.phases.evaluation import compared
 from anyaccel.phases.phase import checked_callbacks
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.results import (

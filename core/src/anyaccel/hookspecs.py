@@ -2,8 +2,7 @@
 
 A plugin is a module named by an entry point of the group `anyaccel`; it imports its framework only inside functions.
 It decorates functions of the names below with `anyaccel.hookimpl`; each takes any subset of the hook's arguments.
-Exceptions propagate. Return values are ignored, except those of `backends` and `policies`, which are called once, when
-the plugin is loaded.
+Exceptions propagate. Only `backends` and `policies` return something; they are called once, when a plugin is loaded.
 """
 
 from __future__ import annotations

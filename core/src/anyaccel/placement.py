@@ -128,8 +128,7 @@ def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = N
         framework: turn NumPy arrays into tensors of this framework; other tensors must belong to it already.
 
     Raises:
-        MoveError: the device does not support a dtype, a tensor is of another framework, or a container cannot be
-            rebuilt.
+        MoveError: a dtype that the device lacks, a tensor of another framework, or a container that cannot be rebuilt.
         NoBackendError: no backend owns something in it.
         FrameworkError: no plugin runs its framework on this kind of device.
         DeviceUnavailableError: the device is not on this machine.

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from anyaccel.segment import NodeState, Segment
 
 
@@ -23,9 +21,8 @@ class Program(ABC):
 
     An input may be None: this step has no rows for it. Everything that depends on it is left out: operations do not
     run and their buffers stay as they are, outputs are None, and losses are not in the mapping. Cotangents of outputs
-    and inputs that are None are None. `optimizer_step` does not change parameters that no gradient has reached, and
-    their node does not count the step. In a graph of several segments, an output that is None is passed on as None,
-    and a segment whose inputs are all None is not called. `MultiStepProgram.train_steps` always has all columns.
+    and inputs that are None are None. In a graph of several segments, an output that is None is passed on as None, and
+    a segment whose inputs are all None is not called. `MultiStepProgram.train_steps` always has all columns.
     """
 
     segment: Segment
@@ -36,11 +33,11 @@ class Program(ABC):
     def seed(self, key: int) -> None:
         """Restart the random streams (dropout) from a 64-bit key; called at the start of every epoch."""
 
-    def random_state(self) -> Mapping[str, np.ndarray] | None:
-        """How far the streams have come since `seed`, in host memory; None: epochs cannot be continued midway."""
+    def random_state(self) -> Mapping[str, Any] | None:
+        """How far the streams have come since `seed`, as NumPy arrays; None if epochs cannot be continued midway."""
         return None
 
-    def load_random_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_random_state(self, state: Mapping[str, Any]) -> None:
         """Go on where `random_state` was taken, in another process; called after `seed` with the same key."""
 
     @abstractmethod
@@ -59,9 +56,9 @@ class Program(ABC):
                 the weight of its (sum, weight), which makes the total a weighted sum of means; 0 where that is 0.
 
         Returns:
-            outputs; losses; and a pullback, which may be called once. It takes one cotangent for each output (None for
-            zero), accumulates the gradients of the total loss and of these cotangents into the parameters' gradients,
-            and returns a cotangent for each name in `segment.needs_pullback` (None for zero).
+            outputs; losses; and a pullback, to be called once. It takes a cotangent for each output and returns one for
+            each name in `segment.needs_pullback`, None for zero in both, and accumulates the gradients of the total
+            loss and of these cotangents into the parameters' gradients.
         """
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:

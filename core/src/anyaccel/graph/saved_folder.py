@@ -71,9 +71,7 @@ def write(
     _remove_unused(path, {str(each["file"]) for each in earlier} - {str(each["file"]) for each in entries})
 
 
-def read(
-    folder: str | os.PathLike[str], part: str, group: str = GROUP
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read(folder: str | os.PathLike[str], part: str, group: str = GROUP) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The manifest of a folder, which must have `part`, and its arrays, of which every byte was checked.
 
     Args:

@@ -13,7 +13,7 @@ from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.checkpointing.checkpointer import Checkpointer
+from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
@@ -81,7 +81,7 @@ def execute(
         try:
             every = _callbacks_of(run, callbacks)
             execution = _PhaseExecution(run, HookCaller(registry().hooks, every), shown)
-            return _execute(execution, run, partial(_checkpointer, run, every, resume))
+            return _execute(execution, run, partial(checkpointer_for, run, every, resume))
         finally:
             shown.end()
 
@@ -93,28 +93,6 @@ def _callbacks_of(run: Run, callbacks: Iterable[Callback]) -> list[Callback]:
         return given
     optimizers = [run.graph.optimizer, *(getattr(node, "optimizer", None) for node in run.graph.nodes.values())]
     return [*listening_schedules(optimizers, given), *given]
-
-
-def _checkpointer(run: Run, callbacks: Sequence[Callback], resume: str) -> Checkpointer | None:
-    """What writes the checkpoints of a run; None without any.
-
-    Raises:
-        PhaseError: a run without checkpoints is to go on from one, or estimators learn in it; or as of Checkpointer.
-    """
-    checkpoint = getattr(run.phase, "checkpoint", None)
-    if checkpoint is None:
-        if resume == "auto":
-            problem = f"phase {run.phase.label!r} has no checkpoint to go on from"
-            raise PhaseError(problem, hint="write TrainPhase(..., checkpoint=Checkpoint('runs/a'))")
-        return None
-    learners = learners_of(run.phase, run.graph)
-    if learners:
-        raise PhaseError(
-            f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, which only "
-            "pickle could write",
-            hint="leave checkpoint out, or freeze the node",
-        )
-    return Checkpointer(checkpoint, run, callbacks, resume)
 
 
 def _execute(

@@ -139,7 +139,8 @@ class RandomState:
             )
         for name, device in self._names().items():
             self._saved[device] = torch.from_numpy(given[name].copy())
-        self._seeds = [(state, torch.from_numpy(given[f"keras/{i}"].copy())) for i, (state, _) in enumerate(self._seeds)]
+        states = (state for state, _ in self._seeds)
+        self._seeds = [(state, torch.from_numpy(given[f"keras/{i}"].copy())) for i, state in enumerate(states)]
         self.restore()
 
     def _names(self) -> dict[str, torch.device]:

@@ -56,9 +56,10 @@ class Checkpoint:
         self.every = every
         self.every_n_steps, self.every_seconds = _interval(every)
         self.keep = arguments.integer(PhaseError, _WHERE, "keep", keep, 1, 3)
-        best = "the name of a value of an epoch"
-        given = keep_best is None
-        self.keep_best = None if given else arguments.text(PhaseError, _WHERE, "keep_best", keep_best, best, "'val_loss'")
+        self.keep_best = keep_best
+        if keep_best is not None:
+            wanted = "the name of a value of an epoch"
+            self.keep_best = arguments.text(PhaseError, _WHERE, "keep_best", keep_best, wanted, "'val_loss'")
         if on_failure not in ON_FAILURE:
             hint = did_you_mean(on_failure, ON_FAILURE, "use one of these")
             problem = f"{_WHERE}unknown on_failure={shown(on_failure)}"

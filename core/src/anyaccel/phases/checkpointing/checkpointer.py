@@ -25,6 +25,7 @@ from anyaccel.phases.checkpointing.writer import BackgroundWriter
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.monitoring import monitored_value
+from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.run import Run
 
 CallbackStates = list[tuple[str, dict[str, Any]]]
@@ -232,9 +233,7 @@ class Checkpointer:
 
     def _write(self, position: Position, *, wait: bool) -> None:
         given = self._checkpoint
-        write = partial(
-            self._folder.write, position, self._parts, self._run.graph.state(), given.keep, given.keep_best
-        )
+        write = partial(self._folder.write, position, self._parts, self._run.graph.state(), given.keep)
         self._last = time.monotonic()
         self._guarded(partial(self._writer.start, write))
         if wait:
@@ -252,6 +251,28 @@ class Checkpointer:
     def _warn(self, message: str) -> None:
         self._run.log_event("checkpoint", message)
         warnings.warn(f"phase {self._run.phase.label!r}: {message}", RuntimeWarning, stacklevel=2)
+
+
+def checkpointer_for(run: Run, callbacks: Sequence[Callback], resume: str) -> Checkpointer | None:
+    """What writes the checkpoints of a run; None without any.
+
+    Raises:
+        PhaseError: a run without checkpoints is to go on from one, or estimators learn in it; or as of Checkpointer.
+    """
+    checkpoint = getattr(run.phase, "checkpoint", None)
+    if checkpoint is None:
+        if resume == "auto":
+            problem = f"phase {run.phase.label!r} has no checkpoint to go on from"
+            raise PhaseError(problem, hint="write TrainPhase(..., checkpoint=Checkpoint('runs/a'))")
+        return None
+    learners = learners_of(run.phase, run.graph)
+    if learners:
+        raise PhaseError(
+            f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, which only "
+            "pickle could write",
+            hint="leave checkpoint out, or freeze the node",
+        )
+    return Checkpointer(checkpoint, run, callbacks, resume)
 
 
 def _terminate(number: int, frame: object) -> NoReturn:

@@ -143,5 +143,7 @@ def _epoch_parts(epoch: Epoch) -> dict[str, Any]:
 
 
 def _epoch(parts: Mapping[str, Any]) -> Epoch:
-    given = {name: _read_all(value) if isinstance(value, Mapping) else _read(value) for name, value in parts.items()}
+    given: dict[str, Any] = {
+        name: _read_all(value) if isinstance(value, Mapping) else _read(value) for name, value in parts.items()
+    }
     return Epoch(**given)

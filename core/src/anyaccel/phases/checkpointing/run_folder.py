@@ -66,17 +66,14 @@ class RunFolder:
             key=lambda name: [int(part) for part in re.findall("[0-9]+", name)],
         )
 
-    def write(
-        self, position: Position, parts: Mapping[str, Any], state: Mapping[str, np.ndarray], keep: int, keep_best: str | None
-    ) -> Path:
+    def write(self, position: Position, parts: Mapping[str, Any], state: Mapping[str, np.ndarray], keep: int) -> Path:
         """Write a checkpoint, name it in `latest`, and remove those that are not to be kept.
 
         Args:
             position: where the phase is.
             parts: further plain data for the manifest.
             state: the graph's.
-            keep: the newest so many are kept, this one always.
-            keep_best: that of the best epoch is kept, too: a number in `figures` of parts, the lower the better.
+            keep: the newest so many are kept, and the one with the lowest score.
 
         Raises:
             OSError: it cannot be written; what is there stays.
@@ -86,14 +83,12 @@ class RunFolder:
         path = self.path / position.name
         saved_folder.write(path, {**parts, PART: own}, state, arrays)
         saved_folder.publish(self.path / LATEST, f"{position.name}\n".encode())
-        self._prune(position.name, keep, keep_best)
+        self._prune(position.name, keep)
         return path
 
-    def _prune(self, newest: str, keep: int, keep_best: str | None) -> None:
+    def _prune(self, newest: str, keep: int) -> None:
         names = [name for name in self.names() if name != newest]
-        kept = {newest, *names[len(names) - keep + 1 :]} if keep > 1 else {newest}
-        if keep_best is not None:
-            kept |= set(self._best([*names, newest]))
+        kept = {newest, *self._best([*names, newest]), *names[max(len(names) - keep + 1, 0) :]}
         for path in list(self.path.iterdir()):
             if _NAME.fullmatch(path.name) and path.name not in kept:
                 with suppress(OSError):  # without its manifest it is no checkpoint any more, should the rest stay

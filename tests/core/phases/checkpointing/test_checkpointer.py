@@ -1,0 +1,344 @@
+"""A run that was broken off anywhere goes on from its checkpoint, and gives what one gives that never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anyaccel import AppliedLoss, ConcatNode, Estimator, ModelGraph, ModelNode, TrainPhase
+from anyaccel.errors import PhaseError, StateError
+from anyaccel.numpy_backend import SequentialMLP
+from anyaccel.phases import Callback, Checkpoint
+from anyaccel.phases.checkpointing import checkpointer, run_folder
+
+from .conftest import Broken
+
+
+def dropping():
+    return SequentialMLP(dropout=0.4)
+
+
+def names(folder):
+    return run_folder.RunFolder(Path(folder)).names()
+
+
+@pytest.mark.parametrize("residency", ["resident", "streamed"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *(("step_end", step) for step in (1, 2, 3, 4, 5, 7, 8, 12)),
+        *(("epoch_start", 2), ("epoch_end", 1), ("epoch_end", 2), ("epoch_end", 3)),
+    ],
+)
+def test_a_run_that_was_broken_off_goes_on_to_the_bit(
+    line, experiment, tuned, break_off, like, same, values, tmp_path, where, residency
+):
+    whole = line(dropping())
+    expected = experiment(whole).run_phase(tuned(None, break_off(), residency=residency))
+    with pytest.raises(KeyboardInterrupt):
+        experiment(line(dropping())).run_phase(tuned(tmp_path, break_off(*where), residency=residency, every=3))
+    graph = line(dropping())
+    results = experiment(graph).run_phase(tuned(tmp_path, break_off(), residency=residency), resume="auto")
+    like(results, expected)
+    same(values(graph), values(whole))
+    assert [event.kind for event in results.events if event.kind == "checkpoint"] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("every", ["epoch", 1, 3, "0.000001s"])
+def test_what_a_killed_process_had_written_last_is_enough(
+    line, experiment, tuned, like, same, values, tmp_path, monkeypatch, every
+):
+    """Nothing is written at the end of a process that is killed."""
+    whole = line(dropping())
+    expected = experiment(whole).run_phase(tuned())
+    monkeypatch.setattr(checkpointer.Checkpointer, "after_error", lambda *args: None)
+
+    class Kill(Callback):
+        def step_end(self, run):
+            if (run.epoch, run.step) == (1, 2):
+                raise Broken
+
+    phase = tuned(tmp_path, every=every)
+    with pytest.raises(Broken):
+        experiment(line(dropping()), callbacks=[Kill()]).run_phase(phase)
+    monkeypatch.undo()
+    lost = {"epoch": "epoch-000001-step-000000000", 1: "epoch-000001-step-000000002", 3: "epoch-000000-step-000000003"}
+    assert names(tmp_path)[-1] == lost.get(every, names(tmp_path)[-1])
+
+    class Quiet(Kill):
+        def step_end(self, run):
+            pass
+
+    Quiet.__name__ = "Kill"
+    graph = line(dropping())
+    results = experiment(graph, callbacks=[Quiet()]).run_phase(tuned(tmp_path), resume="auto")
+    like(results, expected)
+    same(values(graph), values(whole))
+
+
+def test_several_interruptions_of_one_run(line, experiment, tuned, break_off, like, same, values, tmp_path):
+    whole = line(dropping())
+    expected = experiment(whole).run_phase(tuned(None, break_off()))
+    for hook, at in (("step_end", 2), ("step_end", 1), ("epoch_end", 1), ("step_end", 3)):
+        with pytest.raises(KeyboardInterrupt):
+            experiment(line(dropping())).run_phase(tuned(tmp_path, break_off(hook, at)), resume="auto")
+    graph = line(dropping())
+    like(experiment(graph).run_phase(tuned(tmp_path, break_off()), resume="auto"), expected)
+    same(values(graph), values(whole))
+
+
+def test_accumulated_steps_go_on(line, experiment, tuned, break_off, like, same, values, tmp_path):
+    whole = line(dropping())
+    expected = experiment(whole).run_phase(tuned(None, break_off(), accumulate=2, sampler=3))
+    with pytest.raises(KeyboardInterrupt):
+        experiment(line(dropping())).run_phase(tuned(tmp_path, break_off("step_end", 5), accumulate=2, sampler=3))
+    graph = line(dropping())
+    phase = tuned(tmp_path, break_off(), accumulate=2, sampler=3)
+    like(experiment(graph).run_phase(phase, resume="auto"), expected)
+    same(values(graph), values(whole))
+
+
+def test_a_complete_run_is_not_trained_again(line, experiment, tuned, like, same, values, tmp_path):
+    graph = line(dropping())
+    first = experiment(graph).run_phase(tuned(tmp_path))
+    again = line(dropping())
+    second = experiment(again).run_phase(tuned(tmp_path), resume="auto")
+    like(second, first)
+    same(values(again), values(graph))
+    longer = experiment(line(dropping())).run_phase(tuned(tmp_path, n_epochs=5), resume="auto")
+    assert [epoch.number for epoch in longer.epochs] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_was_stopped_stays_stopped(line, experiment, train, at, tmp_path):
+    def stop(run):
+        if run.epoch == 1:
+            run.stop("enough")
+
+    phase = train(n_epochs=5, checkpoint=tmp_path, callbacks=[at("epoch_end", stop)])
+    assert len(experiment(line()).run_phase(phase).epochs) == 2
+    again = experiment(line()).run_phase(phase, resume="auto")
+    assert (len(again.epochs), again.stop_reason) == (2, "enough")
+
+
+def test_the_models_of_a_checkpoint_are_loaded_by_model_graph(line, experiment, tuned, same, values, tmp_path):
+    graph = line(SequentialMLP())
+    experiment(graph).run_phase(tuned(tmp_path))
+    newest = (tmp_path / run_folder.LATEST).read_text().strip()
+    assert newest == "epoch-000003-step-000000000"
+    same(ModelGraph.load(tmp_path / newest).state(), values(graph))
+
+
+def test_the_newest_and_the_best_are_kept(line, experiment, tuned, tmp_path):
+    results = experiment(line()).run_phase(tuned(tmp_path, every=1, keep=2))
+    assert names(tmp_path) == ["epoch-000002-step-000000004", "epoch-000003-step-000000000"]
+    assert len(results.epochs) == 3
+    other = tmp_path / "other"
+    phase = tuned(other, keep=1, keep_best="val_loss", n_epochs=6)
+    worse = line(optimizer="sgd")
+    worse.optimizer = type(worse.optimizer)("sgd", lr=2.0)  # each epoch is worse than the one before
+    figures = experiment(worse).run_phase(phase).figure("val_loss")
+    assert int(np.argmin(figures)) == 0
+    assert names(other) == ["epoch-000001-step-000000000", "epoch-000006-step-000000000"]
+
+
+def test_a_newer_checkpoint_that_cannot_be_read_is_left_out(line, experiment, tuned, break_off, like, tmp_path):
+    expected = experiment(line(dropping())).run_phase(tuned(None, break_off()))
+    with pytest.raises(KeyboardInterrupt):
+        experiment(line(dropping())).run_phase(tuned(tmp_path, break_off("step_end", 7), every=2))
+    newest = tmp_path / names(tmp_path)[-1]
+    for file in newest.glob("state-*"):
+        contents = bytearray(file.read_bytes())
+        contents[-3] ^= 1
+        file.write_bytes(contents)
+    with pytest.warns(RuntimeWarning, match="a newer checkpoint is left out: .*is not as it was written"):
+        results = experiment(line(dropping())).run_phase(tuned(tmp_path, break_off()), resume="auto")
+    like(results, expected)
+    for path in tmp_path.glob("epoch-*/run-*"):
+        path.write_bytes(b"")
+    with pytest.raises(StateError, match=r"no checkpoint in '.*' can be read.*start anew in another folder"):
+        experiment(line(dropping())).run_phase(tuned(tmp_path, break_off()), resume="auto")
+
+
+def test_a_folder_with_checkpoints_is_not_written_over(line, experiment, tuned, train, tmp_path):
+    experiment(line()).run_phase(tuned(tmp_path))
+    with pytest.raises(PhaseError, match=r"has checkpoints of an earlier run.*run_phase\(phase, resume='auto'\)"):
+        experiment(line()).run_phase(tuned(tmp_path))
+    with pytest.raises(PhaseError, match=r"checkpoints of phase 'train', not of 'other'.*a folder of its own"):
+        experiment(line()).run_phase(train("other", checkpoint=tmp_path), resume="auto")
+
+
+def test_one_run_at_a_time_writes_into_a_folder(line, experiment, tuned, at, tmp_path):
+    def begin_another(run):
+        with pytest.raises(PhaseError, match=r"another run writes its checkpoints into .*give each run a folder"):
+            experiment(line()).run_phase(tuned(tmp_path), resume="auto")
+
+    experiment(line(), callbacks=[at("epoch_start", begin_another)]).run_phase(tuned(tmp_path))
+    with pytest.raises(PhaseError, match="has checkpoints of an earlier run"):  # it is free again
+        experiment(line()).run_phase(tuned(tmp_path))
+
+
+def test_other_callbacks_and_other_graphs_are_refused(line, experiment, tuned, train, tmp_path):
+    experiment(line()).run_phase(tuned(tmp_path, n_epochs=1))
+    with pytest.raises(StateError, match=r"a run with other callbacks: EarlyStopping\. Available: none"):
+        experiment(line()).run_phase(train(checkpoint=tmp_path), resume="auto")
+    with pytest.raises(StateError, match="does not fit"):
+        experiment(line(SequentialMLP(n_layers=1))).run_phase(tuned(tmp_path), resume="auto")
+    assert names(tmp_path) == ["epoch-000001-step-000000000"]  # neither has written anything
+
+
+def test_a_callback_that_does_not_take_its_state(line, experiment, train, tmp_path):
+    class Counter(Callback):
+        def state(self):
+            return {"seen": np.arange(3), "text": "a", "nan": float("nan"), "n": 3}
+
+        def load_state(self, state):
+            self.loaded = state
+            state["missing"]
+
+    phase = train(n_epochs=1, checkpoint=tmp_path, callbacks=[counter := Counter()])
+    experiment(line()).run_phase(phase)
+    with pytest.raises(StateError, match="callback Counter does not take its state: KeyError: 'missing'"):
+        experiment(line()).run_phase(phase, resume="auto")
+    assert (counter.loaded["text"], counter.loaded["n"]) == ("a", 3)
+    np.testing.assert_equal([counter.loaded["nan"], counter.loaded["seen"]], [np.nan, np.arange(3)])
+
+
+def test_estimators_that_learn_are_refused(data, experiment, tmp_path):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    node = ModelNode("net", Estimator(linear_model.SGDRegressor()), data.reference(["x"], ["y"]))
+    with pytest.raises(PhaseError, match=r"the estimator 'net' learns in it, which only pickle could write"):
+        experiment(ModelGraph([node])).run_phase(TrainPhase("train", data="train", checkpoint=tmp_path))
+
+
+def test_a_run_without_checkpoints_cannot_go_on(line, experiment, train, evaluate):
+    for phase in (train(), evaluate()):
+        with pytest.raises(PhaseError, match=r"has no checkpoint to go on from.*checkpoint=Checkpoint\('runs/a'\)"):
+            experiment(line()).run_phase(phase, resume="auto")
+    with pytest.raises(PhaseError, match=r"unknown resume='yes'. Available: 'auto', 'never'"):
+        experiment(line()).run_phase(train(), resume="yes")
+
+
+def test_a_disk_that_is_full_is_told_and_the_training_goes_on(line, experiment, tuned, tmp_path, monkeypatch):
+    def full(self, *args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_folder.RunFolder, "write", full)
+    with pytest.warns(RuntimeWarning, match=r"could not be written to .*No space left"):
+        results = experiment(line()).run_phase(tuned(tmp_path))
+    assert len(results.epochs) == 3
+    assert any("No space left" in event.message for event in results.events)
+    with pytest.raises(OSError, match="No space left"):
+        experiment(line()).run_phase(tuned(tmp_path / "b", on_failure="stop"))
+
+
+def test_a_folder_that_cannot_be_made(line, experiment, tuned, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PhaseError, match=r"checkpoints cannot be written to .*choose a folder that can be written to"):
+        experiment(line()).run_phase(tuned(tmp_path / "file"))
+
+
+def test_a_graph_of_several_segments_goes_on(data, sims, experiment, train, break_off, like, same, values, tmp_path):
+    def graph():
+        left = ModelNode("left", dropping(), data.reference(["x"], ["y"]), accelerator="sim:0")
+        right = ModelNode("right", SequentialMLP(), "left", accelerator="sim:1")
+        return ModelGraph([left, right, ConcatNode("both", ["left", "right"])], "adam")
+
+    def phase(callback, folder=None):
+        loss = AppliedLoss("mse", on="right")
+        return train(n_epochs=3, losses=[loss], callbacks=[callback], checkpoint=folder and Checkpoint(folder, every=2))
+
+    whole, again = graph(), graph()
+    expected = experiment(whole).run_phase(phase(break_off()))
+    with pytest.raises(KeyboardInterrupt):
+        experiment(graph()).run_phase(phase(break_off("step_end", 6), tmp_path))
+    like(experiment(again).run_phase(phase(break_off(), tmp_path), resume="auto"), expected)
+    same(values(again), values(whole))
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+import anyaccel as aa
+
+class Slow(aa.Callback):
+    def step_end(self, run):
+        print("step", run.epoch, run.step, flush=True)
+        time.sleep(0.02)
+
+x = np.random.default_rng(0).normal(size=(64, 3))
+data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, "x", "y")
+graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(dropout=0.3), data.reference())], "adam")
+phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse")], sampler=8, n_epochs=int(sys.argv[2]),
+                      checkpoint=aa.Checkpoint(sys.argv[1], every=5), callbacks=[Slow()])
+results = aa.Experiment(graph, progress="none").run_phase(phase, resume="auto")
+print("loss", results.loss.tolist())
+"""
+
+
+def run_script(folder, epochs=3, stop_after=None, number=None):
+    """The script in a process of its own; it gets a signal after some lines of output."""
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(epochs)]
+    env = {**os.environ, "ANYACCEL_PLUGINS": ""}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        lines = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            if len(lines) == stop_after:
+                process.send_signal(number)
+    return process.returncode, lines
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, checkpointer.TERMINATED), (signal.SIGKILL, -9)])
+def test_a_process_that_is_asked_to_end_or_killed_goes_on(tmp_path, number, status):
+    whole = run_script(tmp_path / "whole")
+    ended = run_script(tmp_path / "broken", stop_after=11, number=number)
+    assert (whole[0], ended[0]) == (0, status)
+    written = names(tmp_path / "broken")[-1]
+    if number == signal.SIGTERM:
+        assert written >= "epoch-000001-step-000000003"  # that of the step in which it was asked
+    again = run_script(tmp_path / "broken")
+    assert again[0] == 0
+    assert again[1][-1] == whole[1][-1]
+    done = int(written[6:12]) * 8 + int(written[-9:])
+    assert len(again[1]) == 24 - done + 1  # no step was done again that the checkpoint had
+
+
+def test_a_programs_own_handler_of_sigterm_is_kept(line, experiment, tuned, at, tmp_path):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        send = at("epoch_start", lambda run: os.kill(os.getpid(), signal.SIGTERM))
+        experiment(line(), callbacks=[send]).run_phase(tuned(tmp_path))
+        assert seen == [signal.SIGTERM] * 3
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with contextlib.suppress(PhaseError):
+        experiment(line()).run_phase(tuned(tmp_path))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_loop_does_not_wait_for_the_disk(line, experiment, train, at, tmp_path, monkeypatch):
+    """While one is being written steps go on, and a checkpoint by time that is due meanwhile waits for its turn."""
+    write, steps, begun = run_folder.RunFolder.write, [], []
+
+    def slow(self, position, *args):
+        begun.append(len(steps))
+        time.sleep(0.2)
+        return write(self, position, *args)
+
+    monkeypatch.setattr(run_folder.RunFolder, "write", slow)
+    phase = train(n_epochs=2, checkpoint=Checkpoint(tmp_path, every="0.000001s"))
+    count = at("step_end", lambda run: steps.append(run.step))
+    experiment(line(), callbacks=[count]).run_phase(phase)
+    assert begun[0] == 1
+    assert len(begun) < 6  # of eight steps
