@@ -147,16 +147,22 @@ class GroupOptimizer:
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def stepper(self, *, clip: bool) -> Callable[[], None]:
-        """A function that does one step with the current gradients, clipped first if `clip` and the spec say so."""
+        """A function that does one step with the current gradients, clipped first as the spec says.
+
+        Args:
+            clip: whether by a norm, too, which may be that of several segments.
+        """
         optimizer = self._optimizer
         if optimizer is None:
             return lambda: None
-        parameters, norm = self.parameters, self.spec.clip_norm if clip else None
+        parameters, norm, value = self.parameters, self.spec.clip_norm if clip else None, self.spec.clip_value
         step = constrained_step(optimizer.step, self.constraints)
 
         def run() -> None:
             if norm is not None:
                 nn.utils.clip_grad_norm_(parameters, norm)
+            if value is not None:
+                nn.utils.clip_grad_value_(parameters, value)
             if self._rate is not None:
                 self._set_rates(optimizer.param_groups)
             step()
@@ -175,6 +181,8 @@ class GroupOptimizer:
     def _before_live_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
+        if self.spec.clip_value is not None:
+            nn.utils.clip_grad_value_(self.parameters, self.spec.clip_value)
         if self._rate is not None:
             self._set_rates(optimizer.param_groups)
 
