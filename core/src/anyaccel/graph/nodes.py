@@ -121,7 +121,7 @@ class ModelNode(AttributeHints):
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "parameters named_parameters state_dict load_state_dict weights layers forward predict eval": "ask its model: "
         "node.model",
-        "train fit run": "an experiment runs phases: Experiment('name', graph).run(phase)",
+        "train fit run": "a graph runs phases: graph.run(phase)",
         "to cuda device": "say where: ModelNode(..., accelerator='cpu')",
         "freeze unfreeze": "the graph does: graph.freeze('NODE')",
         "name": "it is label",
