@@ -101,7 +101,8 @@ def test_a_scaler_of_losses_unscales_before_clipping_and_skipped_steps_do_not_co
     name: str, data: aa.FeatureSet
 ) -> None:
     net, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    by_hand, schedule, scales = copy.deepcopy(net), SETTINGS["schedule"], []
+    by_hand, schedule = copy.deepcopy(net), SETTINGS["schedule"]
+    scales: list[float] = []
 
     def step(models: Any, batch: Any, optimizers: Any) -> None:
         factor = float("inf") if len(scales) == 2 else 1.0

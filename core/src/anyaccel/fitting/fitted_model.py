@@ -166,13 +166,17 @@ class FittedModel:
         features = [name for name, column in columns.items() if column["role"] == "feature"]
         if hasattr(data, "shape") and not is_table(data):
             if len(features) != 1:
-                raise DataError(f"an array of shape {list(data.shape)} has no names", available=", ".join(features))
+                raise DataError(
+                    f"an array of shape {list(data.shape)} has no names",
+                    available=", ".join(features),
+                    hint="give a data frame or a dict of arrays with these columns",
+                )
             data = {features[0]: data}
         others = {
             role: [name for name, column in columns.items() if column["role"] == role] for role in ("tag", "target")
         }
         if isinstance(data, tuple) and not with_target:
-            data = {features[0]: data[0]}
+            data = data[0] if hasattr(data[0], "columns") else {features[0]: data[0]}
         table = feature_set_of(data, features, others["target"] if with_target else (), others["tag"])
         dtypes = {name: columns[name]["dtype"] for name in table.columns if columns[name].get("dtype")}
         return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})

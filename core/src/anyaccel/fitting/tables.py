@@ -14,7 +14,7 @@ from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import NamesOrRest, RoleNames, names_of, read_roles, stamp
-from anyaccel.errors import DataError
+from anyaccel.errors import ColumnError, DataError
 
 LABEL = "data"
 
@@ -36,8 +36,9 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
     """A feature set of a table; targets that are not numbers are tags of it, to be encoded.
 
     Args:
-        data: a data frame, an Arrow table, a mapping of arrays, a pair of arrays (x, y), a data set of Hugging Face, or
-            the path of a CSV or Parquet file, or of a folder of Parquet files.
+        data: a data frame, an Arrow table, a mapping of arrays, a pair (x, y) of arrays or of a data frame and a
+            series or frame, a data set of Hugging Face, or the path of a CSV or Parquet file, or of a folder of Parquet
+            files.
         features: names of columns; `...` for all that are neither target nor tag.
         target: name of a column, or several.
         tags: names of further columns.
@@ -46,7 +47,7 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
         DataError, ColumnError: not such a table, or columns that are not there or do not fit.
     """
     if _is_pair(data):
-        data, features, target = {"x": data[0], "y": data[1]}, "x", "y"
+        data, features, target = _joined(data[0], data[1], names_of(target))
     targets = names_of(target)
     table = _table(data, RoleNames(features, (), (*targets, *names_of(tags))))
     roles = read_roles(LABEL, table.schema)
@@ -54,6 +55,21 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
     return FeatureSet(
         LABEL, stamp(table, {name: "target" if name in numeric else role for name, role in roles.items()})
     )
+
+
+def _joined(x: Any, y: Any, targets: Sequence[str]) -> tuple[dict[str, Any], Any, Sequence[str]]:
+    """A pair as columns, the names of its features, and of its targets: those given, or those of a frame or series."""
+    features = {str(name): x[name] for name in x.columns} if hasattr(x, "columns") else {"x": x}
+    if hasattr(y, "columns"):
+        own = {str(name): y[name] for name in y.columns}
+    else:
+        own = {targets[0] if len(targets) == 1 else str(getattr(y, "name", None) or "y"): y}
+    both = sorted(features.keys() & own.keys())
+    if both:
+        raise ColumnError(
+            f"x and y of the data both have the column {both[0]!r}", hint="leave the target out of the features"
+        )
+    return {**features, **own}, list(features), list(own)
 
 
 def _table(data: Any, names: RoleNames) -> Any:
@@ -83,6 +99,10 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
     Raises:
         SourceError, DataError: not such an object.
     """
+    if isinstance(data, tuple) and all(hasattr(part, "shape") for part in data):
+        raise DataError(
+            f"a tuple of {len(data)} arrays is not a table", hint="give (x, y), or a dict of arrays and target='COLUMN'"
+        )
     given = {"feature": "x" if features is None else features, "target": "y" if target is None else target}
     roles = {role: names_of(names) for role, names in given.items()}
     columns = {name: {"role": role, "dtype": "float32", "shape": ()} for role, names in roles.items() for name in names}

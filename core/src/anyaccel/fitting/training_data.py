@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, Source
@@ -16,7 +18,8 @@ from anyaccel.errors import PhaseError
 from anyaccel.fitting.tables import feature_set_of, is_table, source_of, transformed_like
 from anyaccel.specs import Loss
 
-_ALL_FLOAT = ("mse", "mae", "binary_cross_entropy")
+_OF_NUMBERS = ("mse", "mae")
+_YES_OR_NO = "binary_cross_entropy"
 TRAIN, VALIDATION = "train", "validation"
 
 
@@ -50,6 +53,8 @@ def training_data(
         if target is None and not isinstance(given, tuple):
             raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
         data, rows = feature_set_of(given, ... if features is None else features, target), None
+        if isinstance(given, tuple):  # which has its target
+            target = [name for name in data.columns if data.role(name) != "feature"]
     else:
         data, rows = _selected(given, features, target)
     if not data.targets and not _texts(data, target):
@@ -95,12 +100,23 @@ def _texts(data: FeatureSet, target: Names) -> list[str]:
 def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> FeatureSet:
     """Text as indices of classes, and integers as floats where the loss compares floats."""
     for name in _texts(data, target):
+        if loss.own is None and loss.name in _OF_NUMBERS:
+            raise PhaseError(
+                f"the target {name!r} is text, and {loss.name} compares numbers",
+                hint="write loss='cross_entropy', with one output of the model for each class",
+            )
         data = data.fit_transform(ClassEncoder(), name, fit_on="all", role="target")
+        classes = len(np.unique(data.array(name)))
+        if loss.own is None and loss.name == _YES_OR_NO and classes > 2:
+            raise PhaseError(
+                f"the target {name!r} has {classes} classes, and {_YES_OR_NO} compares two",
+                hint="write loss='cross_entropy', with one output of the model for each class",
+            )
     for name in data.targets:
         is_bool = data.spec(name).dtype == "bool"
         if loss.own is None and loss.name == "cross_entropy" and is_bool:
             data = data.fit_transform(ClassEncoder(), name, fit_on="all")
-        elif loss.own is None and loss.name in _ALL_FLOAT and "float" not in data.spec(name).dtype:
+        elif loss.own is None and loss.name in (*_OF_NUMBERS, _YES_OR_NO) and "float" not in data.spec(name).dtype:
             data = data.cast({name: "float64"})
     return data
 
