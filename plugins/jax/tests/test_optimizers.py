@@ -128,8 +128,8 @@ def test_clip_value_is_optaxs_clip(
     for optimizer in (Optimizer(name, lr=0.1, clip_value=0.02), Optimizer(own, lr=0.1, clip_value=0.02)):
         result, _ = train(model(), optimizer, compile=compile_mode)
         for key, value in expected.items():
-            np.testing.assert_allclose(result.parameters[key], value, rtol=2e-5, atol=1e-6)
-            assert np.abs(free[key] - value).max() > 1e-3
+            np.testing.assert_allclose(result.parameters[key], value, rtol=1e-4, atol=1e-5)
+        assert max(np.abs(free[key] - value).max() for key, value in expected.items()) > 1e-3
 
 
 def test_optaxs_adam_is_that_of_the_formulas(train: Train, optax: ModuleType) -> None:
