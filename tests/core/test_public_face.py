@@ -31,6 +31,7 @@ SIGNATURES = {
     "ModelGraph.build": "force",
     "ModelGraph.replace_node": "label node",
     "ModelGraph.visualize": "format * plan",
+    "ModelGraph.run": "* callbacks progress",
     "ModelGraph.state": "",
     "ModelGraph.load_state": "given",
     "Optimizer": "name lr * opt_kwargs schedule clip_norm settings",

@@ -387,6 +387,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()},
     ),
+    "ModelGraph.run": lambda: (one(graph().run), {"given": train(), "callbacks": (), "progress": "none"}),
     "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
     "ModelGraph.load_state": lambda: (graph().build().load_state, {"given": graph().build().state()}),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),

@@ -167,16 +167,36 @@ class GroupOptimizer:
     def live(self) -> torch.optim.Optimizer | None:
         """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
         if self._optimizer is not None:
+            # A GradScaler then divides gradients itself, before they are clipped, and skips what is not finite, where
+            # fused optimizers do both in a step that would count.
+            vars(self._optimizer)["_step_supports_amp_scaling"] = False
             self._optimizer.register_step_pre_hook(self._before_live_step)
             finish = constrained_step(self._count, self.constraints)
             self._optimizer.register_step_post_hook(lambda *_: finish())
         return self._optimizer
 
-    def _before_live_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.spec.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
+    def _before_live_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Sets the rates and clips; what `step(closure)` is given clips after each call. Returns its new arguments."""
         if self._rate is not None:
             self._set_rates(optimizer.param_groups)
+        norm = self.spec.clip_norm
+        if norm is None:
+            return None
+        closure = next((given for given in (*args[1:], *kwargs.values()) if callable(given)), None)
+        if closure is None:
+            nn.utils.clip_grad_norm_(self.parameters, norm)
+            return None
+
+        def clipped() -> Any:
+            loss = closure()
+            nn.utils.clip_grad_norm_(self.parameters, norm)
+            return loss
+
+        new = {id(closure): clipped}
+        return (
+            tuple(new.get(id(given), given) for given in args),
+            {name: new.get(id(given), given) for name, given in kwargs.items()},
+        )
 
     def _set_rates(self, groups: list[dict[str, Any]]) -> None:
         """Set each group's own rate times the schedule's factor.
