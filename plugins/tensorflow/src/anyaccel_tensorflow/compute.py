@@ -24,6 +24,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     """
 
     parameter_groups = True
+    own_steps = True
 
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""

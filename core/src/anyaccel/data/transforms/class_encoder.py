@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import shown
+from anyaccel.data.roles import listed
 from anyaccel.errors import TransformError
 
 
@@ -25,7 +26,10 @@ class ClassEncoder:
         """
         labels = x.reshape(-1).tolist()
         if any(label is None or label != label for label in labels):
-            raise TransformError("a class label is missing", hint="leave these rows out, with filter()")
+            row = next(i for i, label in enumerate(labels) if label is None or label != label)
+            raise TransformError(
+                f"the class label of row {row} is missing", hint="leave such rows out before (pandas: table.dropna())"
+            )
         try:
             classes = sorted(set(labels))
         except TypeError:
@@ -46,7 +50,9 @@ class ClassEncoder:
         unseen = next((label for label in labels if label not in index), None)
         if unseen is not None or None in labels:
             raise TransformError(
-                f"the class {shown(unseen)} was not among those fitted", available=", ".join(map(str, index))
+                f"the class {shown(unseen)} was not among those fitted",
+                available=listed(index),
+                hint="leave these rows out, or train on rows of this class, too",
             )
         return np.array([index[label] for label in labels], dtype=np.int64).reshape(-1, 1)
 
