@@ -34,7 +34,7 @@ SIGNATURES = {
     "ModelGraph.run": "* callbacks progress",
     "ModelGraph.state": "",
     "ModelGraph.load_state": "given",
-    "Optimizer": "name lr * opt_kwargs schedule clip_norm settings",
+    "Optimizer": "name lr * opt_kwargs schedule clip_norm clip_value settings",
     "Schedule": "name * warmup settings",
     "Loss": "loss * loss_kwargs",
     "AppliedLoss": "loss on inputs weight label",

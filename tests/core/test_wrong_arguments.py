@@ -212,7 +212,7 @@ def _parquet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
-OPTIMIZER = {"lr": 1e-3, "opt_kwargs": None, "schedule": None, "clip_norm": 1.0}
+OPTIMIZER = {"lr": 1e-3, "opt_kwargs": None, "schedule": None, "clip_norm": 1.0, "clip_value": None}
 MLP = {"output_shape": 1, "activation": "relu", "dropout": 0.0, "dtype": "float32"}
 SPLIT = {"ratios": {"a": 0.5, "b": 0.5}, "seed": 0, "stratify_by": None, "group_by": None}
 COLUMNS = {"features": "x", "targets": "y", "tags": ()}

@@ -142,6 +142,26 @@ class ForwardTests(Subject):
         assert (first != outputs(2)).any()
         assert (first[0] != first[1]).any()
 
+    def test_random_streams_go_on_within_an_epoch(self, harness: Harness, random_model: Make) -> None:
+        """After `seed` with the same key and `load_random_state`, a step draws what it would have drawn anyway."""
+        program = harness.build(harness.prepare_model(random_model))
+
+        def outputs() -> Array:
+            return harness.to_numpy(program.forward_pullback(harness.inputs(BATCH))[0][0])
+
+        program.seed(3)
+        outputs()
+        state = program.random_state()
+        if state is None:
+            pytest.skip("epochs cannot be continued midway")
+        assert all(isinstance(array, np.ndarray) for array in state.values())
+        expected = outputs()
+        program.seed(3)
+        assert (outputs() != expected).any()
+        program.seed(3)
+        program.load_random_state(state)
+        np.testing.assert_array_equal(outputs(), expected)
+
     @pytest.mark.parametrize("train", [False, True])
     def test_named_losses_follow_their_formulas(self, harness: Harness, model: Make, train: bool) -> None:
         """A loss is (sum, weight) as in docs/reference/formulas.md, in evaluation and training."""
