@@ -250,6 +250,10 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.EarlyStopping,
         {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
     ),
+    "Checkpoint": lambda: (
+        aa.Checkpoint,
+        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn"},
+    ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
     "ReduceLROnPlateau": lambda: (
@@ -280,7 +284,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Experiment.plan": lambda: (experiment().plan, {"phase": train()}),
     "Experiment.plot": lambda: (done().plot, {"figure": "loss", "ax": None}),
     "Experiment.run": lambda: (one(experiment().run), {"given": train()}),
-    "Experiment.run_phase": lambda: (experiment().run_phase, {"phase": train()}),
+    "Experiment.run_phase": lambda: (experiment().run_phase, {"phase": train(), "resume": "never"}),
     "FeatureSet": lambda: (aa.FeatureSet, {"label": "d", "table": data().to_arrow()}),
     "FeatureSet.add_split": lambda: (copied().add_split, {"name": "n", "rows": [0]}),
     "FeatureSet.add_splits": lambda: (copied().add_splits, {"rows": {"n": [0]}, "group_by": None}),
