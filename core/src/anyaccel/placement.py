@@ -118,9 +118,8 @@ def place(obj: T, where: Accelerator | Device | str) -> T:
 def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = None) -> T:
     """The same tensors on a device; what is there already is returned as it is.
 
-    Handles dicts, lists, tuples, named tuples and dataclasses, and any object that has `__anyaccel_move__(move)`: it is
-    called with a function that moves what it is given, and returns the object to use. Text, numbers and None stay as
-    they are. Dtypes never change.
+    Handles dicts, lists, tuples, named tuples and dataclasses; and objects with `__anyaccel_move__(move)`, which gets a
+    function that moves and returns the object to use. Text, numbers and None stay as they are. Dtypes never change.
 
     Args:
         obj: a tensor, or a container.

@@ -173,8 +173,7 @@ class MultiStepProgram(Program):
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
         """Compile `train_steps` for such columns and `batch_size` rows (in `n_microbatches`), now. Changes no value.
 
-        From then on `train_steps` runs compiled where it can, and uncompiled elsewhere (a last partial batch). The
-        default does nothing.
+        From then on `train_steps` runs compiled where it can; not, for example, a last partial batch. Default: nothing.
 
         Raises:
             CompileError: the steps cannot be compiled (an untraceable model, no C++ compiler); they run uncompiled.
