@@ -25,6 +25,7 @@ ORDER = (
     "nan_check",
     "model_placement",
     "train_loop",
+    "checkpointing",
     "estimator_fit",
     "evaluation",
     "compile_policy",
@@ -70,7 +71,7 @@ ORDER = (
     "callbacks",
 )
 """Modules of phases, the highest first: each calls only modules behind it."""
-PARTS = {"progress", "metrics"}
+PARTS = {"progress", "metrics", "checkpointing"}
 """Packages that have one place in this order."""
 OBSERVERS = {"interrupts", "hooks", "run", "progress", "events"}
 """Are told of an epoch, and hand on no batch."""

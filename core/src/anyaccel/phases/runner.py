@@ -81,7 +81,9 @@ def execute(
         try:
             every = _callbacks_of(run, callbacks)
             execution = _PhaseExecution(run, HookCaller(registry().hooks, every), shown)
-            return _execute(execution, run, partial(checkpointer_for, run, every, resume))
+            return _execute(
+                execution, run, lambda: checkpointer_for(run, every, resume, learners_of(run.phase, run.graph))
+            )
         finally:
             shown.end()
 

@@ -53,9 +53,9 @@ def is_claimed(run: Run) -> bool:
 def release(run: Run) -> None:
     """End what `claim` began."""
     with _LOCK:
-        _GRAPHS.pop(id(run.graph), None)
         for key in [key for key, claimed in _MODELS.items() if claimed[2] is run]:
             del _MODELS[key]
+        _GRAPHS.pop(id(run.graph), None)  # last: what is broken off before is done again
 
 
 def _models(graph: ModelGraph) -> Iterator[tuple[int, tuple[Any, str]]]:

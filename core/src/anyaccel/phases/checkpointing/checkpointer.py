@@ -25,7 +25,6 @@ from anyaccel.phases.checkpointing.writer import BackgroundWriter
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.monitoring import monitored_value
-from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.run import Run
 
 CallbackStates = list[tuple[str, dict[str, Any]]]
@@ -253,8 +252,16 @@ class Checkpointer:
         warnings.warn(f"phase {self._run.phase.label!r}: {message}", RuntimeWarning, stacklevel=2)
 
 
-def checkpointer_for(run: Run, callbacks: Sequence[Callback], resume: str) -> Checkpointer | None:
+def checkpointer_for(
+    run: Run, callbacks: Sequence[Callback], resume: str, learners: Sequence[str]
+) -> Checkpointer | None:
     """What writes the checkpoints of a run; None without any.
+
+    Args:
+        run: whose phase has a Checkpoint, or has none.
+        callbacks: of the run.
+        resume: as of Checkpointer.
+        learners: labels of the estimators that learn in the phase.
 
     Raises:
         PhaseError: a run without checkpoints is to go on from one, or estimators learn in it; or as of Checkpointer.
@@ -265,7 +272,6 @@ def checkpointer_for(run: Run, callbacks: Sequence[Callback], resume: str) -> Ch
             problem = f"phase {run.phase.label!r} has no checkpoint to go on from"
             raise PhaseError(problem, hint="write TrainPhase(..., checkpoint=Checkpoint('runs/a'))")
         return None
-    learners = learners_of(run.phase, run.graph)
     if learners:
         raise PhaseError(
             f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, which only "
