@@ -147,22 +147,33 @@ class GroupOptimizer:
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def stepper(self, *, clip: bool) -> Callable[[], None]:
-        """A function that does one step with the current gradients, clipped first if `clip` and the spec say so."""
+        """A function that does one step with the current gradients, clipped first as the spec says.
+
+        Args:
+            clip: whether by a norm, too, which may be that of several segments.
+        """
         optimizer = self._optimizer
         if optimizer is None:
             return lambda: None
-        parameters, norm = self.parameters, self.spec.clip_norm if clip else None
+        clips = self.spec.clip_value is not None or (clip and self.spec.clip_norm is not None)
         step = constrained_step(optimizer.step, self.constraints)
 
         def run() -> None:
-            if norm is not None:
-                nn.utils.clip_grad_norm_(parameters, norm)
+            if clips:
+                self._clip()
             if self._rate is not None:
                 self._set_rates(optimizer.param_groups)
             step()
             self._count()
 
         return run
+
+    def _clip(self) -> None:
+        """Clip the gradients as the spec says: by their norm, or by value."""
+        if self.spec.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
+        if self.spec.clip_value is not None:
+            nn.utils.clip_grad_value_(self.parameters, self.spec.clip_value)
 
     def live(self) -> torch.optim.Optimizer | None:
         """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
@@ -179,17 +190,16 @@ class GroupOptimizer:
         """Sets the rates and clips; what `step(closure)` is given clips after each call. Returns its new arguments."""
         if self._rate is not None:
             self._set_rates(optimizer.param_groups)
-        norm = self.spec.clip_norm
-        if norm is None:
+        if self.spec.clip_norm is None and self.spec.clip_value is None:
             return None
         closure = next((given for given in (*args[1:], *kwargs.values()) if callable(given)), None)
         if closure is None:
-            nn.utils.clip_grad_norm_(self.parameters, norm)
+            self._clip()
             return None
 
         def clipped() -> Any:
             loss = closure()
-            nn.utils.clip_grad_norm_(self.parameters, norm)
+            self._clip()
             return loss
 
         new = {id(closure): clipped}

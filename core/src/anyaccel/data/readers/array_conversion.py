@@ -21,6 +21,7 @@ from anyaccel.data.arrow_columns import (
     to_arrow,
     to_numpy,
 )
+from anyaccel.data.casting import widened
 from anyaccel.data.ragged_columns import list_column
 from anyaccel.data.readers.list_columns import fixed_size_lists
 from anyaccel.data.readers.plain_layout import plain_column
@@ -39,7 +40,7 @@ def number_column(name: str, values: Any) -> Any:
         converted = fixed_size_lists(name, converted)
         check_numbers(name, converted)
         converted = to_numpy(name, contiguous(converted))
-    array = _numbers(name, converted)
+    array = widened(_numbers(name, converted))
     if array.dtype.kind not in KINDS or array.dtype.itemsize > WIDEST:
         raise not_numbers(name, str(array.dtype))
     if 0 in array.shape[1:]:
@@ -123,6 +124,9 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 def _array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
+    except TypeError as error:  # a tensor of a dtype that NumPy lacks
+        problem = f"column {name!r} is a {type(values).__name__} that does not become an array: {error}"
+        raise ColumnError(problem, hint=f"cast it first: {name!r}: tensor.float()") from error
     except ValueError as error:
         raise _uneven(name, values) from error
     except RuntimeError as error:  # a tensor that has a gradient, or is on a device
