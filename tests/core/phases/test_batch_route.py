@@ -41,6 +41,7 @@ ORDER = (
     "estimator_partial_fit",
     "estimator_inputs",
     "joined_outputs",
+    "probability_check",
     "loading.residency",
     "loading.loader_factory",
     "loading.source_loader",
