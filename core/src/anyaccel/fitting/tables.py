@@ -112,6 +112,10 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
     Raises:
         SourceError, DataError: not such an object.
     """
+    if isinstance(data, tuple) and all(hasattr(part, "shape") for part in data):
+        raise DataError(
+            f"a tuple of {len(data)} arrays is not a table", hint="give (x, y), or a dict of arrays and target='COLUMN'"
+        )
     given = {"feature": "x" if features is None else features, "target": "y" if target is None else target}
     roles = {role: names_of(names) for role, names in given.items()}
     columns = {name: {"role": role, "dtype": "float32", "shape": ()} for role, names in roles.items() for name in names}

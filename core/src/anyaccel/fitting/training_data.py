@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView, Source
@@ -106,6 +108,12 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> Featur
         if loss.own is None and loss.name in ("mse", "mae"):
             raise _no_number(data, name, loss.name)
         data = data.fit_transform(ClassEncoder(), name, fit_on="all", role="target")
+        classes = len(np.unique(data.array(name)))
+        if loss.own is None and loss.name == "binary_cross_entropy" and classes > 2:
+            raise PhaseError(
+                f"the target {name!r} has {classes} classes, and {loss.name} compares two",
+                hint="write loss='cross_entropy', with one output of the model for each class",
+            )
     for name in data.targets:
         is_bool = data.spec(name).dtype == "bool"
         if loss.own is None and loss.name == "cross_entropy" and is_bool:

@@ -70,7 +70,8 @@ def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
         return given
     if not (isinstance(given, str) or is_own_optimizer(given)):
         raise GraphError(
-            f"the optimizer of {whose} is a {type(given).__name__}", hint="write optimizer=Optimizer('adam', lr=1e-3)"
+            f"the optimizer of {whose} is an object of {type(given).__name__}",
+            hint="write optimizer=Optimizer('adam', lr=1e-3)",
         )
     return Optimizer(given)
 

@@ -92,6 +92,7 @@ class TrainPhase(Phase):
         "class_weight": "weights belong to the loss: Loss('cross_entropy', class_weights=[1.0, 2.0, 1.0])",
         "early_stopping": "write callbacks=[EarlyStopping('loss', patience=5)]",
         "patience": "write callbacks=[EarlyStopping('loss', patience=5)]",
+        "clip_value": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_value=0.5))",
         "clip_norm": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
         "grad_clip": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
         "gradient_clip_val": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",

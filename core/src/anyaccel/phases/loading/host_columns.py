@@ -139,13 +139,14 @@ def _no_dtype(column: Column) -> ColumnError:
 def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnError:
     """The error for numbers that are infinite in the dtype in which a column is loaded."""
     dtype = np.dtype(column.spec.dtype)
+    held = np.dtype(np.float32) if dtype.name == "bfloat16" else dtype  # of the same range
     for name in column.columns:
         array = array_of(name)
-        first = first_unrepresentable(array, dtype) if array.dtype.kind == dtype.kind == "f" else None
+        first = first_unrepresentable(array, held) if array.dtype.kind == held.kind == "f" else None
         if first is not None:
             return ColumnError(
                 f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}, which would be infinite",
-                available=f"{dtype} holds numbers up to {np.finfo(dtype).max}",
+                available=f"{dtype} holds numbers up to {np.finfo(held).max}",
                 hint="scale the column, as with fit_transform() and a scaler, or give the model a wider dtype",
             )
     return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
