@@ -78,8 +78,8 @@ def input_data(
         opened.batches.extend(value for value in sources.values() if isinstance(value, BatchSource))
         source = _streamed_source(label, sets, sources, may_stream)
         for name, value in sources.items():
-            streamed = value is source
-            given[name] = _rows_for(label, value, given[name], sets[name], streamed=streamed, read=read, cache=opened.read)
+            is_streamed, cache = value is source, opened.read
+            given[name] = _rows_for(label, value, given[name], sets[name], streamed=is_streamed, read=read, cache=cache)
         data = given if sources else data
     elif isinstance(data, Source):
         raise _only_one_source(label, data, sets)
