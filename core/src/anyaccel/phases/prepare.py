@@ -9,7 +9,7 @@ from functools import partial
 from anyaccel import rng
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
-from anyaccel.graph import ModelGraph, Plan, Resolution, input_columns, topology
+from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import BoundMetric
 from anyaccel.phases.fit_phase import FitPhase
@@ -24,6 +24,7 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
+from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
 from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
@@ -127,6 +128,8 @@ def _draw(
         read=read,
         opened=opened,
     )
+    for name, rows in data.rows.items():
+        check_same_units(part.label, rows, sets[name], _taken(phase, name, plan, metrics, graph))
     if data.source is not None:
         _check_source(phase, part, data.source, graph)
     evaluated, epochs = EvaluationRows(data.rows), None
@@ -142,6 +145,14 @@ def _draw(
         elif isinstance(part, FitPhase):
             epochs = EvaluationEpochs(evaluated, part.sampler.batch_size)
     return _Drawn(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
+
+
+def _taken(phase: Phase, name: str, plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph) -> set[str]:
+    """The columns of a feature set that losses, metrics, steps and estimators take."""
+    if isinstance(phase, FitPhase) or learners_of(phase, graph):
+        return set(topology.feature_sets(graph.nodes.values())[name].targets)
+    columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
+    return {each for column in columns if column.feature_set == name for each in column.columns}
 
 
 def _accumulates(part: Phase) -> bool:

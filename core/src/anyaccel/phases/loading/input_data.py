@@ -250,8 +250,6 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
             available="no losses, metrics or outputs",
             hint="leave outputs out to keep those of all output nodes, or name some",
         )
-    for name, own in rows.items():
-        _check_same_transforms(label, own, sets[name])
     if not all(counts.values()):
         raise PhaseError(f"phase {label!r} has no rows", hint="choose another split")
     return rows
@@ -266,22 +264,6 @@ def _labels_hint(unknown: Sequence[str], missing: Sequence[str], known: Sequence
         return each
     first = known[0]
     return f"{each}; or compute only what {first!r} feeds: data={{{first!r}: {first}['SPLIT']}}, outputs=['NODE']"
-
-
-def _check_same_transforms(label: str, rows: Rows, known: FeatureSet) -> None:
-    """Features in other units would give wrong numbers in a graph that was built for those of its data."""
-    given = rows.feature_set if isinstance(rows, FeatureSetView) else rows
-    if given is known or not isinstance(given, FeatureSet):
-        return
-    expected, applied = (relevant_transforms(data.transforms, known.features)[::-1] for data in (known, given))
-    if len(expected) == len(applied) and all(one.is_like(other) for one, other in zip(expected, applied, strict=True)):
-        return
-    difference = "with other transforms than" if applied else "as it was before the transforms of"
-    raise PhaseError(
-        f"phase {label!r} was given {rows.label!r} {difference} the graph's data",
-        available=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
-        hint="name a split of the graph's feature set, or give fresh.transform_like(data) of untransformed data",
-    )
 
 
 def _for_each(label: str, data: Any, sets: Mapping[str, FeatureSet]) -> dict[str, Any]:
