@@ -212,7 +212,7 @@ def _parquet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
-OPTIMIZER = {"lr": 1e-3, "opt_kwargs": None, "schedule": None, "clip_norm": 1.0}
+OPTIMIZER = {"lr": 1e-3, "opt_kwargs": None, "schedule": None, "clip_norm": 1.0, "clip_value": None}
 MLP = {"output_shape": 1, "activation": "relu", "dropout": 0.0, "dtype": "float32"}
 SPLIT = {"ratios": {"a": 0.5, "b": 0.5}, "seed": 0, "stratify_by": None, "group_by": None}
 COLUMNS = {"features": "x", "targets": "y", "tags": ()}
@@ -353,7 +353,11 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Loss.from_config": lambda: (aa.Loss.from_config, {"config": {"loss": "mse"}}),
     "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0, **PADDED}),
     "MapSource.gather": lambda: (aa.MapSource("s", Rowwise(), features="x").gather, {"indices": [0]}),
-    "Metric": lambda: (aa.Metric, {"measure": "mse", "on": "net", "targets": "targets", "label": "m"}),
+    "Metric": lambda: (
+        aa.Metric,
+        {"measure": "mse", "on": "net", "targets": "targets", "label": "m", "from_logits": None}
+        | {"ignore_index": None, "mask": None, "class_axis": -1},
+    ),
     "Metric.from_config": lambda: (aa.Metric.from_config, {"config": {"measure": "mse"}}),
     "ModelGraph": lambda: (aa.ModelGraph, {"nodes": [node()], "optimizer": "adam", "label": "g", "seed": 0}),
     "ModelGraph.add_node": lambda: (graph().add_node, {"node": node("b", "net")}),
@@ -387,6 +391,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()},
     ),
+    "ModelGraph.run": lambda: (one(graph().run), {"given": train(), "callbacks": (), "progress": "none"}),
     "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
     "ModelGraph.load_state": lambda: (graph().build().load_state, {"given": graph().build().state()}),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),

@@ -147,9 +147,9 @@ def test_tensors_without_a_numpy_dtype_are_refused(torch: Any) -> None:
     learned = torch.ones(2, 3, requires_grad=True)
     assert next(source([(learned * 2, [1, 2])]).batches(0))["x"].tolist() == [[2.0] * 3] * 2
     with pytest.raises(
-        SourceError, match=r"batch 0 .*: NumPy cannot hold a tensor of torch.bfloat16.*convert it first"
+        SourceError, match=r"batch 0 .*: NumPy cannot hold a tensor of torch.float8_e4m3fn.*convert it first"
     ):
-        next(source([(torch.ones(2, 3, dtype=torch.bfloat16), [1, 2])]).batches(0))
+        next(source([(torch.ones(2, 3).to(torch.float8_e4m3fn), [1, 2])]).batches(0))
 
 
 class Fails:

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
+    from anyaccel.experiment import ModelGraph as ModelGraph
     from anyaccel.fitting import FittedModel as FittedModel
     from anyaccel.fitting import fit as fit
     from anyaccel.fitting import load as load
     from anyaccel.fitting import prepare as prepare
     from anyaccel.graph import AppliedLoss as AppliedLoss
     from anyaccel.graph import ConcatNode as ConcatNode
-    from anyaccel.graph import ModelGraph as ModelGraph
     from anyaccel.graph import ModelNode as ModelNode
     from anyaccel.graph import Plan as Plan
     from anyaccel.graph.weights import copy_weights as copy_weights
@@ -98,9 +98,9 @@ _NAMES = {
         "Where Within suggested_num_workers"
     ),
     "device": "Device",
-    "experiment": "Experiment",
+    "experiment": "Experiment ModelGraph",
     "fitting": "FittedModel fit load prepare",
-    "graph": "AppliedLoss ConcatNode ModelGraph ModelNode Plan",
+    "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",
     "phases": "Callback EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase WeightAveraging",

@@ -98,8 +98,8 @@ class Backend(ABC):
         """The framework's own device object, which plans carry; must not initialise it. By default `device_string`."""
         return self.device_string(device)
 
-    def thread_rng(self, key: int) -> AbstractContextManager[Any]:
-        """A context, entered often: this thread draws from `key`, not from global generators; `draws` counts it."""
+    def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
+        """A context, entered often: this thread draws from `key` (None: one of the global state); `draws` counts."""
         return nullcontext()
 
     def owns(self, obj: Any) -> bool:

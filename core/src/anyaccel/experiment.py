@@ -11,7 +11,7 @@ from anyaccel import interrupts
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.errors import ConfigError, PhaseError, ResultError
-from anyaccel.graph import ModelGraph, Plan
+from anyaccel.graph import ModelGraph, Plan, phase_runner
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
 from anyaccel.phases.bound_phase import bound
@@ -29,6 +29,8 @@ from anyaccel.results import (
     runs_html,
 )
 from anyaccel.results.formatting import unknown_name
+
+__all__ = ["Experiment", "ModelGraph"]
 
 
 class Experiment(AttributeHints):
@@ -266,3 +268,12 @@ class Experiment(AttributeHints):
             raise ConfigError(problem, hint="give the dict that get_config() made")
         graph = ModelGraph.from_config(config["graph"], **given)
         return cls(config.get("label", "experiment"), graph, [Phase.from_config(phase) for phase in phases])
+
+
+def _run(graph: ModelGraph, phases: tuple[Any, ...], callbacks: Iterable[Any], progress: Any) -> list[Any]:
+    if not phases:
+        raise PhaseError(f"graph {graph.label!r} was given no phases", hint="write graph.run(TrainPhase(...))")
+    return Experiment(graph, callbacks=callbacks, progress=progress).run(*phases)
+
+
+phase_runner.register(_run)

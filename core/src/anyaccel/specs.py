@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "exponential": lambda t, rate, every=1: rate ** (t / every),
     "step": lambda t, rate, every: rate ** (t // every),
 }
+_CLIPPING = ("clip_norm", "clip_value")
 _CLASSES = {"ignore_index": None, "class_weights": None, "class_axis": -1, "label_smoothing": 0.0}
 LOSSES: dict[str, dict[str, Any]] = {"mse": {}, "mae": {}, "cross_entropy": _CLASSES, "binary_cross_entropy": {}}
 FROM_OUTPUT = "from_output"
@@ -131,6 +131,7 @@ class Optimizer(Spec):
         opt_kwargs: further settings as a dict; the same as keyword arguments.
         schedule: factor on `lr`, or on the rates that a class gives its groups, over the steps; None is constant.
         clip_norm: the largest global L2 norm of the gradients of this optimizer's parameters; larger ones are scaled.
+        clip_value: the largest absolute value of each element of these gradients; give at most one of the two.
         groups: settings by pattern of names, or by function of (name, parameter): `{"*bias": {"weight_decay": 0.0}}`.
 
     Raises:
@@ -144,6 +145,7 @@ class Optimizer(Spec):
     settings: Mapping[str, Any] = field(hash=False)
     schedule: Schedule
     clip_norm: float | None
+    clip_value: float | None
     own: Any
     groups: tuple[tuple[str | Callable[[str, Any], bool], Optimizer], ...]
 
@@ -155,6 +157,7 @@ class Optimizer(Spec):
         opt_kwargs: Mapping[str, Any] | None = None,
         schedule: Schedule | str | Callable[[int], float] | None = None,
         clip_norm: float | None = None,
+        clip_value: float | None = None,
         groups: Mapping[Any, Mapping[str, Any]] | None = None,
         **settings: Any,
     ) -> None:
@@ -165,16 +168,16 @@ class Optimizer(Spec):
             problem = f"an object of type {type(own).__name__} cannot be used as an optimizer"
             hint = "give a name, or the optimizer's class, so that every node gets an instance of its own"
             raise SpecError(problem, available=f"names: {', '.join(OPTIMIZERS)}", hint=hint)
-        if lr is None:
-            lr = 1e-3 if own is None or callable(own) else 1.0
         text = name.lower() if isinstance(name, str) else _name_of(name)
         where = f"optimizer {text!r}: "
-        lr = _checked(where, "lr", lr)
-        clip_norm = None if clip_norm is None else _checked(where, "clip_norm", clip_norm)
+        lr = _checked(where, "lr", lr if lr is not None else 1e-3 if own is None or callable(own) else 1.0)
+        clipping = {key: _checked(where, key, v) for key, v in zip(_CLIPPING, (clip_norm, clip_value), strict=True)}
+        if None not in clipping.values():
+            raise SpecError(f"{where}clip_norm and clip_value are both given", hint="leave one of them out")
         named = "constant" if schedule is None else schedule
         schedule = named if isinstance(named, Schedule) else Schedule(named)
         settings = _optimizer_settings(text, settings) if own is None else settings
-        assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, clip_norm=clip_norm, own=own)
+        assign_fields(self, name=text, lr=float(lr), settings=settings, schedule=schedule, own=own, **clipping)
         usual = {"lr": lr, "schedule": schedule, **settings}
         by_pattern = _checked(where, "groups", {} if groups is None else groups).items()
         assign_fields(self, groups=tuple((key, Optimizer(name, **{**usual, **own})) for key, own in by_pattern))
@@ -186,11 +189,12 @@ class Optimizer(Spec):
     def get_config(self) -> dict[str, Any]:
         """A plain dict for `from_config`; a framework's own optimizer has none and is a ConfigError."""
         _check_named("optimizer", self.name, self.own)
-        settings = {key: list(v) if isinstance(v, tuple) else v for key, v in self.settings.items()}
+        plain = {key: getattr(self, key) for key in ("name", "lr", *_CLIPPING)} | {**self.settings}
         for key, _ in self.groups:
             _check_named("the predicate of an optimizer's group", _name_of(key), None if isinstance(key, str) else key)
-        config = {"name": self.name, "lr": self.lr, "clip_norm": self.clip_norm, "schedule": self.schedule.get_config()}
-        return {**config, "groups": {key: {"lr": group.lr, **group.settings} for key, group in self.groups}, **settings}
+        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in plain.items()}
+        groups = {key: {"lr": group.lr, **group.settings} for key, group in self.groups}
+        return {**plain, "schedule": self.schedule.get_config(), "groups": groups}
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -244,20 +248,18 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if name not in OPTIMIZERS:
         raise _unknown("optimizer", name, OPTIMIZERS)
     what, known = f"optimizer {name!r}", OPTIMIZERS[name]
-    _check_names(what, given, known, also=("lr", "schedule", "clip_norm"))
+    _check_names(what, given, known, also=("lr", "schedule", *_CLIPPING))
     return {key: _checked(f"{what}: ", key, value) for key, value in {**known, **given}.items()}
 
 
-def _between(least: float, below: float = sys.float_info.max, *, whole: bool = False) -> Callable[[Any], bool]:
-    def fits(value: Any) -> bool:
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        return is_number and least <= float(value) < below and not (whole and value % 1)
-
-    return fits
+def _between(least: float, below: float = math.inf, *, whole: bool = False) -> Callable[[Any], bool]:
+    return lambda n: (
+        isinstance(n, Real) and not isinstance(n, bool) and least <= float(n) < below and not (whole and float(n) % 1)
+    )
 
 
 def _is_group(item: tuple[Any, Any]) -> bool:
-    return isinstance(item[0], str | Callable) and {**item[1]}.keys().isdisjoint(("schedule", "clip_norm", "groups"))
+    return isinstance(item[0], str | Callable) and {**item[1]}.keys().isdisjoint(("schedule", "groups", *_CLIPPING))
 
 
 def _several(fits: Callable[[Any], bool], count: int = 0) -> Callable[[Any], bool]:
@@ -266,7 +268,7 @@ def _several(fits: Callable[[Any], bool], count: int = 0) -> Callable[[Any], boo
 
 # Names of arguments, which values they take, what is said of others, and a valid one.
 _ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, object], ...] = (
-    ("lr clip_norm", _between(sys.float_info.min), "is not a positive number", 0.001),
+    ("lr clip_norm clip_value", lambda it: it is None or _between(5e-324)(it), "is not a positive number", 0.001),
     ("rate final eps weight_decay", _between(0), "is not a finite number of at least 0", 0.1),
     ("factor", lambda it: _between(0)(float(it)), "is not a finite number of at least 0", 0.1),
     ("momentum", _between(0, 1), "is not in [0, 1)", 0.9),

@@ -117,6 +117,21 @@ def test_clip_norm_is_applied_before(train: Train, batches: Batches, optax: Modu
         np.testing.assert_allclose(result.parameters[key], value, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("compile_mode", ["off", "steps"])
+def test_clip_value_is_optaxs_clip(
+    train: Train, batches: Batches, optax: ModuleType, name: str, compile_mode: str
+) -> None:
+    own = getattr(optax, name)
+    expected = by_optax(optax, optax.chain(optax.clip(0.02), own(0.1)), batches, lambda step: 1.0)
+    free = by_optax(optax, own(0.1), batches, lambda step: 1.0)
+    for optimizer in (Optimizer(name, lr=0.1, clip_value=0.02), Optimizer(own, lr=0.1, clip_value=0.02)):
+        result, _ = train(model(), optimizer, compile=compile_mode)
+        for key, value in expected.items():
+            np.testing.assert_allclose(result.parameters[key], value, rtol=1e-4, atol=1e-5)
+        assert max(np.abs(free[key] - value).max() for key, value in expected.items()) > 1e-3
+
+
 def test_optaxs_adam_is_that_of_the_formulas(train: Train, optax: ModuleType) -> None:
     for name, given in (("adam", optax.adam), ("adamw", optax.adamw)):
         settings = {"weight_decay": 0.1} if name == "adamw" else {}

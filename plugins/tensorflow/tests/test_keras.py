@@ -107,9 +107,10 @@ def copy_of(make: Callable[[], Any], model: Any) -> Any:
     [
         (aa.Optimizer("sgd", lr=0.1, momentum=0.9), lambda: keras.optimizers.SGD(0.1, momentum=0.9)),
         (aa.Optimizer("adam", lr=0.01), lambda: keras.optimizers.Adam(0.01, epsilon=1e-8)),
+        (aa.Optimizer("sgd", lr=0.1, clip_value=0.01), lambda: keras.optimizers.SGD(0.1, clipvalue=0.01)),
         (aa.Optimizer("adamw", lr=0.01, weight_decay=0.1), None),
     ],
-    ids=["sgd", "adam", "adamw"],
+    ids=["sgd", "adam", "clipped by value", "adamw"],
 )
 def test_a_graph_trains_as_a_loop_by_hand_does(make: Callable[[], Any], mine: aa.Optimizer, theirs: Any) -> None:
     """Losses and weights, and the user's own model object holds the result."""

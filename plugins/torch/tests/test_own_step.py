@@ -92,6 +92,68 @@ def test_equals_the_loop_by_hand_with_the_clipping_and_schedule_of_the_spec(data
     assert results.epochs[0].steps == 5
 
 
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "clip_norm": 0.1, "schedule": aa.Schedule("exponential", rate=0.9)}
+CLASSES = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_a_scaler_of_losses_unscales_before_clipping_and_skipped_steps_do_not_count(
+    name: str, data: aa.FeatureSet
+) -> None:
+    net, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    by_hand, schedule = copy.deepcopy(net), SETTINGS["schedule"]
+    scales: list[float] = []
+
+    def step(models: Any, batch: Any, optimizers: Any) -> None:
+        factor = float("inf") if len(scales) == 2 else 1.0
+        scales.append(scaler.get_scale())
+        optimizers["net"].zero_grad()
+        loss = F.mse_loss(models["net"](batch["x"]), batch["y"])
+        scaler.scale(loss * factor).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizers["net"])
+        scaler.update()
+
+    graph = graph_of(net, data, aa.Optimizer(name, **SETTINGS))
+    run(graph, step)
+    optimizer: Any = CLASSES[name](by_hand.parameters(), lr=1e-2, fused=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.factor)
+    for i, (x, y) in enumerate(batch for _ in range(EPOCHS) for batch in batches()):
+        optimizer.zero_grad()
+        F.mse_loss(by_hand(x), y).backward()  # type: ignore[no-untyped-call]
+        if i != 2:
+            nn.utils.clip_grad_norm_(by_hand.parameters(), 0.1)
+            optimizer.step()
+            scheduler.step()
+    for parameter, expected in zip(net.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-7)
+    assert graph.optimizer_states["net"].step == 5 * EPOCHS - 1
+    assert scales[:4] == [1024.0, 1024.0, 1024.0, 512.0]
+
+
+def test_a_closure_is_clipped_after_each_call(data: aa.FeatureSet) -> None:
+    net = mlp()
+    by_hand = copy.deepcopy(net)
+
+    def step(models: Any, batch: Any, optimizers: Any) -> Any:
+        def closure() -> Tensor:
+            optimizers["net"].zero_grad()
+            loss = F.mse_loss(models["net"](batch["x"]), batch["y"])
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        return optimizers["net"].step(closure)
+
+    results = run(graph_of(net, data, aa.Optimizer("sgd", lr=1e-2, clip_norm=0.1)), step)
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=1e-2, fused=True)
+    for x, y in (batch for _ in range(EPOCHS) for batch in batches()):
+        optimizer.zero_grad()
+        F.mse_loss(by_hand(x), y).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(by_hand.parameters(), 0.1)
+        optimizer.step()
+    assert_equal(net, by_hand)
+    assert results.loss[-1] < results.loss[0]
+
+
 class Critic(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -297,6 +359,7 @@ def test_a_single_number_is_the_loss_and_nan_is_warned_of(data: aa.FeatureSet) -
         ({"loss": torch.ones(3)}, r"gave a Tensor of shape \[3\] as the figure 'loss'.*a mean over the batch"),
         ({3: 1.0}, r"gave 1.0 as the figure 3\. Available: a dict of names and scalars"),
         ("good", "gave 'good' as the figure 'loss'"),
+        ({"val_loss": 1.0}, r"figure 'val_loss', as figures of validations are called\. Hint: give it as 'loss'"),
     ],
 )
 def test_a_figure_that_is_no_number(given: Any, message: str, data: aa.FeatureSet) -> None:

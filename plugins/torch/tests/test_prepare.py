@@ -44,6 +44,34 @@ def test_a_loop_by_hand_is_the_same(accelerator):
     assert prepared[0] is net and prepared[1] is optimizer
 
 
+class Noisy(torch.utils.data.Dataset):
+    """Rows with noise, drawn when they are read."""
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        time.sleep(np.random.default_rng().uniform(0.0, 3e-4))  # so that no thread is always first
+        return torch.full((4,), index / 48.0) + 0.1 * torch.randn(4), torch.ones(1)
+
+
+def with_dropout(dataset, seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    return net, optimizer, torch.utils.data.DataLoader(dataset, batch_size=8, shuffle=True)
+
+
+def test_one_seed_is_one_run_whichever_thread_draws_first():
+    runs = [train(*aa.prepare(*with_dropout(Noisy(), seed), accelerator="cpu")) for seed in (0, 0, 0, 1)]
+    assert runs[0] == runs[1] == runs[2] != runs[3]
+
+
+def test_a_shuffled_loop_with_dropout_is_that_by_hand():
+    dataset = parts()[2].dataset
+    assert train(*aa.prepare(*with_dropout(dataset, 5), accelerator="cpu")) == train(*with_dropout(dataset, 5))
+
+
 def test_a_loader_stays_what_it_was():
     loader = parts()[2]
     ahead = aa.prepare(loader)

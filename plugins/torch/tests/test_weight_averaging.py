@@ -117,3 +117,23 @@ def test_an_average_that_is_empty_or_of_another_graph(data: aa.FeatureSet) -> No
 def test_a_decay_out_of_range() -> None:
     with pytest.raises(PhaseError, match=r"WeightAveraging: decay=1 is not a number in \(0, 1\)\. Hint: write decay=0"):
         aa.WeightAveraging(1)
+
+
+def test_a_node_that_is_trained_later_has_a_mean_of_its_own_epochs(data: aa.FeatureSet) -> None:
+    torch.manual_seed(1)
+    first = aa.ModelNode("first", nn.Linear(4, 4), data.reference())
+    head = aa.ModelNode("head", nn.Linear(4, 1), first)
+    graph = aa.ModelGraph([first, head], aa.Optimizer("sgd", lr=0.05)).freeze("head")
+    average, weights = aa.WeightAveraging(), list[np.ndarray]()
+
+    class Weights(aa.Callback):
+        def epoch_end(self, run: Any) -> None:
+            weights.append(run.model("head").weight.detach().numpy().copy())
+
+    settings: dict[str, Any] = {"data": "all", "losses": aa.AppliedLoss("mse", on="head"), "n_epochs": 3}
+    experiment = aa.Experiment("average", graph, progress="none")
+    experiment.run_phase(aa.TrainPhase("one", callbacks=[average], **settings))
+    graph.unfreeze("head")
+    experiment.run_phase(aa.TrainPhase("two", callbacks=[average, Weights()], **settings))
+    average.apply(graph)
+    np.testing.assert_allclose(head.model.weight.detach().numpy(), np.mean(weights, axis=0), rtol=1e-6)

@@ -59,7 +59,7 @@ def test_frames_of_pandas_and_of_the_interchange_protocol(tmp_path: Path) -> Non
     for data in (frame, Interchanged(frame)):
         fs = FeatureSet.from_pandas("fs", data, ..., "y", "who")
         assert (fs.features, fs.targets, fs.tags) == (FEATURES[:-1], ("y",), ("who",))
-        with pytest.raises(ColumnError, match=r"that \.\.\. covers cannot be features: who"):
+        with pytest.raises(ColumnError, match=r"cannot be features: who"):
             FeatureSet.from_pandas("fs", data, ..., "y")
 
 
@@ -77,10 +77,10 @@ def test_columns_that_hold_no_numbers_are_all_named(way: str, tmp_path: Path) ->
     with pytest.raises(ColumnError) as caught:
         made(way, tmp_path, {**WIDE, "words": [["a"]] * 4}, ..., "y")
     message = str(caught.value)
-    assert "2 of the columns of 'fs' that ... covers cannot be features: who, words. Available: column" in message
+    assert "2 of the remaining columns of 'fs' cannot be features: who, words. Available: column" in message
     assert "column 'who' cannot be read as numbers" in message and "column 'words' cannot" in message
     assert "name them as tags, leave them out of the data, or name the features one by one" in message
-    with pytest.raises(ColumnError, match="covers cannot be targets: who, words"):
+    with pytest.raises(ColumnError, match="cannot be targets: who, words"):
         made(way, tmp_path, {**WIDE, "words": [["a"]] * 4}, "c0", ...)
 
 

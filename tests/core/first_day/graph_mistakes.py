@@ -11,7 +11,6 @@ from .newcomer import (
     X,
     both_layers,
     data,
-    experiment,
     graph,
     judge,
     mlp,
@@ -136,8 +135,8 @@ GRAPH = [
     Row(
         "graph.fit",
         lambda: graph().fit(X, CLASSES),
-        r"no attribute 'fit'\. Hint: run a phase over it: Experiment\('name', graph\)\.run\(TrainPhase",
-        lambda: experiment().run(train()),
+        r"no attribute 'fit'\. Hint: run a phase over it: graph\.run\(TrainPhase",
+        lambda: graph().run(train(), progress="none"),
     ),
     Row(
         "graph.predict",

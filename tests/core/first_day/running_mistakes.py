@@ -26,8 +26,8 @@ RUNNING = [
     Row(
         "phase.run",
         lambda: train().run(),
-        r"Hint: an experiment runs phases: Experiment\('name', graph\)\.run\(phase\)",
-        lambda: experiment().run(train()),
+        r"Hint: a graph runs phases: graph\.run\(phase\)",
+        lambda: graph().run(train(), progress="none"),
     ),
     Row(
         "run([a, b])",

@@ -210,7 +210,7 @@ def test_a_graph_of_several_outputs_is_no_fitted_model():
         ({"early_stopping": "yes", "validation": 0.2}, PhaseError, "early_stopping='yes' is not an int of at least 1"),
         ({"data": "wine.xlsx"}, DataError, r"'wine.xlsx' is not a table that can be read\. Available: \.csv"),
         ({"data": 3}, DataError, r"3 is not data that a model can be fitted to\. Available: a data frame"),
-        ({"data": table()}, ColumnError, r"that \.\.\. covers cannot be features: kind"),
+        ({"data": table()}, ColumnError, r"cannot be features: kind"),
     ],
 )
 def test_what_does_not_fit_is_an_error_with_a_hint(settings, error, message):
@@ -237,3 +237,28 @@ def test_predictions_for_rows_without_the_columns_name_them():
         fitted.predict({"a": A})
     with pytest.raises(DataError, match=r"an array of shape \[2, 2\] has no names\. Available: a, b"):
         fitted.predict(np.ones((2, 2)))
+
+
+def test_a_pair_of_frame_and_series_keeps_its_order_of_rows():
+    pandas = pytest.importorskip("pandas")
+    shuffled = pandas.DataFrame(numbers()).sample(frac=1.0, random_state=0)  # as train_test_split gives it
+    x, y = shuffled[["a", "b"]], shuffled["value"]
+    expected = fit(shuffled)
+    for pair in ((x, y), (x, y.to_frame()), (x, y.to_numpy())):
+        fitted = fit(pair)
+        np.testing.assert_array_equal(fitted.results.loss, expected.results.loss)
+        assert fitted.predict(x[["b", "a"]]).tolist() == expected.predict(x).tolist()
+        assert fitted.evaluate(pair).loss == fitted.evaluate(shuffled).loss == expected.evaluate(shuffled).loss
+
+
+def test_three_arrays_are_no_table():
+    with pytest.raises(DataError, match=r"a tuple of 3 arrays is not a table\. Hint: give \(x, y\), or a dict"):
+        fit((A, B, A), target=None)
+
+
+def test_text_of_three_classes_as_the_target_of_yes_or_no():
+    data = {"a": A, "kind": np.array(["x", "y", "z"] * 20)}
+    message = r"the target 'kind' has 3 classes, and binary_cross_entropy compares two\. Hint: write loss='cross"
+    with pytest.raises(PhaseError, match=message):
+        fit(data, target="kind", loss="binary_cross_entropy")
+    assert fit(data, aa.SequentialMLP(3), target="kind", loss="cross_entropy").results.loss.size == 2  # as hinted

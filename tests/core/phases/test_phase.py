@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 
 import numpy as np
 import pytest
@@ -105,6 +107,70 @@ def test_a_phase_of_a_split_says_so():
     assert train().data == TrainPhase.from_split("t", split="train", losses=[MSE]).data == "train"
     assert FitPhase.from_split("f", split="train", accelerator="cpu").accelerator == Accelerator("cpu")
     assert repr(EvalPhase.from_split("e", split="val")) == "EvalPhase('e')"
+
+
+@pytest.mark.parametrize("kind", [TrainPhase, EvalPhase, FitPhase])
+def test_a_phase_of_a_split_has_every_setting_in_its_signature_with_its_text(kind):
+    """The settings, defaults and annotations are those of the constructor, with `split` in place of `data`."""
+    own = dict(inspect.signature(kind).parameters)
+    split = dict(inspect.signature(kind.from_split).parameters)
+    assert split.pop("split").kind is own.pop("data").kind is inspect.Parameter.KEYWORD_ONLY
+    assert split == own
+    assert not [p for p in own.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
+    for name in own:
+        text = r"(?m)^    " + name + r": ([\s\S]*?)(?=^    \w+: |\Z)"
+        here, there = (re.search(text, inspect.getdoc(of)) for of in (kind.from_split, kind))
+        assert here[1].split() == there[1].split() or name == "label", name
+
+
+def test_a_phase_of_a_split_passes_every_setting_on():
+    settings = {
+        "losses": [MSE],
+        "sampler": 7,
+        "n_epochs": 3,
+        "validation": "val",
+        "validate_every": 2,
+        "accumulate": 2,
+        "microbatching": "approximate",
+        "on_nan": "stop",
+        "accelerator": "sim:0",
+        "strict": True,
+        "policy": "p",
+        "final_device": "cpu",
+        "compile": "off",
+        "residency": "streamed",
+    }
+    made = TrainPhase.from_split("t", split="train", **settings).get_config()
+    assert made == TrainPhase("t", data="train", **settings).get_config()
+    plain = TrainPhase("t", data="train").get_config()
+    assert not [name for name in settings if made[name] == plain[name]]
+    settings = {"metrics": ["mse"], "outputs": ["net"], "batch_size": 3}
+    assert EvalPhase.from_split(split="a", **settings).get_config() == EvalPhase(data="a", **settings).get_config()
+    settings = {"nodes": ["net"], "batch_size": 3}
+    assert FitPhase.from_split(split="a", **settings).get_config() == FitPhase(data="a", **settings).get_config()
+
+
+def test_a_subclass_with_a_step_of_its_own_is_made_of_a_split():
+    class Own(TrainPhase):
+        def step(self, models, batch, optimizers):
+            return {}
+
+    made = Own.from_split(split="train")
+    assert type(made) is Own
+    assert made.step.__func__ is Own.step
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "a"}, r"TrainPhase.from_split has no setting 'data'. Hint: write split='train', or TrainPhase\("),
+        ({"split": "a", "lr": 1}, r"TrainPhase has no setting 'lr'. Hint: the optimizer belongs to the graph"),
+        ({"split": 3}, r"phase 'train': split=3 is not the name of a split. Hint: write split='train'"),
+    ],
+)
+def test_what_a_phase_of_a_split_does_not_take(settings, message):
+    with pytest.raises(PhaseError, match=message):
+        TrainPhase.from_split(**settings)
 
 
 @pytest.mark.parametrize("spelling", ["sim:1", Device("sim", 1), Accelerator("sim:1")])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -193,3 +196,63 @@ def test_phases_after_a_fit_are_checked_when_it_has_ended(data):
     nodes = [ModelNode("guess", Mean(), data.reference())]
     fitted = Experiment("e", ModelGraph(nodes), progress="none")
     assert len(fitted.run(FitPhase("f", data="all"), EvalPhase("e", data="last", metrics=["mse"]))) == 2
+
+
+# -- a graph runs phases itself ----------------------------------------------------------------------------------------
+
+
+def fresh():
+    data = FeatureSet.from_dict("d", {"x": np.arange(12.0)[:, None], "y": np.arange(12.0)[:, None]}, ["x"], ["y"])
+    return ModelGraph([ModelNode("guess", SequentialMLP(), data.reference())], "adam", label="g")
+
+
+def test_a_graph_runs_one_phase_as_an_experiment_does():
+    by_graph = fresh().run(TrainPhase("t", data="all", losses=[LOSS], n_epochs=3), progress="none")
+    alone = Experiment("e", fresh(), progress="none").run_phase(TrainPhase("t", data="all", losses=[LOSS], n_epochs=3))
+    assert isinstance(by_graph, TrainResults)
+    assert list(by_graph.loss) == list(alone.loss)
+
+
+def test_a_graph_runs_several_phases_or_a_list_and_goes_on_where_it_was():
+    phase, check = TrainPhase("t", data="all", losses=[LOSS], n_epochs=2), EvalPhase("e", data="all")
+    graph = fresh()
+    several = graph.run(phase, check, progress="none")
+    listed = graph.run([phase, check], progress="none")
+    assert [type(one) for one in several] == [type(one) for one in listed] == [TrainResults, EvalResults]
+    whole = Experiment("e", fresh(), progress="none").run_phase(TrainPhase("t", data="all", losses=[LOSS], n_epochs=4))
+    assert [*several[0].loss, *listed[0].loss] == pytest.approx(whole.loss, rel=1e-6)
+    assert isinstance(graph.run([check], progress="none"), list)
+
+
+def test_a_graph_gives_phases_callbacks():
+    stop = EarlyStopping("loss", patience=1, min_delta=1e9)
+    results = fresh().run(TrainPhase("t", data="all", losses=[LOSS], n_epochs=9), callbacks=[stop], progress="none")
+    assert len(results.loss) == 2
+
+
+@pytest.mark.parametrize("phases", [(), ([],)])
+def test_a_graph_without_phases_has_nothing_to_run(phases):
+    with pytest.raises(PhaseError, match=r"graph 'g' was given no phases. Hint: write graph.run\(TrainPhase\(...\)\)"):
+        fresh().run(*phases)
+
+
+def test_a_graph_from_its_module_says_what_to_import():
+    code = """
+import numpy as np
+from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.numpy_backend import SequentialMLP
+from anyaccel.data import FeatureSet
+from anyaccel.phases import EvalPhase
+data = FeatureSet.from_dict("d", {"x": np.ones((4, 2))}, ["x"])
+graph = ModelGraph([ModelNode("net", SequentialMLP(), data.reference())])
+try:
+    graph.run(EvalPhase("e", data="all"))
+except Exception as error:
+    print(error)
+import anyaccel.experiment
+print(graph.run(EvalPhase("e", data="all"), progress="none").prediction("net").shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    problem, shape = done.stdout.splitlines()
+    assert "has not been imported. Hint: write import anyaccel.experiment" in problem
+    assert shape == "(4, 1)"

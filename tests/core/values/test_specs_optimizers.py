@@ -162,6 +162,7 @@ def test_groups_have_settings_of_their_own_and_a_configuration():
     [
         ({"*bias": {"weight_decay": -1}}, "optimizer 'adamw': weight_decay=-1 is not a finite number of at least 0"),
         ({"*bias": {"decay": 0}}, "optimizer 'adamw' has no setting decay"),
+        ({"*bias": {"clip_value": 1.0}}, "has no settings by pattern. Hint: write groups={'*bias': {'lr': 0.1}}"),
         ({"*bias": {"clip_norm": 1.0}}, "has no settings by pattern. Hint: write groups={'*bias': {'lr': 0.1}}"),
         ({"*bias": 3}, "optimizer 'adamw': groups={'*bias': 3} has no settings by pattern"),
         ({3: {"lr": 1}}, "optimizer 'adamw': groups={3: {'lr': 1}} has no settings by pattern"),
@@ -193,7 +194,7 @@ def test_the_rate_is_the_schedules_factor_times_lr():
         ),
         (
             {"name": "adam", "momentum": 0.9},
-            "optimizer 'adam' has no setting momentum. Available: lr, schedule, clip_norm, betas, eps, weight_decay",
+            "optimizer 'adam' has no setting momentum. Available: lr, schedule, clip_norm, clip_value, betas, eps, wei",
         ),
         ({"name": "sgd", "opt_kwargs": {"b": 1}}, "optimizer 'sgd' has no setting b."),
         ({"lr": 0}, "optimizer 'adam': lr=0 is not a positive number"),
@@ -202,6 +203,12 @@ def test_the_rate_is_the_schedules_factor_times_lr():
         ({"lr": "0.1"}, "optimizer 'adam': lr='0.1' is not a positive number"),
         ({"clip_norm": -1.0}, "optimizer 'adam': clip_norm=-1.0 is not a positive number"),
         ({"clip_norm": 0}, "optimizer 'adam': clip_norm=0 is not a positive number"),
+        ({"clip_value": 0}, "optimizer 'adam': clip_value=0 is not a positive number. Hint: write clip_value="),
+        ({"clip_value": "1"}, "optimizer 'adam': clip_value='1' is not a positive number"),
+        (
+            {"clip_norm": 1.0, "clip_value": 1.0},
+            "optimizer 'adam': clip_norm and clip_value are both given. Hint: leave one of them out",
+        ),
         ({"betas": (0.9, 1.0)}, "optimizer 'adam': betas=(0.9, 1.0) are not two numbers in [0, 1)"),
         ({"betas": (0.9,)}, "optimizer 'adam': betas=(0.9,) are not two numbers in [0, 1)"),
         ({"name": "sgd", "momentum": 1}, "optimizer 'sgd': momentum=1 is not in [0, 1)"),

@@ -175,6 +175,7 @@ def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_who
             spec.name,
             repr(spec.settings) if spec.own is None else "",
             spec.clip_norm,
+            spec.clip_value,
             group.nodes,
             repr(spec.groups),
         )

@@ -18,6 +18,7 @@ class OptimizerStep:
     Attributes:
         rules: update rules by group name.
         clip_norms: the largest norm of a group's gradients, for groups that have one.
+        clip_values: the largest absolute value of an element of a group's gradients, for groups that have one.
         constraints: what parameters go through after each update, by owner and name.
 
     Raises:
@@ -33,11 +34,9 @@ class OptimizerStep:
         self._ops = ops
         self.rules = {group.name: grouped_rule(group.optimizer, ops.update_rule) for group in groups}
         self.constraints = constraints
-        self.clip_norms = {
-            name: float(rule.optimizer.clip_norm)
-            for name, rule in self.rules.items()
-            if rule.optimizer.clip_norm is not None
-        }
+        specs = {name: rule.optimizer for name, rule in self.rules.items()}
+        self.clip_norms = {name: float(spec.clip_norm) for name, spec in specs.items() if spec.clip_norm is not None}
+        self.clip_values = {name: float(spec.clip_value) for name, spec in specs.items() if spec.clip_value is not None}
 
     @cached_property
     def needs_value(self) -> bool:
@@ -62,6 +61,7 @@ class OptimizerStep:
         for node, arrays in gradients.items():
             new_parameters[node], new_slots[node] = {}, {}
             grads = {name: g if factor is None else scaled(self._ops, g, factor) for name, g in arrays.items()}
+            grads = {name: self._clipped(group, g) for name, g in grads.items()}
             for names in self._batches(group, parameters[node], grads):
                 updated, kept = self._step(
                     group, parameters[node], {n: grads[n] for n in names}, slots[node], coefficients[node]
@@ -92,6 +92,13 @@ class OptimizerStep:
                 hint="train all nodes on one device, by one framework, from one feature set, or use another optimizer",
             )
         return {node: {**scalars, "value": value} for node, scalars in coefficients.items()}
+
+    def _clipped(self, group: str, gradient: Any) -> Any:
+        """A gradient with each element in the limits of a group that has a `clip_value`; NaN stays NaN."""
+        limit = self.clip_values.get(group)
+        if limit is None:
+            return gradient
+        return cast(self._ops, self._ops.xp.minimum(limit, self._ops.xp.maximum(gradient, -limit)), gradient.dtype)
 
     def _constrained(self, node: str, updated: dict[str, Any]) -> dict[str, Any]:
         constraints = self.constraints.get(node)

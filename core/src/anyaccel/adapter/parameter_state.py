@@ -165,6 +165,11 @@ class ParameterState:
             self.parameters[node] = {**self.parameters[node], **updated}
             self.states[node] = NodeState(state.step + n_steps, {**state.slots, **slots[node]})
 
+    def set_steps(self, steps: Mapping[str, int]) -> None:
+        """Set how many optimizer steps some nodes have taken."""
+        for node, step in steps.items():
+            self.states[node] = NodeState(step, self.states[node].slots)
+
     # -- state -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[Any, Any]:

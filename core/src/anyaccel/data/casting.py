@@ -27,6 +27,14 @@ def cast_array(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
     return array.astype(target, order="C", copy=True)
 
 
+def widened(array: np.ndarray) -> np.ndarray:
+    """`array`, or a copy in float32 where its floats are of a dtype that NumPy itself lacks (bfloat16, float8).
+
+    Such dtypes are narrower than float32, so no value changes; NumPy's own functions and Arrow take the copy.
+    """
+    return array.astype(np.float32) if array.dtype.name.startswith(("bfloat", "float8")) else array
+
+
 def first_unrepresentable(array: np.ndarray, dtype: np.dtype[Any]) -> tuple[int, Any] | None:
     """Row and value of the first number of `array` [n, *shape] that `dtype` cannot represent; None if there is none."""
     fits = _representable(array, dtype)

@@ -540,7 +540,7 @@ class FeatureSet(_SplitRows):
         Raises:
             OSError: the file cannot be opened.
             DataError: not a CSV file, or no rows.
-            ColumnError: as `from_arrow`; an empty cell is a null.
+            ColumnError: as `from_arrow`; an empty cell, and one with NA, null or NaN, is a null unless it is quoted.
         """
         check_label(label)
         return cls.from_arrow(label, table_from_csv(label, path, delimiter), feature_keys, target_keys, tag_keys)

@@ -179,7 +179,7 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
         return
     role = roles[next(iter(errors))]
     raise ColumnError(
-        f"{len(errors)} of the columns of {label!r} that ... covers cannot be {role}s: {listed(errors)}",
+        f"{len(errors)} of the remaining columns of {label!r} cannot be {role}s: {listed(errors)}",
         available="; ".join(error.problem for error in list(errors.values())[:_REASONS]),
         hint=f"name them as tags, leave them out of the data, or name the {role}s one by one",
     )

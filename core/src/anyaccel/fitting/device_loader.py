@@ -8,6 +8,9 @@ from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.phases.loading.prefetch import prefetch
+from anyaccel.phases.loading.source_randomness import SourceRandomness
+
+_END = object()
 
 
 class DeviceLoader:
@@ -23,6 +26,7 @@ class DeviceLoader:
 
     def __init__(self, loader: Any, accelerator: Accelerator, framework: str | None = None) -> None:
         self.loader, self.accelerator, self.framework = loader, accelerator, framework
+        self._randomness = SourceRandomness(None)
 
     def __repr__(self) -> str:
         return f"DeviceLoader({self.loader!r}, {self.accelerator})"
@@ -40,6 +44,18 @@ class DeviceLoader:
             yield from batches
 
     def _batches(self) -> Generator[Any]:
-        for batch in self.loader:
+        """Batches on the device, for `prefetch`.
+
+        A loop waits for its first batch, which is drawn as in a loop by hand. The others are read while the model
+        computes, and draw from a stream of their own: which thread comes first to the global one is chance.
+        """
+        batches = iter(self.loader)
+        batch = next(batches, _END)
+        randomness = self._randomness = self._randomness.next(None)
+        with randomness.drawing():
+            pass  # from here on
+        while batch is not _END:
             yield self.accelerator.move(batch, framework=self.framework)
             del batch  # it must not outlive the next
+            with randomness.drawing():
+                batch = next(batches, _END)

@@ -61,12 +61,12 @@ def fit(  # noqa: PLR0913 - keywords, each documented
 _ARGUMENTS = """
     Args:
         model: of any framework that has a plugin; it is trained itself, no copy of it.
-        data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair of arrays (x, y), the path of a CSV or
-            Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a loader, a data set or another
-            source of batches, which is streamed.
+        data: a data frame (pandas, Polars, Arrow), a mapping of arrays, a pair (x, y) of arrays or of a frame and a
+            series, the path of a CSV or Parquet file, a data set of Hugging Face, a FeatureSet or a view of it; or a
+            loader, a data set or another source of batches, which is streamed.
         loss: a name (`"cross_entropy"`, `"mse"`, ...), or a loss of the model's framework.
         target: name of the target's column, or of several. Targets that are text are encoded as indices of classes,
-            and predictions decoded. A FeatureSet and a pair of arrays have theirs.
+            and predictions decoded. A FeatureSet and a pair have theirs.
         features: names of the columns that the model gets, joined; by default all others.
         validation: the share of rows to validate on, drawn at random; the name of a split; another table or source; or
             None.

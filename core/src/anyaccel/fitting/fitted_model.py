@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView
-from anyaccel.errors import ConfigError, DataError, ResultError
+from anyaccel.data.roles import listed
+from anyaccel.data.transforms.class_encoder import ClassEncoder
+from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
-from anyaccel.fitting.tables import columns_before_transforms, feature_set_of, is_table, transformed_like
+from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table, new_rows, transformed_like
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan, saved_folder
 from anyaccel.phases import EvalPhase
 from anyaccel.results import EvalResults, TrainResults
@@ -37,9 +40,7 @@ class FittedModel:
         loss: as given.
     """
 
-    def __init__(
-        self, experiment: Experiment, loss: Loss | None = None, columns: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> None:
+    def __init__(self, experiment: Experiment, loss: Loss | None = None, columns: Columns | None = None) -> None:
         if not isinstance(experiment, Experiment):
             problem = f"FittedModel: {shown(experiment)} is not an Experiment"
             raise ConfigError(problem, hint="write FittedModel(Experiment(graph), Loss('mse'))")
@@ -105,9 +106,12 @@ class FittedModel:
             original units of the target, [n, *shape].
 
         Raises:
-            DataError, ColumnError: columns of the features are missing, or do not fit.
+            DataError, ColumnError: columns of the features are missing, or do not fit; or the targets were text and
+                the loss is another one, whose outputs may mean anything.
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
+        if not outputs:
+            self._check_decodable()
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
         values: np.ndarray = results.prediction(self._node)
         return values if outputs else self._decoded(values)
@@ -133,8 +137,10 @@ class FittedModel:
     def _decoded(self, values: np.ndarray) -> np.ndarray:
         """Classes in place of scores, and everything in the units of the data before their transforms."""
         name, targets = None if self.loss is None else self.loss.name, self._data.targets
-        if name == _CLASSES and values.ndim > 1:
-            values = values.argmax(axis=-1)
+        if name in (_CLASSES, _YES_OR_NO):
+            _warn_of_nan(values)
+        if self.loss is not None and name == _CLASSES and values.ndim > 1:
+            values = values.argmax(axis=self.loss.kwargs.get("class_axis", -1))
             if any("float" in self._data.spec(target).dtype for target in targets):  # one number for each class
                 return values
         elif name == _YES_OR_NO:
@@ -144,38 +150,27 @@ class FittedModel:
         original = self._data.inverse(values, targets) if targets else values
         return np.array(original.tolist()) if original.dtype == np.object_ else original
 
+    def _check_decodable(self) -> None:
+        encoded = [each for each in self._data.transforms if isinstance(each.transform, ClassEncoder)]
+        if encoded and (self.loss is None or self.loss.name not in (_CLASSES, _YES_OR_NO)):
+            raise DataError(
+                f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
+                f"{_CLASSES!r} and {_YES_OR_NO!r} only",
+                available=f"its classes: {listed(encoded[0].transform.classes_)}",
+                hint="write predict(data, outputs=True) for what the model gives",
+            )
+
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _rows(self, data: Any, *, with_target: bool = True) -> Any:
         """New rows in the form in which the graph takes them."""
         if isinstance(data, str) and data in (*self._data.splits, "all"):
             return data
-        base = data.feature_set if isinstance(data, FeatureSetView) else data
-        if isinstance(base, FeatureSet) and (base.transforms or not self._data.transforms):
-            return {self._label: data}
-        if isinstance(data, FeatureSetView):
-            data = FeatureSet.from_arrow(data.label, data.to_arrow())
-        if not isinstance(data, FeatureSet):
+        if not isinstance(data, (FeatureSet, FeatureSetView)):
             if not is_table(data) and not hasattr(data, "shape"):
                 return data  # a source, which a phase reads
-            data = self._feature_set(data, with_target)
+            data = new_rows(data, self._columns, with_target=with_target)
         return {self._label: transformed_like(data, self._data)}
-
-    def _feature_set(self, data: Any, with_target: bool) -> FeatureSet:
-        columns = self._columns
-        features = [name for name, column in columns.items() if column["role"] == "feature"]
-        if hasattr(data, "shape") and not is_table(data):
-            if len(features) != 1:
-                raise DataError(f"an array of shape {list(data.shape)} has no names", available=", ".join(features))
-            data = {features[0]: data}
-        others = {
-            role: [name for name, column in columns.items() if column["role"] == role] for role in ("tag", "target")
-        }
-        if isinstance(data, tuple) and not with_target:
-            data = {features[0]: data[0]}
-        table = feature_set_of(data, features, others["target"] if with_target else (), others["tag"])
-        dtypes = {name: columns[name]["dtype"] for name in table.columns if columns[name].get("dtype")}
-        return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})
 
     # -- folders ---------------------------------------------------------------------------------------------------
 
@@ -187,6 +182,15 @@ class FittedModel:
         """
         loss = None if self.loss is None else self.loss.get_config()
         self.graph.save(folder, extra={_PART: {"loss": loss, "columns": self._columns}})
+
+
+def _warn_of_nan(values: np.ndarray) -> None:
+    """Of a class one would not see that it was made of NaN."""
+    broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
+    if broken.any():
+        problem = f"predict: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
+        problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
+        warnings.warn(problem, NaNWarning, stacklevel=4)
 
 
 def load(

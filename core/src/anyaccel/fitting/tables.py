@@ -13,10 +13,12 @@ from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.hf_datasets import has_table
-from anyaccel.data.roles import NamesOrRest, RoleNames, names_of, read_roles, stamp
-from anyaccel.errors import DataError
+from anyaccel.data.roles import Names, NamesOrRest, RoleNames, listed, names_of, read_roles, stamp
+from anyaccel.errors import ColumnError, DataError
 
 LABEL = "data"
+Columns = Mapping[str, Mapping[str, Any]]
+"""`role` and `dtype` (None for text) of columns, by name."""
 
 
 def is_table(data: Any) -> bool:
@@ -29,15 +31,44 @@ def is_table(data: Any) -> bool:
 
 
 def _is_pair(data: Any) -> bool:
-    return isinstance(data, tuple) and len(data) == 2 and all(hasattr(part, "shape") for part in data)
+    return isinstance(data, tuple) and len(data) == 2 and all(isinstance(p, list) or hasattr(p, "shape") for p in data)
+
+
+def named_pair(data: Any, features: Names, target: Names) -> tuple[Any, Names, Names]:
+    """A pair (x, y) as columns by name, with the names of its features and targets; anything else as it is.
+
+    Columns of frames keep their names; an array has the single name that is given for it, else `x` or `y`.
+
+    Raises:
+        ColumnError: a name in both.
+    """
+    if not _is_pair(data):
+        return data, features, target
+    x, y = _named_columns(data[0], features, "x"), _named_columns(data[1], target, "y")
+    if set(x) & set(y):
+        raise ColumnError(
+            f"column {next(iter(set(x) & set(y)))!r} is in both parts of the pair (x, y)",
+            available=listed(x),
+            hint="rename one, or give one table and target='COLUMN'",
+        )
+    return {**x, **y}, tuple(x), tuple(y)
+
+
+def _named_columns(part: Any, given: Names, usual: str) -> dict[str, Any]:
+    names = getattr(part, "columns", None)
+    if names is not None:
+        return {name: part[name] for name in names_of(names)}
+    own = getattr(part, "name", None)
+    only = names_of(given) or ((own,) if isinstance(own, str) else (usual,))
+    return {only[0] if len(only) == 1 else usual: part}
 
 
 def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()) -> FeatureSet:
     """A feature set of a table; targets that are not numbers are tags of it, to be encoded.
 
     Args:
-        data: a data frame, an Arrow table, a mapping of arrays, a pair of arrays (x, y), a data set of Hugging Face, or
-            the path of a CSV or Parquet file, or of a folder of Parquet files.
+        data: a data frame, an Arrow table, a mapping of arrays, a data set of Hugging Face, or the path of a CSV or
+            Parquet file, or of a folder of Parquet files.
         features: names of columns; `...` for all that are neither target nor tag.
         target: name of a column, or several.
         tags: names of further columns.
@@ -45,8 +76,6 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
     Raises:
         DataError, ColumnError: not such a table, or columns that are not there or do not fit.
     """
-    if _is_pair(data):
-        data, features, target = {"x": data[0], "y": data[1]}, "x", "y"
     targets = names_of(target)
     table = _table(data, RoleNames(features, (), (*targets, *names_of(tags))))
     roles = read_roles(LABEL, table.schema)
@@ -83,6 +112,10 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
     Raises:
         SourceError, DataError: not such an object.
     """
+    if isinstance(data, tuple) and all(hasattr(part, "shape") for part in data):
+        raise DataError(
+            f"a tuple of {len(data)} arrays is not a table", hint="give (x, y), or a dict of arrays and target='COLUMN'"
+        )
     given = {"feature": "x" if features is None else features, "target": "y" if target is None else target}
     roles = {role: names_of(names) for role, names in given.items()}
     columns = {name: {"role": role, "dtype": "float32", "shape": ()} for role, names in roles.items() for name in names}
@@ -96,19 +129,54 @@ def source_of(data: Any, features: Any, target: Any) -> Source | FeatureSet:
     return source
 
 
-def transformed_like(rows: FeatureSet, like: FeatureSet) -> FeatureSet:
-    """Rows with the transforms of others, as they were fitted, and with their dtypes.
+def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> FeatureSet:
+    """Rows of another table with the same columns, before all transforms.
+
+    Args:
+        data: a table, or an array for the only feature.
+        columns: as `columns_before_transforms`.
+        with_target: whether it must have the targets.
+
+    Raises:
+        DataError, ColumnError: columns are missing, or do not fit.
+    """
+    by_role = {role: [n for n, own in columns.items() if own["role"] == role] for role in ("feature", "tag", "target")}
+    features, targets = by_role["feature"], by_role["target"] if with_target else []
+    if hasattr(data, "shape") and not is_table(data):
+        if len(features) != 1:
+            raise DataError(
+                f"an array of shape {list(data.shape)} has no names",
+                available=listed(features),
+                hint="give its columns by name: {'COLUMN': array}",
+            )
+        data = {features[0]: data}
+    data, _, _ = named_pair(data, features, by_role["target"])
+    table = feature_set_of(data, features, targets, by_role["tag"])
+    dtypes = {name: columns[name]["dtype"] for name in table.columns if columns[name].get("dtype")}
+    return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})
+
+
+def transformed_like(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> FeatureSet | FeatureSetView:
+    """Rows with the transforms of others, as they were fitted, and with their dtypes; rows with transforms as they are.
 
     Raises:
         TransformError, ColumnError: columns are missing, or do not fit.
     """
+    if rows.view().feature_set.transforms or not (like.transforms or _other_dtypes(rows, like)):
+        return rows
+    if isinstance(rows, FeatureSetView):
+        rows = FeatureSet.from_arrow(rows.label, rows.to_arrow())
     rows = rows.transform_like(like) if like.transforms else rows
-    known = [name for name in (*rows.features, *rows.targets) if name in like.columns]
-    dtypes = {name: like.spec(name).dtype for name in known}
-    return rows.cast({name: dtype for name, dtype in dtypes.items() if rows.spec(name).dtype != dtype})
+    return rows.cast(_other_dtypes(rows, like))
 
 
-def columns_before_transforms(data: FeatureSet) -> dict[str, dict[str, Any]]:
+def _other_dtypes(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> dict[str, str]:
+    """The dtypes that features and targets have in `like` and not in `rows`."""
+    dtypes = {name: like.spec(name).dtype for name in (*rows.features, *rows.targets) if name in like.columns}
+    return {name: dtype for name, dtype in dtypes.items() if rows.spec(name).dtype != dtype}
+
+
+def columns_before_transforms(data: FeatureSet) -> Columns:
     """The columns that features and targets are made of, with the role that they need in new data and their dtype."""
     raw = data.undo_transforms() if data.transforms else data
     features, targets = _sources(data, data.features), _sources(data, data.targets)

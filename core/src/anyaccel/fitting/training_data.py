@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
@@ -13,7 +16,15 @@ from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.data.transforms.class_encoder import ClassEncoder
 from anyaccel.errors import PhaseError
-from anyaccel.fitting.tables import feature_set_of, is_table, source_of, transformed_like
+from anyaccel.fitting.tables import (
+    columns_before_transforms,
+    feature_set_of,
+    is_table,
+    named_pair,
+    new_rows,
+    source_of,
+    transformed_like,
+)
 from anyaccel.specs import Loss
 
 _ALL_FLOAT = ("mse", "mae", "binary_cross_entropy")
@@ -47,23 +58,22 @@ def training_data(
     if not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
         return _streamed(given, features, target, validation, scaler)
     if is_table(given):
-        if target is None and not isinstance(given, tuple):
+        given, features, target = named_pair(given, features, target)
+        if target is None:
             raise PhaseError("fit needs the name of the target", hint="write fit(model, table, target='COLUMN', ...)")
         data, rows = feature_set_of(given, ... if features is None else features, target), None
     else:
         data, rows = _selected(given, features, target)
+        validation = _own_split(validation, given, data)
     if not data.targets and not _texts(data, target):
         raise PhaseError(
             f"{data.label!r} has no target", available=f"columns: {listed(data.columns)}", hint="write target='COLUMN'"
         )
     data = _with_numeric_targets(data, target, loss)
     train, split = _splits(data, rows, validation, seed)
-    other = None if split is not None or validation is None else _other(validation, data)
     if scaler is not None:
         data = data.fit_transform(scaler, data.features, fit_on=train)
-    if other is not None:
-        return TrainingData(data, train, other if other.transforms else transformed_like(other, data))
-    return TrainingData(data, train, split)
+    return TrainingData(data, train, split if split or validation is None else {data.label: _other(validation, data)})
 
 
 def _streamed(given: Any, features: Names, target: Names, validation: Any, scaler: Any) -> TrainingData:
@@ -95,7 +105,15 @@ def _texts(data: FeatureSet, target: Names) -> list[str]:
 def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> FeatureSet:
     """Text as indices of classes, and integers as floats where the loss compares floats."""
     for name in _texts(data, target):
+        if loss.own is None and loss.name in ("mse", "mae"):
+            raise _no_number(data, name, loss.name)
         data = data.fit_transform(ClassEncoder(), name, fit_on="all", role="target")
+        classes = len(np.unique(data.array(name)))
+        if loss.own is None and loss.name == "binary_cross_entropy" and classes > 2:
+            raise PhaseError(
+                f"the target {name!r} has {classes} classes, and {loss.name} compares two",
+                hint="write loss='cross_entropy', with one output of the model for each class",
+            )
     for name in data.targets:
         is_bool = data.spec(name).dtype == "bool"
         if loss.own is None and loss.name == "cross_entropy" and is_bool:
@@ -103,6 +121,26 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> Featur
         elif loss.own is None and loss.name in _ALL_FLOAT and "float" not in data.spec(name).dtype:
             data = data.cast({name: "float64"})
     return data
+
+
+def _no_number(data: FeatureSet, name: str, loss: str) -> PhaseError:
+    """The error for a target that a loss of numbers cannot compare; indices of its texts would mean nothing."""
+    column = data.to_arrow().column(name)
+    values = enumerate(column.to_pylist())
+    row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
+    return PhaseError(
+        f"the target {name!r} is {column.type}, and the loss {loss!r} compares numbers",
+        available=f"row {row} has {shown(value)}",
+        hint="make the column numbers before (pandas: to_numeric(table[COLUMN])); for classes the loss is "
+        "'cross_entropy'",
+    )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def _splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[str, str | None]:
@@ -128,21 +166,34 @@ def _splits(data: FeatureSet, rows: Any, validation: Any, seed: int) -> tuple[st
         whole = data.view() if rows is None else FeatureSetView(data, "given", rows)
         whole.split_random({TRAIN: 1.0 - share, VALIDATION: share}, seed)
         return TRAIN, VALIDATION
+    if rows is None and data.splits:
+        raise PhaseError(
+            f"{data.label!r} has splits, and without a validation fit would train on all its rows",
+            available=listed(data.splits),
+            hint=f"say which: fit(model, data[{next(iter(data.splits))!r}], ...), or data.view() for all",
+        )
     return ("all" if rows is None else _registered(data, rows)), None
 
 
-def _registered(data: FeatureSet, rows: Any) -> str:
+def _registered(data: FeatureSet, rows: Any, usual: str = "given") -> str:
     """The name of a split with these rows."""
-    name = next((name for name, view in data.splits.items() if view.rows.tolist() == rows.tolist()), "given")
+    name = next((name for name, view in data.splits.items() if view.rows.tolist() == rows.tolist()), usual)
     data.add_split(name, rows)
     return name
 
 
-def _other(given: Any, data: FeatureSet) -> FeatureSet:
-    """Rows of another table to validate on, with the columns of the data."""
-    if isinstance(given, FeatureSet):
-        return given
+def _own_split(given: Any, data: FeatureSet | FeatureSetView, copy: FeatureSet) -> Any:
+    """The name of the split with the rows of a view of the given data; any other validation as it is."""
+    if isinstance(given, FeatureSetView) and given.feature_set is data.view().feature_set:
+        return _registered(copy, given.rows, VALIDATION)
+    return given
+
+
+def _other(given: Any, data: FeatureSet) -> FeatureSet | FeatureSetView:
+    """Rows of another table to validate on, transformed as the data are."""
+    if isinstance(given, (FeatureSet, FeatureSetView)):
+        return transformed_like(given, data)
     if not is_table(given):
         problem = f"validation={shown(given)} does not fit a table"
         raise PhaseError(problem, hint="give a share of the rows, the name of a split, or another table")
-    return feature_set_of(given, data.features, data.targets)
+    return transformed_like(new_rows(given, columns_before_transforms(data)), data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from anyaccel import arguments
-from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
-from anyaccel.graph import data_config, saved_folder, serialization, state_dict, topology
+from anyaccel.graph import data_config, phase_runner, saved_folder, serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
-from anyaccel.graph.nodes import FROZEN_MODES, ConcatNode, ModelNode, Node, check_label, checked_optimizer, one_of
+from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.other_names import OTHER_NAMES
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
@@ -50,7 +48,7 @@ class ModelGraph(AttributeHints):
     ) -> None:
         self.label = check_label(label, "a graph")
         self.optimizer = checked_optimizer(optimizer, f"graph {label!r}")
-        self.seed = _checked_seed(self.label, seed)
+        self.seed = topology.checked_seed(self.label, seed)
         self.optimizer_states = state_dict.OptimizerStates()
         self.progress: dict[str, int] = {}
         self.refresh: Callable[[], None] | None = None
@@ -165,11 +163,12 @@ class ModelGraph(AttributeHints):
         Raises:
             GraphError: there is no such node, or the new one does not fit; the graph is then as it was.
         """
-        label = self._label_of(label)
+        label = topology.label_of(label, self._nodes, self.label)
         topology.check_node(node)
         upstreams = {name: other.upstreams for name, other in self._nodes.items()}
         states = self.optimizer_states.without(label)
-        nodes = [_rewired(other, label, node.label) if name != label else node for name, other in self._nodes.items()]
+        others = self._nodes.values()
+        nodes = [node if other.label == label else topology.rewired(other, label, node.label) for other in others]
         try:
             self._become(nodes)
         except BaseException:
@@ -179,24 +178,13 @@ class ModelGraph(AttributeHints):
         self.optimizer_states.replace(states)
         return self
 
-    def _label_of(self, given: str | Node) -> str:
-        """The label of a node of this graph, from either."""
-        if isinstance(given, (ModelNode, ConcatNode)) and self._nodes.get(given.label) is not given:
-            raise GraphError(
-                f"{given!r} is not a node of graph {self.label!r}",
-                available=", ".join(self._nodes),
-                hint="name the node of this graph first, then the new one: replace_node('LABEL', node)",
-            )
-        label: Any = getattr(given, "label", given)
-        return self[label].label
-
     def remove_node(self, label: str | Node) -> ModelGraph:
         """Remove a node of this graph, given by itself or its label.
 
         Raises:
             GraphError: there is no such node, or others depend on it.
         """
-        label = self._label_of(label)
+        label = topology.label_of(label, self._nodes, self.label)
         dependents = topology.consumers(label, self._nodes)
         if dependents:
             raise GraphError(
@@ -239,6 +227,20 @@ class ModelGraph(AttributeHints):
             if isinstance(node, ModelNode):
                 node.frozen, node.frozen_mode = frozen, mode
         return self
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+
+    def run(self, *phases: Any, callbacks: Iterable[Any] = (), progress: Any = "auto") -> Any:
+        """Run a phase on this graph, or several in order, as an Experiment does, which also keeps their results.
+
+        Args:
+            phases: one, several, or a list of them; several give a list of results.
+            callbacks, progress: as of an Experiment.
+
+        Raises:
+            AnyaccelError: there are no phases, or one of them cannot run.
+        """
+        return phase_runner.run(self, phases, callbacks, progress)
 
     # -- display ---------------------------------------------------------------------------------------------------
 
@@ -394,24 +396,3 @@ class ModelGraph(AttributeHints):
         graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
         graph.optimizer = own or graph.optimizer
         return graph.load_state(arrays)
-
-
-def _rewired(node: Node, old: str, new: str) -> Node:
-    def rename(upstream: Any) -> Any:
-        if not isinstance(upstream, str):
-            return upstream
-        label, dot, output = upstream.partition(".")
-        return f"{new if label == old else label}{dot}{output}"
-
-    node.upstreams = tuple(map(rename, node.upstreams))
-    return node
-
-
-def _checked_seed(label: str, seed: Any) -> int:
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = 2**63
-    if -(2**63) <= number < 2**63:
-        return number
-    raise GraphError(f"graph {label!r}: seed={shown(seed)} is not an int of 64 bits", hint="write seed=0")

@@ -70,7 +70,8 @@ def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
         return given
     if not (isinstance(given, str) or is_own_optimizer(given)):
         raise GraphError(
-            f"the optimizer of {whose} is a {type(given).__name__}", hint="write optimizer=Optimizer('adam', lr=1e-3)"
+            f"the optimizer of {whose} is an object of {type(given).__name__}",
+            hint="write optimizer=Optimizer('adam', lr=1e-3)",
         )
     return Optimizer(given)
 
@@ -121,7 +122,7 @@ class ModelNode(AttributeHints):
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "parameters named_parameters state_dict load_state_dict weights layers forward predict eval": "ask its model: "
         "node.model",
-        "train fit run": "an experiment runs phases: Experiment('name', graph).run(phase)",
+        "train fit run": "a graph runs phases: graph.run(phase)",
         "to cuda device": "say where: ModelNode(..., accelerator='cpu')",
         "freeze unfreeze": "the graph does: graph.freeze('NODE')",
         "name": "it is label",

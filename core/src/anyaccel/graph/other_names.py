@@ -1,13 +1,11 @@
 """What a graph has in place of the methods of modules and models of other libraries."""
 
 OTHER_NAMES = {
-    "fit train train_step train_on_batch train_model": "run a phase over it: Experiment('name', graph).run("
+    "fit train train_step train_on_batch train_model": "run a phase over it: graph.run("
     "TrainPhase('train', data='train', losses=[AppliedLoss('mse', on='NODE')]))",
-    "predict forward call apply": "evaluate it: Experiment('name', graph).run_phase(EvalPhase('predict', "
-    "data='all')).prediction('NODE')",
-    "eval evaluate test score": "evaluate it: Experiment('name', graph).run_phase(EvalPhase('test', data='all', "
-    "metrics=['mse'])).metrics",
-    "run run_phase": "an experiment runs phases: Experiment('name', graph).run(phase)",
+    "predict forward call apply": "evaluate it: graph.run(EvalPhase('predict', data='all')).prediction('NODE')",
+    "eval evaluate test score": "evaluate it: graph.run(EvalPhase('test', data='all', metrics=['mse'])).metrics",
+    "run_phase execute start": "use run(phase)",
     "compile": "give the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])",
     "to cuda cpu gpu device place move": "say where to a phase: TrainPhase(..., accelerator='cpu')",
     "parameters named_parameters weights": "they are in the models: graph['NODE'].model",

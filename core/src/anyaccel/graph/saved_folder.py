@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ _LARGEST_MANIFEST = 256 * 2**20
 _HINT = "give the folder that save() wrote"
 _ARRAYS = re.compile(r"state-[0-9a-f]{16}\.safetensors")
 _TEMPORARY = re.compile(r"\.(manifest\.json|state-[0-9a-f]{16}\.safetensors)\.\d+\.tmp")
+_KINDS = {"F": "f", "I": "i", "U": "u", "C": "c"}
+"""NumPy's kinds by the first letter of the codes of safetensors."""
 _LEFT_BEHIND_SECONDS = 3600.0  # no writer takes so long
 
 
@@ -206,7 +208,6 @@ def _publish(file: Path, contents: bytes) -> None:
 
 def _read_arrays(path: Path, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError
-    from safetensors.numpy import load
 
     file = path / entry["file"]
     if file.is_symlink() or not file.is_file():
@@ -219,6 +220,38 @@ def _read_arrays(path: Path, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
             hint="copy the folder again, or save again",
         )
     try:
-        return dict(load(contents))
+        return _decoded(contents)
     except (SafetensorError, ValueError, KeyError) as error:
         raise StateError(f"{str(file)!r} cannot be read: {error}", hint="save again") from error
+
+
+def _decoded(contents: bytes) -> dict[str, np.ndarray]:
+    """The arrays of a file, read-only; safetensors itself writes arrays of bfloat16 and reads none."""
+    from safetensors import deserialize
+
+    return {
+        name: np.frombuffer(view["data"], _dtype_of(view["dtype"])).reshape(view["shape"])
+        for name, view in deserialize(contents)  # type: ignore[no-untyped-call]
+    }
+
+
+def _dtype_of(code: str) -> np.dtype[Any]:
+    """NumPy's dtype for the code of safetensors, such as "F32"."""
+    if code == "BOOL":
+        return np.dtype(bool)
+    if code == "BF16":
+        return _bfloat16()
+    kind, bits = code[:1], code[1:]
+    if kind not in _KINDS or not bits.isdigit():
+        raise KeyError(code)
+    return np.dtype(f"<{_KINDS[kind]}{int(bits) // 8}")
+
+
+def _bfloat16() -> np.dtype[Any]:
+    """NumPy has it from ml_dtypes, which the plugins bring along whose frameworks have it."""
+    try:
+        import_module("ml_dtypes")
+    except ImportError as error:
+        problem, hint = "the state has arrays of bfloat16, which NumPy lacks", "python -m pip install ml_dtypes"
+        raise StateError(problem, hint=hint) from error
+    return np.dtype("bfloat16")

@@ -1,10 +1,12 @@
-"""Topology: checks of labels, upstreams and cycles, and the order and neighbours of nodes."""
+"""Topology: checks of labels, seeds, upstreams and cycles, and the order and neighbours of nodes."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import GraphError
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node
@@ -181,3 +183,49 @@ def references(label: str, nodes: Mapping[str, Node]) -> list[Reference]:
     needed = ancestors([label], nodes)
     feeding = (upstream for other, node in nodes.items() if other in needed for upstream in node.upstreams)
     return list(dict.fromkeys(upstream for upstream in feeding if isinstance(upstream, Reference)))
+
+
+def label_of(given: Any, nodes: Mapping[str, Node], graph: str) -> str:
+    """The label of a node of a graph, from either.
+
+    Raises:
+        GraphError: it is no node of the graph of this label.
+    """
+    if isinstance(given, (ModelNode, ConcatNode)) and nodes.get(given.label) is not given:
+        raise GraphError(
+            f"{given!r} is not a node of graph {graph!r}",
+            available=", ".join(nodes),
+            hint="name the node of this graph first, then the new one: replace_node('LABEL', node)",
+        )
+    label = getattr(given, "label", given)
+    if not isinstance(label, str) or label not in nodes:
+        raise unknown_node(f"graph {graph!r} has no node {label!r}", label, nodes)
+    return label
+
+
+def rewired(node: Node, old: str, new: str) -> Node:
+    """The node itself, fed by the node `new` where it was fed by `old`."""
+
+    def rename(upstream: Any) -> Any:
+        if not isinstance(upstream, str):
+            return upstream
+        label, dot, output = upstream.partition(".")
+        return f"{new if label == old else label}{dot}{output}"
+
+    node.upstreams = tuple(map(rename, node.upstreams))
+    return node
+
+
+def checked_seed(label: str, seed: Any) -> int:
+    """The seed of a graph.
+
+    Raises:
+        GraphError: not an int of 64 bits.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = 2**63
+    if -(2**63) <= number < 2**63:
+        return number
+    raise GraphError(f"graph {label!r}: seed={shown(seed)} is not an int of 64 bits", hint="write seed=0")

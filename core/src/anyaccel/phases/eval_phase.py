@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler, SimpleSampler
@@ -11,7 +11,7 @@ from anyaccel.errors import PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.metrics import Metric, can_measure
-from anyaccel.phases.phase import Data, Phase, known_settings, node_labels
+from anyaccel.phases.phase import Data, Phase, known_settings, node_labels, split_name
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -86,6 +86,37 @@ class EvalPhase(Phase):
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         super().__init__(label, data=data, losses=losses, **placing, **running)
+
+    @classmethod
+    @known_settings
+    def from_split(  # noqa: PLR0913 - keywords, each documented
+        cls,
+        label: str = "eval",
+        *,
+        split: str,
+        losses: AppliedLoss | Iterable[AppliedLoss] = (),
+        metrics: Any = (),
+        outputs: Sequence[str] | str | None = None,
+        batch_size: int = 1024,
+        sampler: Sampler | Mapping[str, Sampler] | None = None,
+        accelerator: Any = None,
+        strict: bool = False,
+        policy: str | None = None,
+        callbacks: Iterable[Callback] = (),
+        final_device: Any = None,
+        compile: str = "auto",
+        residency: str = "auto",
+    ) -> Self:
+        """A EvalPhase over the split of this name, in every feature set that the graph uses.
+
+        Args:
+            label: name of the phase.
+            split: name of the split.
+        """
+        kept: Any = {"metrics": metrics, "outputs": outputs, "batch_size": batch_size, "sampler": sampler}
+        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
+        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        return cls(label, data=split_name(label, split), losses=losses, **kept, **placing, **running)
 
     @property
     def batch_size(self) -> int:

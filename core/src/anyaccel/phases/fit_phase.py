@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from anyaccel.data import SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.phase import Data, Phase, known_settings, node_labels
+from anyaccel.phases.phase import Data, Phase, known_settings, node_labels, split_name
 
 
 class FitPhase(Phase):
@@ -62,6 +62,42 @@ class FitPhase(Phase):
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         super().__init__(label, data=data, losses=losses, **placing, **running)
+
+    @classmethod
+    @known_settings
+    def from_split(  # noqa: PLR0913 - keywords, each documented
+        cls,
+        label: str = "fit",
+        *,
+        split: str,
+        nodes: Sequence[str] | str | None = None,
+        batch_size: int = 1024,
+        accelerator: Any = None,
+        strict: bool = False,
+        policy: str | None = None,
+        callbacks: Iterable[Callback] = (),
+        final_device: Any = None,
+        compile: str = "auto",
+        residency: str = "auto",
+        losses: tuple[()] = (),
+    ) -> Self:
+        """A FitPhase over the split of this name, in every feature set that the graph uses.
+
+        Args:
+            label: name of the phase.
+            split: name of the split.
+        """
+        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
+        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        return cls(
+            label,
+            data=split_name(label, split),
+            nodes=nodes,
+            batch_size=batch_size,
+            losses=losses,
+            **placing,
+            **running,
+        )
 
     def _check(self) -> None:
         super()._check()

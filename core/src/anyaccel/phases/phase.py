@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, ParamSpec, Self
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
@@ -24,10 +25,11 @@ RESIDENCIES = ("auto", "resident", "streamed")
 Data = Any
 """Name of a split, a FeatureSet or view, a source, or a mapping from the label of each feature set to one of these."""
 _Settings = ParamSpec("_Settings")
+_Made = TypeVar("_Made")
 
 
-def known_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]:
-    """For the constructor of a kind of phase: a setting that it does not have is an error with the one that is meant.
+def known_settings(init: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]:
+    """For a constructor of a kind of phase: a setting that it does not have is an error with the one that is meant.
 
     A signature with all settings and no others is what editors and type checkers show, and Python's own TypeError for
     an unknown one would name none.
@@ -35,12 +37,15 @@ def known_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
     known = inspect.signature(init).parameters
 
     @functools.wraps(init)
-    def checked(*args: _Settings.args, **settings: _Settings.kwargs) -> None:
+    def checked(*args: _Settings.args, **settings: _Settings.kwargs) -> _Made:
         unknown = next((name for name in settings if name not in known), None)
         if unknown is not None:
             own: Any = args[0]
-            raise _unknown_setting(type(own), unknown)
-        init(*args, **settings)
+            if unknown == "data":
+                problem = f"{own.__name__}.from_split has no setting 'data'"
+                raise PhaseError(problem, hint=f"write split='train', or {own.__name__}('LABEL', data=...)")
+            raise _unknown_setting(own if isinstance(own, type) else type(own), unknown)
+        return init(*args, **settings)
 
     return checked
 
@@ -84,8 +89,8 @@ class Phase(AttributeHints):
     """Hints for settings that only other kinds of phase, or other libraries, have."""
 
     attribute_hints: ClassVar[Mapping[str, str]] = {
-        "run fit start execute train evaluate": "an experiment runs phases: Experiment('name', graph).run(phase)",
-        "loss results history predictions prediction": "running gives results: experiment.run_phase(phase)",
+        "run fit start execute train evaluate": "a graph runs phases: graph.run(phase)",
+        "loss results history predictions prediction": "running gives results: results = graph.run(phase)",
         "plan": "use experiment.plan(phase)",
         "epochs": "it is n_epochs",
         "device": "it is accelerator",
@@ -95,6 +100,9 @@ class Phase(AttributeHints):
         super().__init_subclass__()
         if "kind" in vars(cls):  # a user's subclass keeps the kind of its base
             Phase.kinds[cls.kind] = cls
+        if "from_split" in vars(cls):
+            function = vars(cls)["from_split"].__func__
+            function.__doc__ = _with_setting_texts(function.__doc__, cls.__doc__)
 
     @known_settings
     def __init__(
@@ -143,12 +151,6 @@ class Phase(AttributeHints):
                 f"phase {self.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
                 hint="give each its own: AppliedLoss(..., label='NAME')",
             )
-
-    @classmethod
-    def from_split(cls, label: str, *, split: str, **settings: Any) -> Self:
-        """A phase over the split of this name, in every feature set that the graph uses."""
-        arguments.text(PhaseError, f"phase {label!r}: ", "split", split, "the name of a split", "'train'")
-        return cls(label, data=split, **settings)
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data, without its callbacks.
@@ -202,6 +204,23 @@ class Phase(AttributeHints):
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """Turn a configuration into keyword arguments; those common to all phases are converted already."""
         return settings
+
+
+def _with_setting_texts(doc: str | None, whose: str | None) -> str:
+    """A docstring whose arguments end with those of another, but for `label` and `data`: texts are written once."""
+    texts = inspect.cleandoc(whose or "").partition("Args:\n")[2]
+    _, *settings = re.split(r"(?m)^    (?=\w+: )", texts)
+    kept = [text.rstrip() for text in settings if not text.startswith(("label: ", "data: "))]
+    return "\n    ".join([inspect.cleandoc(doc or "").rstrip(), *kept]) + "\n"
+
+
+def split_name(label: str, split: Any) -> str:
+    """The name of a split from the argument of a phase.
+
+    Raises:
+        PhaseError: not text.
+    """
+    return arguments.text(PhaseError, f"phase {label!r}: ", "split", split, "the name of a split", "'train'")
 
 
 def _checked_data(label: str, data: Any) -> Data:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler
@@ -12,7 +12,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.phase import Data, Phase, known_settings, one_of
+from anyaccel.phases.phase import Data, Phase, known_settings, one_of, split_name
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -92,6 +92,7 @@ class TrainPhase(Phase):
         "class_weight": "weights belong to the loss: Loss('cross_entropy', class_weights=[1.0, 2.0, 1.0])",
         "early_stopping": "write callbacks=[EarlyStopping('loss', patience=5)]",
         "patience": "write callbacks=[EarlyStopping('loss', patience=5)]",
+        "clip_value": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_value=0.5))",
         "clip_norm": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
         "grad_clip": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
         "gradient_clip_val": "the optimizer clips: ModelGraph(nodes, Optimizer('adam', clip_norm=1.0))",
@@ -147,6 +148,54 @@ class TrainPhase(Phase):
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         super().__init__(label, data=data, losses=losses, **placing, **running)
+
+    @classmethod
+    @known_settings
+    def from_split(  # noqa: PLR0913 - keywords, each documented
+        cls,
+        label: str = "train",
+        *,
+        split: str,
+        losses: AppliedLoss | Iterable[AppliedLoss] = (),
+        sampler: Sampler | int | Mapping[str, Sampler | int] = 32,
+        schedule: str | None = None,
+        n_epochs: int = 1,
+        validation: EvalPhase | str | None = None,
+        validate_every: int = 1,
+        accumulate: int = 1,
+        microbatching: str = "exact",
+        on_nan: str = "warn",
+        step: Callable[..., Any] | None = None,
+        accelerator: Any = None,
+        strict: bool = False,
+        policy: str | None = None,
+        callbacks: Iterable[Callback] = (),
+        final_device: Any = None,
+        compile: str = "auto",
+        residency: str = "auto",
+    ) -> Self:
+        """A TrainPhase over the split of this name, in every feature set that the graph uses.
+
+        Args:
+            label: name of the phase.
+            split: name of the split.
+        """
+        drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
+        checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
+        own: Any = {} if step is None else {"step": step}
+        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
+        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        return cls(
+            label,
+            data=split_name(label, split),
+            losses=losses,
+            microbatching=microbatching,
+            **drawing,
+            **checking,
+            **own,
+            **placing,
+            **running,
+        )
 
     def _check(self) -> None:
         super()._check()

@@ -54,6 +54,7 @@ class WeightAveraging(Callback):
         self.start_epoch = arguments.integer(PhaseError, where, "start_epoch", start_epoch, 0, 10)
         self.n_averaged = 0
         self._averages: dict[str, State] = {}
+        self._counts: dict[str, int] = {}
         self._backends: dict[str, ComputingBackend] = {}
 
     def after_loading(self, phase: Any, plan: Any, run: Run) -> None:
@@ -64,16 +65,18 @@ class WeightAveraging(Callback):
     def step_end(self, run: Run) -> None:
         """Update the moving average."""
         if self.decay is not None and run.epoch >= self.start_epoch:
-            self._update(run, 1.0 - self.decay)
+            self._update(run)
 
     def epoch_end(self, run: Run) -> None:
         """Update the mean of epochs."""
         if self.decay is None and run.epoch >= self.start_epoch:
-            self._update(run, 1.0 / (self.n_averaged + 1))
+            self._update(run)
 
-    def _update(self, run: Run, weight: float) -> None:
+    def _update(self, run: Run) -> None:
         for node, backend in self._backends.items():
             now, average = backend.state(run.model(node)), self._averages.get(node)
+            self._counts[node] = count = self._counts.get(node, 0) + 1  # one may be trained from a later phase on
+            weight = 1.0 / count if self.decay is None else 1.0 - self.decay
             self._averages[node] = now if average is None else _moved_towards(now, average, weight)
         self.n_averaged += 1
 

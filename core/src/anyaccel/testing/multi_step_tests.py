@@ -32,6 +32,7 @@ OPTIMIZERS = {
     "adam": Optimizer("adam", lr=0.02, schedule=Schedule("linear", steps=5, warmup=2)),
     "adamw": Optimizer("adamw", lr=0.02, weight_decay=0.3),
     "adam, clipped": Optimizer("adam", lr=0.02, clip_norm=0.01, weight_decay=0.1),
+    "sgd, clipped by value": Optimizer("sgd", lr=0.1, clip_value=1e-3, momentum=0.5),
 }
 
 

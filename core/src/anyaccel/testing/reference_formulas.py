@@ -61,8 +61,10 @@ def train(
 ) -> dict[str, Array]:
     """The parameters after one optimizer step for each list of gradients (one for each parameter, in order)."""
     rule = {"sgd": _sgd, "momentum": _sgd, "adam": _adam, "adamw": _adam}[optimizer.name]
+    limit = math.inf if optimizer.clip_value is None else optimizer.clip_value
+    scaled = [[np.clip(scale * g.astype(np.float64), -limit, limit) for g in step] for step in gradients]
     return {
-        name: rule(optimizer, value.astype(np.float64), [scale * step[i].astype(np.float64) for step in gradients])
+        name: rule(optimizer, value.astype(np.float64), [step[i] for step in scaled])
         for i, (name, value) in enumerate(values.items())
     }
 

@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "adam with betas": Optimizer("adam", lr=0.05, betas=(0.5, 0.7), eps=1e-2),
     "adam with decay": Optimizer("adam", lr=0.05, weight_decay=0.3),
     "a schedule": Optimizer("sgd", lr=0.2, schedule=Schedule("linear", steps=1, final=0.25, warmup=1)),
+    "clipped by value": Optimizer("sgd", lr=0.1, clip_value=1e-3, weight_decay=0.1),
     "adamw with a schedule": Optimizer("adamw", lr=0.1, weight_decay=0.5, schedule=Schedule("step", rate=0.5, every=2)),
 }
 SGD = Optimizer("sgd", lr=0.1)
@@ -51,7 +52,7 @@ class OptimizerStepTests(Subject):
             atol=2e-6,
         )
 
-    @pytest.mark.parametrize("name", ["sgd with decay", "adam with decay"])
+    @pytest.mark.parametrize("name", ["sgd with decay", "adam with decay", "clipped by value"])
     def test_optimizer_step_scales_gradients_first(self, harness: Harness, model: Make, name: str) -> None:
         """`scale` multiplies the gradients before weight decay is added."""
         prepared = harness.prepare_model(model)

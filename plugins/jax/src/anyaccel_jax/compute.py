@@ -31,6 +31,7 @@ class JaxCompute(JaxPlacement, KeywordCompute):
     """
 
     parameter_groups = True
+    own_steps = True
 
     def wrap(self, model: Any) -> Any:
         """As `Compute.wrap`: modules of Linen and Equinox are put into `Linen` and `Equinox`, which hold values."""

@@ -63,7 +63,8 @@ class JaxOps(TracedOps):
         self._models: dict[int, Model] = {}
         self._compiled: dict[tuple[int, bool, CallLayout], Any] = {}
 
-    def _model(self, model: Any) -> Model:
+    def model(self, model: Any) -> Model:
+        """A model as a pure function."""
         if not self._keeps_models:
             return as_model(model)
         if id(model) not in self._models:
@@ -86,15 +87,15 @@ class JaxOps(TracedOps):
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
         """As in `Model`."""
-        return self._model(model).parameters
+        return self.model(model).parameters
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
         """As in `Model`."""
-        return self._model(model).buffers
+        return self.model(model).buffers
 
     def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
         """As in `Model`."""
-        return self._model(model).constraints
+        return self.model(model).constraints
 
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         """As in `Model`, once the values are computed.
@@ -110,7 +111,7 @@ class JaxOps(TracedOps):
                 array.block_until_ready()
         except RuntimeError as error:
             raise _lost_values(model) from error
-        self._model(model).write(parameters, buffers)
+        self.model(model).write(parameters, buffers)
 
     def apply(
         self,
@@ -124,7 +125,7 @@ class JaxOps(TracedOps):
     ) -> OutputsAndBuffers:
         """`Model.apply`, compiled by itself: a segment on several devices is not compiled as a whole."""
         if self.eager:
-            return _apply(self._model(model), train, layout, parameters, buffers, inputs, key)
+            return _apply(self.model(model), train, layout, parameters, buffers, inputs, key)
         known = id(model), train, layout
         if known not in self._compiled:
             self._compiled[known] = jax.jit(partial(_apply_referenced, weakref.ref(model), train, layout))

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
-from anyaccel.adapter import ScopedProgram, TracedOps
+from anyaccel.adapter.own_step import OwnStepProgram
 from anyaccel.segment import Segment
 from anyaccel_jax.error_translation import translate_errors
+from anyaccel_jax.ops import JaxOps
+from anyaccel_jax.own_step import OwnStep
 
 
-class JaxProgram(ScopedProgram):
+class JaxProgram(OwnStepProgram):
     """A segment of models that JAX computes.
 
     JAX computes later than it is called: a call that runs out of memory returns, and what it returned raises when it is
     waited for. `synchronize` waits.
     """
 
-    def __init__(self, segment: Segment, ops: TracedOps) -> None:
+    def __init__(self, segment: Segment, ops: JaxOps) -> None:
         super().__init__(segment, ops)
+        self._ops_in_use = ops
         # on a CPU, the compiler ends the process where it cannot allocate memory, and every trial is compiled
         self.raises_out_of_memory = all(operation.device.kind != "cpu" for operation in segment.operations)
 
     def scope(self, subject: str) -> AbstractContextManager[None]:
         """Errors name the subject."""
         return translate_errors(subject)
+
+    def create_own_step(self, step: Callable[..., Any]) -> OwnStep:
+        """`step(state, batch)`, a pure function that gives (state, figures); `state` has a `TrainState` for each node.
+
+        Raises:
+            PhaseError: it does not take these arguments.
+        """
+        off = self.segment.compile == "off" or not self._as_a_whole
+        return OwnStep(step, self.segment, self._ops_in_use, self._layout, self._state, off=off)

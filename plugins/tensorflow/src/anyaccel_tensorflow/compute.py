@@ -24,6 +24,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     """
 
     parameter_groups = True
+    own_steps = True
 
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""
@@ -98,7 +99,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         """
         from anyaccel_tensorflow.variables import read
 
-        return {name: np.array(read(variable)) for name, variable in state_names(*_variables(model)).items()}
+        return {name: np.array(read(variable).numpy()) for name, variable in state_names(*_variables(model)).items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """As `Compute.load_state`; nothing is written if anything does not fit."""

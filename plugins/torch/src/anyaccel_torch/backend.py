@@ -19,7 +19,7 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory):
 
     environment: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "KERAS_BACKEND")
 
-    def thread_rng(self, key: int) -> AbstractContextManager[Any]:
+    def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
         """As `Backend.thread_rng`, for the generator of the CPU."""
         from anyaccel_torch.thread_rng import ThreadRandomness
 

@@ -16,6 +16,7 @@ from anyaccel.install_hints import HINTS
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.error_translation import translate_errors
+from anyaccel_torch.numpy_views import as_array
 from anyaccel_torch.placement import TorchPlacement
 from anyaccel_torch.tree_utils import dtype_name
 
@@ -104,7 +105,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`; without buffers that the module does not save (`persistent=False`).
 
-        The extra state of modules (`get_extra_state`) is among the buffers.
+        bfloat16 is the dtype of ml_dtypes. The extra state of modules (`get_extra_state`) is among the buffers.
 
         Raises:
             StateError: the model is not built yet, has a dtype that NumPy lacks, or an extra state with other objects
@@ -174,10 +175,9 @@ def _named_state(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
 
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
     try:
-        host: np.ndarray = tensor.detach().cpu().numpy().copy()
+        return as_array(tensor.detach().cpu()).copy()
     except TypeError as error:
         raise StateError(
             f"{name} has dtype {dtype_name(tensor.dtype)}, which NumPy lacks",
             hint="convert the model before saving, with model.float(), and back after loading",
         ) from error
-    return host

@@ -13,6 +13,7 @@ from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty, is_dense, is_own
 from anyaccel_torch.error_translation import first_line, translate_errors
 from anyaccel_torch.host_transfer import can_copy_aside, copied, copied_aside, pinned_empty, shared
+from anyaccel_torch.numpy_views import as_array, numpy_dtype
 from anyaccel_torch.placement import TorchPlacement
 from anyaccel_torch.tree_utils import check_dtypes
 
@@ -39,7 +40,7 @@ class TorchExchange(TorchPlacement, Exchange):
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         """As `Exchange.staging_buffer`; page-locked for `pinned_kinds` as long as such memory is available."""
         pinned = pinned_empty(shape, dtype) if device.kind in self.pinned_kinds else None
-        return aligned_empty(shape, dtype) if pinned is None else pinned
+        return aligned_empty(shape, numpy_dtype(dtype)) if pinned is None else pinned
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
         """As `Exchange.copy_async`; page-locked memory is copied by a stream of its own, other memory at once."""
@@ -55,14 +56,14 @@ class TorchExchange(TorchPlacement, Exchange):
             return copied_aside(host, target)
 
     def to_host(self, tensor: Any) -> np.ndarray:
-        """As `Exchange.to_host`.
+        """As `Exchange.to_host`; bfloat16 is the dtype of ml_dtypes.
 
         Raises:
-            MoveError: bfloat16 or a sparse layout, which NumPy lacks.
+            MoveError: an 8-bit float or a sparse layout, which NumPy lacks.
         """
         host = tensor.detach().cpu()
         try:
-            array: np.ndarray = host.resolve_conj().resolve_neg().numpy()
+            array = as_array(host.resolve_conj().resolve_neg())
         except (TypeError, RuntimeError) as error:
             raise MoveError(
                 f"NumPy cannot hold a tensor of {tensor.dtype} ({tensor.layout}): {first_line(error)}",

@@ -10,6 +10,7 @@ import numpy as np
 from anyaccel.backend import AsyncCopy
 from anyaccel.errors import MoveError
 from anyaccel.host_memory import aligned_empty
+from anyaccel_torch.numpy_views import as_array, as_tensor, numpy_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +29,9 @@ def copied(array: np.ndarray, *, pinned: bool = False) -> torch.Tensor:
 
     dtype = _torch_dtype(array.dtype)
     if not pinned and array.nbytes >= _HUGE_PAGES_FROM and (copy := _aligned_copy(array)) is not None:
-        return torch.from_numpy(copy)
+        return as_tensor(copy)
     tensor = _empty_like(torch.empty(array.shape, dtype=dtype, device="meta"), pinned=pinned)
-    np.copyto(tensor.numpy(), array)
+    np.copyto(as_array(tensor), array)
     return tensor
 
 
@@ -40,10 +41,8 @@ def shared(array: np.ndarray) -> torch.Tensor:
     Raises:
         MoveError: torch lacks the dtype.
     """
-    import torch
-
     _torch_dtype(array.dtype)
-    return torch.from_numpy(array)
+    return as_tensor(array)
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
@@ -54,8 +53,8 @@ def pinned_empty(shape: tuple[int, ...], dtype: str) -> np.ndarray | None:
     """
     import torch
 
-    tensor = _empty_like(torch.empty(shape, dtype=_torch_dtype(np.dtype(dtype)), device="meta"), pinned=True)
-    return tensor.numpy() if tensor.is_pinned() else None
+    tensor = _empty_like(torch.empty(shape, dtype=_torch_dtype(numpy_dtype(dtype)), device="meta"), pinned=True)
+    return as_array(tensor) if tensor.is_pinned() else None
 
 
 def copied_async(tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
@@ -91,14 +90,12 @@ def _empty_like(like: torch.Tensor, *, pinned: bool) -> torch.Tensor:
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    import torch
-
     try:
-        return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+        return as_tensor(np.empty(0, dtype.newbyteorder("="))).dtype
     except TypeError:
         raise MoveError(
             f"torch has no dtype for NumPy's {dtype}",
-            available="float16, float32, float64, complex, bool, and integers of 8 to 64 bits",
+            available="float16, bfloat16, float32, float64, complex, bool, and integers of 8 to 64 bits",
             hint="convert the array first, such as with array.astype('float32')",
         ) from None
 

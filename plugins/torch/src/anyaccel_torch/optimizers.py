@@ -147,16 +147,20 @@ class GroupOptimizer:
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def stepper(self, *, clip: bool) -> Callable[[], None]:
-        """A function that does one step with the current gradients, clipped first if `clip` and the spec say so."""
+        """A function that does one step with the current gradients, clipped first as the spec says.
+
+        Args:
+            clip: whether by a norm, too, which may be that of several segments.
+        """
         optimizer = self._optimizer
         if optimizer is None:
             return lambda: None
-        parameters, norm = self.parameters, self.spec.clip_norm if clip else None
+        clips = self.spec.clip_value is not None or (clip and self.spec.clip_norm is not None)
         step = constrained_step(optimizer.step, self.constraints)
 
         def run() -> None:
-            if norm is not None:
-                nn.utils.clip_grad_norm_(parameters, norm)
+            if clips:
+                self._clip()
             if self._rate is not None:
                 self._set_rates(optimizer.param_groups)
             step()
@@ -164,19 +168,45 @@ class GroupOptimizer:
 
         return run
 
+    def _clip(self) -> None:
+        """Clip the gradients as the spec says: by their norm, or by value."""
+        if self.spec.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
+        if self.spec.clip_value is not None:
+            nn.utils.clip_grad_value_(self.parameters, self.spec.clip_value)
+
     def live(self) -> torch.optim.Optimizer | None:
         """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
         if self._optimizer is not None:
+            # A GradScaler then divides gradients itself, before they are clipped, and skips what is not finite, where
+            # fused optimizers do both in a step that would count.
+            vars(self._optimizer)["_step_supports_amp_scaling"] = False
             self._optimizer.register_step_pre_hook(self._before_live_step)
             finish = constrained_step(self._count, self.constraints)
             self._optimizer.register_step_post_hook(lambda *_: finish())
         return self._optimizer
 
-    def _before_live_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.spec.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
+    def _before_live_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Sets the rates and clips; what `step(closure)` is given clips after each call. Returns its new arguments."""
         if self._rate is not None:
             self._set_rates(optimizer.param_groups)
+        if self.spec.clip_norm is None and self.spec.clip_value is None:
+            return None
+        closure = next((given for given in (*args[1:], *kwargs.values()) if callable(given)), None)
+        if closure is None:
+            self._clip()
+            return None
+
+        def clipped() -> Any:
+            loss = closure()
+            self._clip()
+            return loss
+
+        new = {id(closure): clipped}
+        return (
+            tuple(new.get(id(given), given) for given in args),
+            {name: new.get(id(given), given) for name, given in kwargs.items()},
+        )
 
     def _set_rates(self, groups: list[dict[str, Any]]) -> None:
         """Set each group's own rate times the schedule's factor.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,15 +31,15 @@ class ThreadRandomness(TorchFunctionMode):
     other devices; and in `torch.nn.functional` and `torch.nn.init`, whose functions draw within.
 
     Args:
-        key: the seed, 64 bits.
+        key: the seed, 64 bits; None: it follows from the state of torch's own generator.
 
     Attributes:
         draws: how many functions have drawn from it.
     """
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int | None) -> None:
         super().__init__()
-        self._generator = torch.Generator().manual_seed(key)
+        self._generator = torch.Generator().manual_seed(_key_of_now() if key is None else key)
         self._process, self.draws = os.getpid(), 0
 
     def __torch_function__(
@@ -59,3 +60,8 @@ class ThreadRandomness(TorchFunctionMode):
         tensors = [value for value in (*args, *settings.values()) if isinstance(value, Tensor)]
         device = settings.get("device") or (tensors[0].device if tensors else torch.get_default_device())
         return torch.device(device).type == "cpu"
+
+
+def _key_of_now() -> int:
+    """A seed that follows from the state of torch's own generator, and is none of its numbers."""
+    return int.from_bytes(hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=8).digest(), "little")

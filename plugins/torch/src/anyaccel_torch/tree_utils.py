@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from anyaccel.errors import MoveError
+from anyaccel_torch.numpy_views import BFLOAT16, numpy_dtype
 
 
 def tensors_in(obj: Any) -> Iterator[Any]:
@@ -25,8 +26,9 @@ def tensors_in(obj: Any) -> Iterator[Any]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """NumPy's name of a torch dtype."""
-    return str(dtype).removeprefix("torch.")
+    """NumPy's name of a torch dtype; NumPy knows bfloat16 from here on."""
+    name = str(dtype).removeprefix("torch.")
+    return numpy_dtype(name).name if name == BFLOAT16 else name
 
 
 def check_dtypes(obj: Any, device: object, unsupported: frozenset[str]) -> None:

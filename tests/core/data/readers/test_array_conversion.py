@@ -324,3 +324,18 @@ def test_columns_without_a_role_are_left_out() -> None:
 
 def test_every_error_has_the_one_base() -> None:
     assert issubclass(ColumnError, DataError) and issubclass(DataError, AnyaccelError)
+
+
+def test_a_data_frame_is_no_column():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    message = r"column 'x' is a whole data frame\. Hint: give its values as one column, 'x': frame\.to_numpy\(\)"
+    with pytest.raises(ColumnError, match=message):
+        FeatureSet.from_dict("fs", {"x": frame}, ["x"])
+    assert FeatureSet.from_dict("fs", {"x": frame.to_numpy()}, ["x"]).array("x").tolist() == [[1.0, 3.0], [2.0, 4.0]]
+
+
+def test_text_of_polars_is_a_tag():
+    polars = pytest.importorskip("polars")
+    data = {"x": polars.Series([1.0, 2.0]), "word": polars.Series(["a", "b"])}
+    assert FeatureSet.from_dict("fs", data, ["x"], [], ["word"]).column("word").to_pylist() == ["a", "b"]

@@ -106,7 +106,7 @@ def test_the_encoder_of_classes_refuses_what_it_does_not_know():
     encoder = ClassEncoder().fit(np.array([["a"], ["b"]], dtype=object))
     with pytest.raises(TransformError, match=r"the class 'z' was not among those fitted\. Available: a, b"):
         encoder.transform(np.array([["z"]], dtype=object))
-    with pytest.raises(TransformError, match=r"a class label is missing. Hint: leave these rows out"):
+    with pytest.raises(TransformError, match=r"the class label of row 1 is missing. Hint: leave such rows out"):
         ClassEncoder().fit(np.array([["a"], [None]], dtype=object))
     with pytest.raises(TransformError, match="class labels are of several kinds: int, str"):
         ClassEncoder().fit(np.array([["a"], [1]], dtype=object))

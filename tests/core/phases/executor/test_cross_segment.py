@@ -150,8 +150,9 @@ MIXED = [
         Optimizer("adam", lr=0.03),
         Optimizer("momentum", lr=0.05, clip_norm=0.3),
         Optimizer("sgd", lr=0.1, clip_norm=100.0),
+        Optimizer("momentum", lr=0.05, clip_value=0.01),
     ],
-    ids=["adam", "clipped", "hardly clipped"],
+    ids=["adam", "clipped", "hardly clipped", "clipped by value"],
 )
 @pytest.mark.usefixtures("calls")
 def test_several_frameworks_train_to_the_numbers_of_one(

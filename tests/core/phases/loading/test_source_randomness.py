@@ -47,9 +47,9 @@ def read(randomness: SourceRandomness, streams: list[Stream], draws: list[int]) 
 
 
 def test_a_source_that_draws_has_a_stream_in_every_read(streams: list[Stream]) -> None:
-    first = SourceRandomness(1).next(3, "source", 0)
+    first = SourceRandomness(1).next(rng.key(3, "source", 0))
     read(first, streams, [0, 0, 1])
-    second = first.next(3, "source", 1)
+    second = first.next(rng.key(3, "source", 1))
     read(second, streams, [1, 1, 1])
     assert [stream.entered for stream in streams] == [3, 3]
     assert [stream.key for stream in streams] == [rng.key(3, "source", epoch) for epoch in (0, 1)]
@@ -59,16 +59,16 @@ def test_a_source_that_draws_at_its_beginning_is_watched_there_alone_from_the_se
     streams: list[Stream],
 ) -> None:
     """A loader that shuffles draws the order when it is opened, and nothing afterwards."""
-    first = SourceRandomness(1).next(3, "source", 0)
+    first = SourceRandomness(1).next(rng.key(3, "source", 0))
     read(first, streams, [2, 0, 0])
-    second = first.next(3, "source", 1)
+    second = first.next(rng.key(3, "source", 1))
     read(second, streams, [2, 0, 0])
-    read(second.next(3, "source", 2), streams, [2, 0, 0])
+    read(second.next(rng.key(3, "source", 2)), streams, [2, 0, 0])
     assert [stream.entered for stream in streams] == [3, 1, 1]
 
 
 def test_an_epoch_of_one_read_says_nothing_of_the_others(streams: list[Stream]) -> None:
-    first = SourceRandomness(1).next(3, "source", 0)
+    first = SourceRandomness(1).next(rng.key(3, "source", 0))
     read(first, streams, [0])
-    read(first.next(3, "source", 1), streams, [0, 0])
+    read(first.next(rng.key(3, "source", 1)), streams, [0, 0])
     assert [stream.entered for stream in streams] == [1, 2]

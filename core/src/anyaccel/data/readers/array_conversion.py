@@ -21,8 +21,10 @@ from anyaccel.data.arrow_columns import (
     to_arrow,
     to_numpy,
 )
+from anyaccel.data.casting import widened
 from anyaccel.data.ragged_columns import list_column
 from anyaccel.data.readers.list_columns import fixed_size_lists
+from anyaccel.data.readers.plain_layout import plain_column
 from anyaccel.errors import ColumnError
 
 
@@ -33,12 +35,12 @@ def number_column(name: str, values: Any) -> Any:
         name: of the column, for messages.
         values: array-like of shape [n, *shape]; lists get the dtype that NumPy gives them.
     """
-    converted = _as_arrow(values)
+    converted = _as_arrow(name, values)
     if isinstance(converted, pa.ChunkedArray):
         converted = fixed_size_lists(name, converted)
         check_numbers(name, converted)
         converted = to_numpy(name, contiguous(converted))
-    array = _numbers(name, converted)
+    array = widened(_numbers(name, converted))
     if array.dtype.kind not in KINDS or array.dtype.itemsize > WIDEST:
         raise not_numbers(name, str(array.dtype))
     if 0 in array.shape[1:]:
@@ -54,13 +56,13 @@ def padded_column(name: str, values: Any) -> Any:
         name: of the column, for messages.
         values: Arrow, or a sequence of rows, each of which NumPy reads as an array.
     """
-    converted = _as_arrow(values)
+    converted = _as_arrow(name, values)
     return converted if isinstance(converted, pa.ChunkedArray) else list_column(name, converted)
 
 
 def tag_column(name: str, values: Any) -> Any:
     """A tag as an Arrow chunked column, on its own memory unless the values are Arrow's already."""
-    converted = _as_arrow(values)
+    converted = _as_arrow(name, values)
     if isinstance(converted, pa.ChunkedArray):
         is_given = isinstance(values, (pa.Array, pa.ChunkedArray))
         return converted if is_given else converted.take(pa.array(np.arange(len(converted))))
@@ -70,7 +72,7 @@ def tag_column(name: str, values: Any) -> Any:
         return _any_column(name, converted)
 
 
-def _as_arrow(values: Any) -> Any:
+def _as_arrow(name: str, values: Any) -> Any:
     """A chunked array for what is Arrow or converts itself to it, everything else unchanged."""
     if isinstance(values, pa.ChunkedArray):
         return values
@@ -78,15 +80,20 @@ def _as_arrow(values: Any) -> Any:
         return pa.chunked_array([values])
     if isinstance(getattr(values, "dtype", None), np.dtype):
         return values
+    if hasattr(values, "columns"):
+        raise ColumnError(
+            f"column {name!r} is a whole data frame",
+            hint=f"give its values as one column, {name!r}: frame.to_numpy(), or each column by its name",
+        )
     # Arrow reads a pandas Series by its class; only recent ones have an Arrow interface.
     if hasattr(values, "__arrow_array__") or hasattr(values, "iloc"):
-        return _from_series(values)
-    return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else values
+        return _from_series(name, values)
+    return plain_column(pa.chunked_array(values)) if hasattr(values, "__arrow_c_stream__") else values
 
 
-def _from_series(values: Any) -> Any:
+def _from_series(name: str, values: Any) -> Any:
     try:
-        return _as_arrow(pa.array(values))
+        return _as_arrow(name, pa.array(values))
     except (pa.ArrowException, TypeError):  # sparse columns, and categories of several types
         return np.asarray(values)
 
@@ -117,6 +124,9 @@ def _numbers(name: str, values: Any) -> np.ndarray:
 def _array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
+    except TypeError as error:  # a tensor of a dtype that NumPy lacks
+        problem = f"column {name!r} is a {type(values).__name__} that does not become an array: {error}"
+        raise ColumnError(problem, hint=f"cast it first: {name!r}: tensor.float()") from error
     except ValueError as error:
         raise _uneven(name, values) from error
     except RuntimeError as error:  # a tensor that has a gradient, or is on a device

@@ -11,9 +11,13 @@ import pyarrow as pa
 from anyaccel.arguments import shown, text
 from anyaccel.errors import DataError
 
+_NULLS = {"strings_can_be_null": True, "quoted_strings_can_be_null": False}  # else a missing label would be a class
+
 
 def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",") -> Any:
     """All columns of a CSV file with a header, in the types that Arrow finds: int64, double, bool, dates, or text.
+
+    An empty cell and one with NA, null or NaN are nulls, in text too, unless they are quoted.
 
     Raises:
         DataError: not a path, or not a CSV file.
@@ -26,7 +30,8 @@ def table_from_csv(label: str, path: str | os.PathLike[str], delimiter: str = ",
     text(DataError, f"{label!r}: ", "delimiter", delimiter, "one character", "','")
     try:
         with Path(path).expanduser().open("rb") as file:
-            return csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
+            parse, convert = csv.ParseOptions(delimiter=delimiter), csv.ConvertOptions(**_NULLS)
+            return csv.read_csv(file, parse_options=parse, convert_options=convert)
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
             f"{label!r}: {str(path)!r} cannot be read as CSV: {error}",

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from anyaccel.data.padding import checked_pads
 from anyaccel.data.ragged_columns import padded_table
@@ -17,12 +16,12 @@ from anyaccel.data.readers.array_conversion import number_column, padded_column,
 from anyaccel.data.readers.hf_datasets import arrow_table, has_table
 from anyaccel.data.readers.lazy_tables import computed
 from anyaccel.data.readers.list_columns import with_shapes
+from anyaccel.data.readers.plain_layout import plain_table
 from anyaccel.data.roles import ROLES, RoleNames, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
 from anyaccel.errors import ColumnError, DataError
 
 _ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
 _CONVERTERS = ("collect", "to_arrow_table", "to_frame")  # of lazy frames, connections and series
-_VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 
 
 def check_table(label: str, table: Any) -> None:
@@ -131,7 +130,7 @@ def table_from_arrow(label: str, table: Any, given: RoleNames, pad: Any = None) 
     try:
         chosen = stamp(table, roles)
         chosen.validate()
-        return padded_table(with_shapes(_without_views(chosen), roles, pads), pads)
+        return padded_table(with_shapes(plain_table(chosen), roles, pads), pads)
     except (pa.ArrowException, KeyError) as error:  # KeyError: pyarrow 15, of types that it does not know
         raise DataError(
             f"the Arrow table of {label!r} is not valid: {error}",
@@ -188,54 +187,5 @@ def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
     chosen_roles(label, table.schema, given)
     pads = checked_pads(label, pad, roles)
     # The memory may still be that of the frame, whose owner may write to it.
-    plain = stamp(_without_views(table.take(pa.array(np.arange(len(table))))), roles)
+    plain = stamp(plain_table(table.take(pa.array(np.arange(len(table))))), roles)
     return padded_table(with_shapes(plain, roles, pads), pads)
-
-
-def _without_views(table: Any) -> Any:
-    for index, field in enumerate(table.schema):
-        if "_view" in str(field.type) or _is_run_end_encoded(field.type):
-            plain_type = _plain_type(field.type)
-            column = pa.chunked_array([_plain(chunk) for chunk in table.column(index).chunks], plain_type)
-            table = table.set_column(index, field.with_type(column.type), column)
-    return table
-
-
-def _is_run_end_encoded(arrow_type: Any) -> bool:
-    return str(arrow_type).startswith("run_end_encoded")
-
-
-def _plain(array: Any) -> Any:
-    if _is_run_end_encoded(array.type):
-        return _plain(pc.run_end_decode(array))
-    plain_type = _plain_type(array.type)
-    if not pa.types.is_dictionary(plain_type):
-        return _cast(array, plain_type)
-    values = _cast(array.dictionary, plain_type.value_type)
-    return pa.DictionaryArray.from_arrays(array.indices, values, ordered=plain_type.ordered)
-
-
-def _cast(array: Any, arrow_type: Any) -> Any:
-    try:
-        return array.cast(arrow_type)
-    except pa.ArrowNotImplementedError:  # pyarrow 16 and 17 know views but do not cast them
-        return pa.array(array.to_pylist(), arrow_type)
-
-
-def _plain_type(arrow_type: Any) -> Any:
-    """The type with text and bytes in their plain layout; by name, as pyarrow 14 has no functions that tell views."""
-    if _is_run_end_encoded(arrow_type):
-        return _plain_type(arrow_type.value_type)
-    if str(arrow_type) in _VIEWS:
-        return _VIEWS[str(arrow_type)]
-    if pa.types.is_dictionary(arrow_type):
-        return pa.dictionary(arrow_type.index_type, _plain_type(arrow_type.value_type), arrow_type.ordered)
-    if pa.types.is_list(arrow_type):
-        return pa.list_(_plain_type(arrow_type.value_type))
-    if pa.types.is_large_list(arrow_type):
-        return pa.large_list(_plain_type(arrow_type.value_type))
-    if pa.types.is_fixed_size_list(arrow_type):
-        return pa.list_(_plain_type(arrow_type.value_type), arrow_type.list_size)
-    if pa.types.is_struct(arrow_type):
-        return pa.struct([field.with_type(_plain_type(field.type)) for field in arrow_type])
-    return arrow_type

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import shown
+from anyaccel.data.roles import listed
 from anyaccel.errors import TransformError
 
 
@@ -25,7 +26,10 @@ class ClassEncoder:
         """
         labels = x.reshape(-1).tolist()
         if any(label is None or label != label for label in labels):
-            raise TransformError("a class label is missing", hint="leave these rows out, with filter()")
+            row = next(i for i, label in enumerate(labels) if label is None or label != label)
+            raise TransformError(
+                f"the class label of row {row} is missing", hint="leave such rows out before (pandas: table.dropna())"
+            )
         try:
             classes = sorted(set(labels))
         except TypeError:
@@ -46,11 +50,24 @@ class ClassEncoder:
         unseen = next((label for label in labels if label not in index), None)
         if unseen is not None or None in labels:
             raise TransformError(
-                f"the class {shown(unseen)} was not among those fitted", available=", ".join(map(str, index))
+                f"the class {shown(unseen)} was not among those fitted",
+                available=listed(index),
+                hint="leave these rows out, or train on rows of this class, too",
             )
         return np.array([index[label] for label in labels], dtype=np.int64).reshape(-1, 1)
 
     def inverse_transform(self, y: Any) -> np.ndarray:
-        """The labels of indices [n, 1], an object array [n, 1]; values are rounded to the nearest index."""
-        indices = np.clip(np.rint(np.asarray(y)).astype(np.int64), 0, len(self.classes_) - 1)
-        return np.asarray(self.classes_[indices])
+        """The labels of indices [n, 1], an object array [n, 1]; values are rounded to the nearest index.
+
+        Raises:
+            TransformError: NaN, or an index of no class, as of a model that has more outputs than there are classes.
+        """
+        indices, last = np.rint(np.asarray(y, dtype=np.float64)), len(self.classes_) - 1
+        wrong = indices[~((indices >= 0) & (indices <= last))]
+        if wrong.size:
+            raise TransformError(
+                f"{wrong[0]:g} is not the index of a class",
+                available=f"0 to {last}: {listed(self.classes_)}",
+                hint=f"give the model {last + 1} outputs, one for each class",
+            )
+        return np.asarray(self.classes_[indices.astype(np.int64)])

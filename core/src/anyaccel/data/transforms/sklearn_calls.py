@@ -45,6 +45,8 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
         ) from error
     try:
         own.fit(x)
+    except TransformError as error:
+        raise _with_columns(what, error) from None
     except Exception as error:
         raise TransformError(
             f"{what} cannot be fitted: {_text(error)}",
@@ -66,6 +68,8 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
     was_finite = _finite_rows(x)
     try:
         output = _dense(transform.transform(x))
+    except TransformError as error:
+        raise _with_columns(what, error) from None
     except Exception as error:
         raise _unseen(transform, x, owners, what, error) or TransformError(
             f"{what} cannot be applied: {_text(error)}",
@@ -94,6 +98,8 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
         )
     try:
         output = _dense(transform.inverse_transform(y))
+    except TransformError as error:
+        raise _with_columns(what, error) from None
     except Exception as error:
         raise TransformError(
             f"{what} cannot be inverted for these values: {_text(error)}",
@@ -173,6 +179,11 @@ def _unseen(transform: Any, x: np.ndarray, owners: Sequence[str], what: str, err
                 "or fit it on rows that have all categories",
             )
     return None
+
+
+def _with_columns(what: str, error: TransformError) -> TransformError:
+    """What a transform of this library has said itself, with its columns."""
+    return TransformError(f"{what}: {error.problem}", available=error.available, hint=error.hint)
 
 
 def _text(error: Exception) -> str:

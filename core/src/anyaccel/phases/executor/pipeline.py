@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.backend import MultiStepProgram
+from anyaccel.data.casting import widened
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
@@ -183,8 +184,8 @@ class Pipeline:
         )
 
     def to_host(self, name: str, value: Any) -> np.ndarray:
-        """One output in host memory."""
-        return self._makers[name].backend.to_host(value)
+        """One output in host memory; in float32 where it is of a floating dtype that NumPy itself lacks."""
+        return widened(self._makers[name].backend.to_host(value))
 
     def seed(self, key: int) -> None:
         """Restart the random streams of all programs."""

@@ -139,22 +139,33 @@ def _no_dtype(column: Column) -> ColumnError:
 def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnError:
     """The error for numbers that are infinite in the dtype in which a column is loaded."""
     dtype = np.dtype(column.spec.dtype)
+    held = np.dtype(np.float32) if dtype.name == "bfloat16" else dtype  # of the same range
     for name in column.columns:
         array = array_of(name)
-        first = first_unrepresentable(array, dtype) if array.dtype.kind == dtype.kind == "f" else None
+        first = first_unrepresentable(array, held) if array.dtype.kind == held.kind == "f" else None
         if first is not None:
             return ColumnError(
                 f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}, which would be infinite",
-                available=f"{dtype} holds numbers up to {np.finfo(dtype).max}",
+                available=f"{dtype} holds numbers up to {np.finfo(held).max}",
                 hint="scale the column, as with fit_transform() and a scaler, or give the model a wider dtype",
             )
     return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
 
 
+def _class_hint(low: int, high: int, n_classes: int) -> str:
+    if low >= 1 and high == n_classes:
+        return "class indices begin at 0: subtract 1 from the column"
+    return (
+        "change the model's output_shape, or the column; targets that do not count have an ignore_index: "
+        f"Loss('cross_entropy', ignore_index={low if low < 0 else high})"
+    )
+
+
 def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -> None:
     n_classes, ignored = target_range.n_classes, target_range.ignored
     counted = array if ignored is None else array[array != ignored]
-    low, high = (counted.min(), counted.max()) if counted.size else (0, 0)
+    # the extremes beside NaN, which other checks tell
+    low, high = (np.fmin.reduce(counted, None), np.fmax.reduce(counted, None)) if counted.size else (0, 0)
     if target_range.weights and low < 0:
         raise ColumnError(
             f"{column.shown} has the weight {low}",
@@ -171,8 +182,7 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
             available=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
-            hint="change the model's output_shape, or the column; targets that do not count have an ignore_index: "
-            f"Loss('cross_entropy', ignore_index={low if low < 0 else high})",
+            hint=_class_hint(int(low), int(high), n_classes),
         )
     if target_range.excluded is not None and (array == target_range.excluded).any():
         raise ColumnError(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel import rng
 from anyaccel.backend import AsyncCopy
 from anyaccel.data import BatchSource, MapSource
 from anyaccel.data.streaming.source_errors import BatchPosition, error_context
@@ -151,7 +152,7 @@ class BatchSourceLoader(BatchLoader):
 
     def _blocks(self, epoch: int, start_step: int, buffers: list[HostBuffers], again: bool) -> Generator[_Block]:
         block_bytes = self._block_bytes
-        randomness = self._randomness = self._randomness.next(self._seed, "source", self._source.label, epoch)
+        randomness = self._randomness = self._randomness.next(rng.key(self._seed, "source", self._source.label, epoch))
         try:
             with closing(self._open(epoch, again)) as batches:
                 left = islice(enumerate(batches), start_step * self._accumulate, None)
@@ -257,7 +258,7 @@ class MapSourceLoader(StreamingLoader):
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
         """As of `StreamingLoader`."""
-        self._randomness = self._randomness.next(self._seed, "source", self._source.label, epoch)
+        self._randomness = self._randomness.next(rng.key(self._seed, "source", self._source.label, epoch))
         return super().chunks(epoch, start_step)
 
     def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:

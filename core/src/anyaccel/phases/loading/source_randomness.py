@@ -6,7 +6,6 @@ import sys
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from anyaccel import rng
 from anyaccel.registry import registry
 
 
@@ -14,12 +13,12 @@ class SourceRandomness:
     """What a source draws in one epoch from global generators of frameworks that have been imported.
 
     Args:
-        key: 64 bits, from which it follows.
+        key: 64 bits, from which it follows; None takes what the global generators hold when it begins.
         quiet: the source drew nothing in the epoch before, except at its beginning. To watch a source costs time, so
             that only the beginning is watched then.
     """
 
-    def __init__(self, key: int, *, quiet: bool = False) -> None:
+    def __init__(self, key: int | None, *, quiet: bool = False) -> None:
         self._key, self._quiet = key, quiet
         self._streams: dict[str, AbstractContextManager[Any]] = {}
         self._n_reads, self._first_draws = 0, 0
@@ -39,10 +38,10 @@ class SourceRandomness:
             stack.enter_context(stream)
         return stack
 
-    def next(self, *parts: int | str) -> SourceRandomness:
-        """That of another epoch, whose key follows from some parts."""
+    def next(self, key: int | None) -> SourceRandomness:
+        """That of another epoch."""
         is_quiet = self._n_reads > 1 and self._n_draws == self._first_draws
-        return SourceRandomness(rng.key(*parts), quiet=is_quiet)
+        return SourceRandomness(key, quiet=is_quiet)
 
     @property
     def _n_draws(self) -> int:

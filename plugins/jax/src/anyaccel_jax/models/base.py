@@ -124,12 +124,12 @@ class Model(ABC):
 
     def __call__(self, *inputs: Any) -> Any:
         """What the model returns in evaluation mode, with the values that it holds now."""
-        (result,), _ = self.apply(self.parameters, self.buffers, inputs, False, jax.random.key(0), _AsReturned())
+        (result,), _ = self.apply(self.parameters, self.buffers, inputs, False, jax.random.key(0), AsReturned())
         return result
 
 
-class _AsReturned(CallLayout):
-    """Whatever the model returns is the only output."""
+class AsReturned(CallLayout):
+    """A call whose only output is whatever the model returns."""
 
     def outputs(self, result: Any, *_: Any) -> tuple[Any, ...]:
         """The result itself."""

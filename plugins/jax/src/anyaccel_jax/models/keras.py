@@ -150,6 +150,10 @@ def _random_state(key: Any, number: int, like: Any) -> Any:
     return jax.random.bits(jax.random.fold_in(key, number), like.shape).astype(like.dtype)
 
 
+def _is_floating(output: Any) -> bool:
+    return hasattr(output, "dtype") and bool(jnp.issubdtype(output.dtype, jnp.floating))
+
+
 @jax.custom_vjp
 def _carry_loss(output: Any, loss: Any) -> Any:
     """The output; in the backward pass, the gradient of the loss is 1."""
@@ -161,7 +165,7 @@ _carry_loss.defvjp(lambda output, loss: (output, loss), lambda loss, cotangent: 
 
 def _with_added_losses(outputs: tuple[Any, ...], added: Sequence[Any]) -> tuple[Any, ...]:
     """The outputs, the first floating one of which carries the gradient of the losses that the model adds."""
-    first = next((i for i, output in enumerate(outputs) if jnp.issubdtype(output.dtype, jnp.floating)), None)
+    first = next((i for i, output in enumerate(outputs) if _is_floating(output)), None)
     if first is None or not added:
         return outputs
     total = sum(jnp.sum(loss) for loss in added)

@@ -100,7 +100,9 @@ def request_key(request: CompileRequest, batch: int) -> str:
         repr(request.module.models),
         repr([(loss.label, loss.weight, loss.slots) for loss in request.losses]),
         repr([(t.loss.name, t.loss.own) for t in request.segment.losses if isinstance(t.loss.own, type)]),
-        repr([(spec.name, sorted(spec.settings.items()), spec.clip_norm, spec.groups) for spec in specs]),
+        repr(
+            [(spec.name, sorted(spec.settings.items()), spec.clip_norm, spec.clip_value, spec.groups) for spec in specs]
+        ),
         repr([(name, str(spec)) for name, (spec, _) in request.segment.inputs.items()]),
         str(batch),
     ]

@@ -66,8 +66,14 @@ class FlatState:
         }
 
     def _rule(self, key: RuleKey) -> UpdateRule:
-        clip_norm, own = self._groups[key[0]].spec.clip_norm, key[3]
-        return UpdateRule(own.name, tuple(sorted(own.settings.items())), clip_norm, key[0])
+        spec, own = self._groups[key[0]].spec, key[3]
+        return UpdateRule(
+            optimizer=own.name,
+            settings=tuple(sorted(own.settings.items())),
+            clip_norm=spec.clip_norm,
+            clip_value=spec.clip_value,
+            group=key[0],
+        )
 
     def _current_revision(self) -> int:
         return sum(group.revision for group in self._groups)

@@ -53,6 +53,8 @@ def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tenso
         grads, losses, buffers = _accumulated_gradients(module, spec, blocks, buffers, values, loop)
     rules = [spec.rules[block.rule] for block in spec.blocks]
     grads = _clipped(grads, [(rule.clip_norm, rule.group) for rule in rules])
+    limits = [rule.clip_value for rule in rules]
+    grads = [g if limit is None else g.clamp(-limit, limit) for g, limit in zip(grads, limits, strict=True)]
     new_blocks, new_slots = [], []
     for block, rule, value, held, grad in zip(spec.blocks, rules, blocks, slots, grads, strict=True):
         updated = _updated(rule.optimizer, dict(rule.settings), value, held, grad, scalars[block.rule])

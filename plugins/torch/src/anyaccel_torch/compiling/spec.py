@@ -17,11 +17,12 @@ from anyaccel_torch.optimizers import GroupOptimizer
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """How some parameters are updated: a named optimizer, its settings, the clipping norm and the clipped group."""
+    """How some parameters are updated: a named optimizer, its settings, limits of gradients, and the clipped group."""
 
     optimizer: str
     settings: tuple[tuple[str, Any], ...]
     clip_norm: float | None
+    clip_value: float | None
     group: int
 
 

@@ -1,0 +1,271 @@
+"""Training steps of the user's own in a framework that traces: a program for them, scalars ahead, and compilation."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from anyaccel.adapter.compile_switch import first_line
+from anyaccel.adapter.compile_watch import CompileWatch
+from anyaccel.adapter.optimizers import UpdateRule
+from anyaccel.adapter.python_values import Values
+from anyaccel.adapter.scoped_program import ScopedProgram
+from anyaccel.adapter.traced_ops import TracedOps
+from anyaccel.adapter.traced_program import Losses
+from anyaccel.errors import AnyaccelError, CompileWarning, PhaseError
+from anyaccel.segment import NodeState, Segment
+
+ROWS = 1024
+"""Updates of a node whose scalars are computed ahead."""
+_SPARE = 4  # a step may come to take so many times more updates than those before it
+
+
+def check_arguments(step: Callable[..., Any], names: Sequence[str], example: str) -> None:
+    """Check that a step can be called with so many arguments.
+
+    Args:
+        step: the user's function.
+        names: of the arguments that this framework's steps take.
+        example: what such a step looks like, for the hint.
+
+    Raises:
+        PhaseError: it cannot.
+    """
+    try:
+        inspect.signature(step).bind(*names)
+    except ValueError:
+        return  # it has no signature to look at
+    except TypeError as error:
+        raise PhaseError(
+            f"the step is called with {len(names)} arguments, {', '.join(names)}: {error}",
+            hint=f"write {example}",
+        ) from None
+
+
+class UpdateTables:
+    """The scalars of the next updates of every node, on its device, so that one step may make any number of updates.
+
+    Row i is that of the node's update number `first + i`, counted from 1. Steps count their updates on the device, and
+    what they have counted is read only now and then; an update beyond the last row must give NaN, not another rate.
+
+    Args:
+        rules: update rules by node.
+        put: moves a float64 array to the device of a node, in the framework's own precision.
+
+    Attributes:
+        tables: arrays [ROWS] by node and name of the scalar.
+        first: updates before the first row, by node.
+    """
+
+    def __init__(self, rules: Mapping[str, UpdateRule], put: Callable[[str, np.ndarray], Any]) -> None:
+        self._rules, self._put = rules, put
+        self.tables: dict[str, dict[str, Any]] = {}
+        self.first: dict[str, int] = {}
+        self._calls, self._max_calls = 0, 0
+
+    def invalidate(self) -> None:
+        """Compute them anew before the next step: a schedule may say something else now, or counts went back."""
+        self.tables, self._max_calls = {}, 0
+
+    def advance(self, read_counts: Callable[[], Mapping[str, int]]) -> bool:
+        """Count a step that is about to begin; whether the tables have been computed anew for it.
+
+        Args:
+            read_counts: the updates of each node so far; waits for the device.
+        """
+        self._calls += 1
+        if self.tables and self._calls <= self._max_calls:
+            return False
+        counts = read_counts()
+        taken = [counts[node] - first for node, first in self.first.items()] if self.tables else []
+        per_call = max([1, *taken]) / max(self._calls - 1, 1) if taken else ROWS
+        self._max_calls = max(1, int(ROWS / _SPARE / per_call))
+        self._calls, self.first = 1, dict(counts)
+        self.tables = {
+            node: {name: self._put(node, column) for name, column in rule.table(counts[node] + 1, ROWS).items()}
+            for node, rule in self._rules.items()
+        }
+        return True
+
+
+class StepCompiler:
+    """Runs a step compiled, or line by line where that is wanted, or where it cannot be traced.
+
+    Args:
+        read: reads the Python values that the step depends on.
+        compile_function: compiles a function.
+        off: never compile.
+        fatal: errors that come from running, not from tracing: state may have changed by then.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Values],
+        compile_function: Callable[[Callable[..., Any]], Any],
+        *,
+        off: bool,
+        fatal: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self._read, self._compile_function, self._off = read, compile_function, off
+        self._fatal: tuple[type[Exception], ...] = (AnyaccelError, MemoryError, *fatal)
+        self._watch: CompileWatch | None = None
+        self._compiled: Any = None
+        self._is_proven = False
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a function, which is always the same one and changes nothing while it is traced."""
+        if self._off:
+            return function(*arguments)
+        if self._compiled is None:
+            self._watch = CompileWatch(self._read, self._read())
+            self._compiled = self._compile_function(self._watched(function))
+        if self._is_proven:
+            return self._compiled(*arguments)
+        try:
+            result = self._compiled(*arguments)
+        except self._fatal:
+            raise
+        except Exception as error:
+            result = function(*arguments)  # if it fails too, that is the user's error
+            self._off = True
+            warnings.warn(
+                f"the step cannot be compiled, and runs line by line: {first_line(error)}. "
+                "Hint: make it traceable, or set compile='off'",
+                CompileWarning,
+                stacklevel=2,
+            )
+            return result
+        self._is_proven = True
+        return result
+
+    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def traced(*arguments: Any) -> Any:
+            assert self._watch is not None
+            with self._watch.tracing():
+                return function(*arguments)
+
+        return traced
+
+    def renew(self) -> list[str]:
+        """Names of the values that have changed since they were read; what is compiled is dropped then."""
+        changed = [] if self._watch is None or self._off else self._watch.changed()
+        if changed:
+            self._compiled, self._is_proven = None, False
+        return changed
+
+
+class OwnStepRunner(Protocol):
+    """A step of the user's own, which has the state of a program while it is current."""
+
+    step: Callable[..., Any]
+    """The user's function."""
+
+    def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over the state as it is now: parameters and optimizer state of the program, and its buffers."""
+
+    def run(self, batch: Mapping[str, Any], key: Any) -> Any:
+        """What the step gives."""
+
+    def collect(self) -> Mapping[str, Mapping[str, Any]]:
+        """Write parameters and optimizer state to those of the program; the buffers."""
+
+    def begin_epoch(self) -> None:
+        """Schedules may say something else from now on."""
+
+    def renew(self) -> list[str]:
+        """As `Program.renew_compiled`."""
+
+    def close(self) -> None:
+        """The end, after `collect`."""
+
+
+class OwnStepProgram(ScopedProgram):
+    """A ScopedProgram that also runs training steps of the user's own."""
+
+    def __init__(self, segment: Segment, ops: TracedOps) -> None:
+        super().__init__(segment, ops)
+        self._own: OwnStepRunner | None = None
+        self._own_is_current = False
+
+    @abstractmethod
+    def create_own_step(self, step: Callable[..., Any]) -> OwnStepRunner:
+        """What runs a step of the user's own.
+
+        Raises:
+            PhaseError: it is no such function.
+        """
+
+    def own_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+        """As `Program.own_step`, with the arguments that are usual in the framework."""
+        with self.scope(f"the step of your own on segment {self.segment.label!r}"):
+            if self._own is None or self._own.step != step:
+                self._collect()
+                self._own, self._own_is_current = self.create_own_step(step), False
+            if not self._own_is_current:
+                self._own.begin(self._buffers)
+                self._own_is_current = True
+            key = self._traced.fold(self._key, self._traced.scalar(self._draws + 1))
+            given = self._own.run(batch, key)
+        self._draws += 1
+        return given
+
+    def _collect(self) -> None:
+        if self._own is not None and self._own_is_current:
+            with self.scope("the state of models"):
+                self._buffers = {**self._buffers, **self._own.collect()}
+
+    def seed(self, key: int) -> None:
+        """As in `ScopedProgram`, at the beginning of an epoch."""
+        super().seed(key)
+        if self._own is not None:
+            self._own.begin_epoch()
+
+    def renew_compiled(self) -> list[str]:
+        """As in `ScopedProgram`, with the step of the user's own."""
+        own = [] if self._own is None else self._own.renew()
+        return list(dict.fromkeys([*own, *super().renew_compiled()]))
+
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
+        """As in `ScopedProgram`."""
+        self._collect()
+        return super().forward(inputs)
+
+    def synchronize(self) -> None:
+        """As in `ScopedProgram`."""
+        self._collect()
+        super().synchronize()
+
+    def snapshot(self) -> Any:
+        """As in `ScopedProgram`."""
+        self._collect()
+        return super().snapshot()
+
+    def restore(self, snapshot: Any) -> None:
+        """As in `ScopedProgram`."""
+        super().restore(snapshot)
+        self._own_is_current = False
+
+    def optimizer_states(self) -> dict[str, NodeState]:
+        """As in `ScopedProgram`."""
+        self._collect()
+        return super().optimizer_states()
+
+    def sync_models(self) -> None:
+        """As in `ScopedProgram`."""
+        self._collect()
+        super().sync_models()
+
+    def close(self) -> dict[str, NodeState]:
+        """As in `ScopedProgram`."""
+        try:
+            self._collect()
+        finally:
+            if self._own is not None:
+                self._own.close()
+                self._own = None
+        return super().close()

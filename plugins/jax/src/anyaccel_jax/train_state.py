@@ -1,0 +1,205 @@
+"""TrainState: one node in a training step of the user's own, as a pytree with its model and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from anyaccel.adapter.optimizer_step import OptimizerStep
+from anyaccel.errors import PhaseError
+from anyaccel.segment import Path
+from anyaccel_jax.models.base import AsReturned, Model
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NodeFunctions:
+    """What is constant of a node: compared by identity, as compiled steps hold it.
+
+    Attributes:
+        label: of the node.
+        model: its model as a pure function.
+        trainable: whether it learns.
+        group: name of its parameter group; `""` where it does not learn.
+        sharing: labels of the other nodes that learn with the same optimizer.
+        optimizer: the updates of all groups.
+    """
+
+    label: str
+    model: Model
+    trainable: bool
+    group: str
+    sharing: tuple[str, ...]
+    optimizer: OptimizerStep
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """A node of the graph in a training step: values, and functions that give new values. It is never changed itself.
+
+    Attributes:
+        params: the trained arrays by name, as `graph.state()` names them; `jax.grad` takes them.
+        buffers: the other arrays of the model by name: running statistics and the like.
+        opt_state: slots of the optimizer, by name of parameter and of slot.
+        step: updates so far, an int32 scalar.
+        key: a key of `jax.random`, another one in each step and node.
+    """
+
+    params: dict[str, Any]
+    buffers: dict[str, Any]
+    opt_state: dict[str, dict[str, Any]]
+    step: Any
+    key: Any
+    tables: dict[str, Any] = field(repr=False)
+    first: Any = field(repr=False)
+    functions: NodeFunctions = field(repr=False, metadata={"static": True})
+
+    def apply(
+        self,
+        params: Arrays,
+        *inputs: Any,
+        train: bool | None = None,
+        key: Any = None,
+        buffers: Arrays | None = None,
+        **named: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """What the model returns for these parameters and inputs, as it returns it, and its buffers afterwards.
+
+        Args:
+            params: like `self.params`.
+            inputs: [batch, ...] each, and more by keyword.
+            train: the mode; by default training, and evaluation for a frozen node.
+            key: from which everything random in the model follows; by default that of this step, so that two calls have
+                the same random numbers.
+            buffers: like `self.buffers`, such as another call gave them.
+        """
+        arguments: list[Path] = [*((i,) for i in range(len(inputs))), *((name,) for name in named)]
+        mode = self.functions.trainable if train is None else train
+        before = self.buffers if buffers is None else buffers
+        (result,), after = self.functions.model.apply(
+            params,
+            before,
+            [*inputs, *named.values()],
+            mode,
+            self.key if key is None else key,
+            AsReturned(arguments if named else ()),
+        )
+        return result, dict(before if after is None else after)
+
+    def apply_gradients(self, grads: Arrays, *, value: Any = None, **changes: Any) -> TrainState:
+        """The state after one update by the node's optimizer, with its schedule and clipping.
+
+        Args:
+            grads: like `params`, or a part of it; other parameters stay as they are.
+            value: the loss, for optimizers that need it (`optax.contrib.reduce_on_plateau`).
+            changes: other attributes to replace, such as `buffers`.
+
+        Raises:
+            PhaseError: the node is frozen, or has no such parameters, or is clipped together with others, or its
+                optimizer needs the value of the loss.
+        """
+        functions = self.functions
+        self._check_update(grads, value)
+        optimizer, group, label = functions.optimizer, functions.group, functions.label
+        given = {label: dict(grads)}
+        limit = optimizer.clip_norms.get(group)
+        factor = None if limit is None else optimizer.clip_factor(limit, [optimizer.gradient_stats(given)[0]])
+        row = self.step - self.first
+        scalars = {name: jnp.take(t, row, mode="fill", fill_value=jnp.nan) for name, t in self.tables.items()}
+        coefficients = optimizer.with_value(group, {label: scalars}, value)
+        after, slots = optimizer.update(
+            group, {label: self.params}, {label: self.opt_state}, given, coefficients, factor
+        )
+        return replace(
+            self,
+            params={**self.params, **after[label]},
+            opt_state={**self.opt_state, **slots[label]},
+            step=self.step + 1,
+            **changes,
+        )
+
+    def replace(self, **changes: Any) -> TrainState:
+        """The same with other attributes, such as `buffers`."""
+        return replace(self, **changes)
+
+    def _check_update(self, grads: Arrays, value: Any) -> None:
+        functions = self.functions
+        problem = f"node {functions.label!r} cannot be updated"
+        if not functions.trainable:
+            raise PhaseError(f"{problem}: it is frozen", hint="return its state as it is, or unfreeze the node")
+        unknown = [name for name in grads if name not in self.params] if isinstance(grads, Mapping) else None
+        if unknown is None or unknown or not grads:
+            what = (
+                f"no parameter {unknown[0]!r}" if unknown else f"gradients are no dict like params, but {grads!r:.60}"
+            )
+            hint = "give jax.grad(loss)(state.params), of the params of the same node"
+            raise PhaseError(f"{problem}: {what}", available=", ".join(self.params), hint=hint)
+        if functions.sharing and functions.group in functions.optimizer.clip_norms:
+            raise PhaseError(
+                f"{problem} alone: it shares an optimizer with clip_norm with {', '.join(functions.sharing)}, and "
+                "their gradients are clipped together",
+                hint="give each node its own: ModelNode(..., optimizer=Optimizer(..., clip_norm=...))",
+            )
+        if value is None and functions.optimizer.rules[functions.group].needs_value:
+            hint = "write apply_gradients(grads, value=loss)"
+            raise PhaseError(f"{problem}: its optimizer needs the value of the loss", hint=hint)
+
+
+State = dict[str, TrainState]
+
+
+def check_after(before: State, given: Any) -> tuple[State, Any]:
+    """The state and the figures that a step gave.
+
+    Raises:
+        PhaseError: they are no such pair; or the state has other nodes, names, shapes or dtypes, or changes what is
+            frozen.
+    """
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Mapping)):
+        raise PhaseError(
+            f"the step gave a {type(given).__name__}, not the new state and its figures",
+            hint="write return state, {'loss': loss}, where state is a dict like the given one",
+        )
+    after = dict(given[0])
+    if sorted(after) != sorted(before) or not all(isinstance(s, TrainState) for s in after.values()):
+        raise PhaseError(
+            f"the step gave a state of {', '.join(map(str, after)) or 'no nodes'}",
+            available=f"one TrainState for each of {', '.join(before)}",
+            hint="write return {**state, 'NODE': changed}, ...",
+        )
+    for label, state in after.items():
+        _check_same(label, before[label], state)
+    return after, given[1]
+
+
+def _check_same(label: str, before: TrainState, after: TrainState) -> None:
+    for name in ("params", "buffers", "opt_state", "step"):
+        old, new = getattr(before, name), getattr(after, name)
+        if _specs(old) != _specs(new):
+            raise PhaseError(
+                f"the step gave {name} of node {label!r} with other names, shapes or dtypes",
+                available=_text(old),
+                hint="give arrays like those in the state",
+            )
+        unchanged = all(map(lambda x, y: x is y, jax.tree.leaves(old), jax.tree.leaves(new)))
+        if not before.functions.trainable and not unchanged:
+            raise PhaseError(
+                f"the step changed {name} of node {label!r}, which is frozen",
+                hint="return its state as it is, or unfreeze the node",
+            )
+
+
+def _specs(tree: Any) -> list[Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(path, jnp.shape(leaf), jnp.result_type(leaf)) for path, leaf in leaves]
+
+
+def _text(tree: Any) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)[:4]
+    return ", ".join(f"{jax.tree_util.keystr(p, simple=True, separator='.')} {jnp.shape(x)}" for p, x in leaves)

@@ -1,0 +1,166 @@
+"""OwnStep: a training step of the user's own on the user's models: with GradientTape, as a `train_step` of Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from anyaccel.adapter.compile_cache import python_values
+from anyaccel.adapter.own_step import ROWS, StepCompiler, UpdateTables, check_arguments
+from anyaccel.adapter.parameter_state import ParameterState
+from anyaccel.adapter.python_values import ValueReader
+from anyaccel.adapter.segment_analysis import SegmentLayout
+from anyaccel.segment import Segment
+from anyaccel_tensorflow.ops import TensorFlowOps
+from anyaccel_tensorflow.step_optimizer import NodeVariables, StepOptimizer
+from anyaccel_tensorflow.tf_functions import compiled
+from anyaccel_tensorflow.variables import keras, model_variables, read, tf_variable, write
+
+_EXAMPLE = "def step(models, batch, optimizers): ... return {'loss': loss}"
+
+
+class OwnStep:
+    """A step of the user's own. While it is current, the models' own variables have the values that are trained.
+
+    Args:
+        step: the function of (models, batch, optimizers).
+        segment: what is trained.
+        ops: of the program.
+        layout: of the segment.
+        state: parameters and optimizer state, which get the result.
+        off: do not compile.
+
+    Raises:
+        PhaseError: the function does not take these arguments.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        segment: Segment,
+        ops: TensorFlowOps,
+        layout: SegmentLayout,
+        state: ParameterState,
+        *,
+        off: bool,
+    ) -> None:
+        check_arguments(step, ("models", "batch", "optimizers"), _EXAMPLE)
+        self.step, self._segment, self._ops, self._layout, self._state = step, segment, ops, layout, state
+        self._groups = {owner: group for group, owners in layout.groups.items() for owner in owners}
+        self._variables = {label: model_variables(model) for label, model in layout.models.items()}
+        self._frozen = FrozenLayers(model for label, model in layout.models.items() if label not in self._groups)
+        self._nodes = {owner: self._node_variables(owner) for owner in self._groups}
+        by_group = {
+            group: StepOptimizer(group, state.optimizer, {owner: self._nodes[owner] for owner in owners})
+            for group, owners in layout.groups.items()
+            if owners
+        }
+        self._optimizers = {
+            label: by_group[self._groups[owner]] for label, owner in layout.owner.items() if owner in self._groups
+        }
+        self._models = {op.label: op.model for op in segment.operations if op.model is not None}
+        rules = {owner: state.optimizer.rules[group] for owner, group in self._groups.items()}
+        self._tables = UpdateTables(rules, lambda owner, column: column)
+        self._compiler = StepCompiler(self._read_values, compiled, off=off or ops.eager, fatal=(tf.errors.OpError,))
+
+    def _node_variables(self, owner: str) -> NodeVariables:
+        parameters, group = self._variables[owner].parameters, self._groups[owner]
+        slots = self._state.slots(group, owner, self._state.parameters[owner])
+        with tf.device(tf_variable(next(iter(parameters.values()))).device):
+            tables = self._state.table(group, owner, 0, 1)
+            return NodeVariables(
+                parameters=parameters,
+                slots={
+                    name: {slot: tf.Variable(value, trainable=False) for slot, value in own.items()}
+                    for name, own in slots.items()
+                },
+                step=tf.Variable(0, dtype=tf.int64, trainable=False),
+                first=tf.Variable(0, dtype=tf.int64, trainable=False),
+                tables={name: tf.Variable(np.zeros(ROWS), trainable=False) for name in tables},
+            )
+
+    def _read_values(self) -> Any:
+        reader = ValueReader(self._ops.is_live, self._ops.libraries)
+        reader.read("step", self.step)
+        own = tuple((f"{path} of the step", key) for path, key in reader.pairs)
+        return (*python_values(self._segment, self._ops, lambda model: model), *own)
+
+    # -- as in OwnStepRunner ---------------------------------------------------------------------------------------
+
+    def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
+        """As in `OwnStepRunner`: the values go to the variables."""
+        for label, model in self._layout.models.items():
+            self._ops.write(model, self._state.parameters[label], buffers[label])
+        for owner, held in self._nodes.items():
+            slots = self._state.slots(self._groups[owner], owner, self._state.parameters[owner])
+            for name, own in slots.items():
+                for slot, value in own.items():
+                    write(held.slots[name][slot], value)
+            _assign(held.step, np.int64(self._state.states[owner].step))
+        self._tables.invalidate()
+
+    def run(self, batch: Mapping[str, Any], key: Any) -> Any:
+        """What the step gives; random numbers are those of the models' own generators."""
+        if self._tables.advance(lambda: {owner: int(held.step) for owner, held in self._nodes.items()}):
+            for owner, held in self._nodes.items():
+                _assign(held.first, np.int64(self._tables.first[owner]))
+                for name, table in held.tables.items():
+                    _assign(table, self._tables.tables[owner][name])
+        return self._compiler.run(self._call, dict(batch))
+
+    def _call(self, batch: dict[str, Any]) -> Any:
+        if not tf.executing_eagerly():
+            return self.step(self._models, batch, self._optimizers)
+        with self._ops.eager_scope():
+            return self.step(self._models, batch, self._optimizers)
+
+    def collect(self) -> Mapping[str, Mapping[str, Any]]:
+        """As in `OwnStepRunner`; waits for the last step."""
+        trained = {owner: self._variables[owner] for owner in self._groups}
+        parameters = {owner: {name: read(v) for name, v in held.parameters.items()} for owner, held in trained.items()}
+        slots = {
+            owner: {name: {slot: read(v) for slot, v in own.items()} for name, own in held.slots.items()}
+            for owner, held in self._nodes.items()
+        }
+        self._state.store(parameters, slots, 0)
+        self._state.set_steps({owner: int(held.step) for owner, held in self._nodes.items()})
+        return {owner: {name: read(v) for name, v in held.buffers.items()} for owner, held in trained.items()}
+
+    def begin_epoch(self) -> None:
+        """As in `OwnStepRunner`."""
+        self._tables.invalidate()
+
+    def renew(self) -> list[str]:
+        """As in `OwnStepRunner`."""
+        return self._compiler.renew()
+
+    def close(self) -> None:
+        """As in `OwnStepRunner`: layers of frozen nodes are trainable again where they were."""
+        self._frozen.restore()
+
+
+class FrozenLayers:
+    """Layers of Keras that do not train, nor update running statistics, until `restore`."""
+
+    def __init__(self, models: Iterable[Any]) -> None:
+        parts = [part for model in models for _, part in keras().walk(model)]
+        layers = [part for part in parts if keras().is_layer(part)]
+        layers.sort(key=lambda layer: -sum(1 for _ in keras().walk(layer)))  # a layer sets what is in it
+        held = [*layers, *(part for part in parts if keras().is_keras_variable(part))]
+        self._before = [(part, part.trainable) for part in held]
+        for layer in layers:
+            layer.trainable = False
+
+    def restore(self) -> None:
+        """Let them train again, where they did."""
+        for part, trainable in self._before:
+            part.trainable = trainable
+        self._before = []
+
+
+def _assign(variable: tf.Variable, value: Any) -> None:
+    with tf.device(variable.device):
+        variable.assign(tf.constant(value))
