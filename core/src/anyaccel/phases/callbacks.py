@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
-from anyaccel.errors import PhaseError
+from anyaccel.errors import PhaseError, StateError
 from anyaccel.phases.metrics import is_higher_better
 from anyaccel.phases.monitoring import monitored_value
 
@@ -141,6 +141,21 @@ def unknown_mode(monitor: str, where: str) -> PhaseError:
     """The error for a value of which it is not known whether it is better when it is high."""
     problem = f"{where}whether {monitor!r} is better when it is high or low is not known"
     return PhaseError(problem, hint="write mode='max', or mode='min'")
+
+
+def check_callback_state(kind: str, given: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+    """Check that a state has the entries of another.
+
+    Raises:
+        StateError: it lacks some, or has others.
+    """
+    if not isinstance(given, Mapping) or set(given) != set(like):
+        names = ", ".join(map(str, given)) if isinstance(given, Mapping) else shown(given)
+        raise StateError(
+            f"the state of {kind} does not fit: it has {names or 'nothing'}",
+            available=", ".join(like),
+            hint="give what state() of such a callback gave",
+        )
 
 
 class EarlyStopping(Callback):
