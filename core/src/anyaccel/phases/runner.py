@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -80,11 +80,8 @@ def execute(
         shown = (progress or Progress()).begin(run.phase.label)
         run.heard = shown.event
         try:
-            every = _callbacks_of(run, callbacks)
-            execution = _PhaseExecution(run, HookCaller(registry().hooks, every), shown)
-            return _execute(
-                execution, run, lambda: checkpointer_for(run, every, resume, learners_of(run.phase, run.graph))
-            )
+            hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
+            return _execute(_PhaseExecution(run, hooks, shown, resume), run)
         finally:
             shown.end()
 
@@ -98,12 +95,9 @@ def _callbacks_of(run: Run, callbacks: Iterable[Callback]) -> list[Callback]:
     return [*listening_schedules(optimizers, given), *given]
 
 
-def _execute(
-    execution: _PhaseExecution, run: Run, checkpointer: Callable[[], Checkpointer | None]
-) -> EvaluationValues | None:
+def _execute(execution: _PhaseExecution, run: Run) -> EvaluationValues | None:
     try:
         running.claim(run)
-        execution.checkpointer = checkpointer()
         return execution.run()
     except BaseException as error:
         run.error = error
@@ -132,7 +126,7 @@ def _note_lengths(error: Exception, run: Run) -> None:
 class _PhaseExecution:
     """Runs one phase: resolve, place, load, build, loop, release."""
 
-    def __init__(self, run: Run, hooks: HookCaller, progress: Progress) -> None:
+    def __init__(self, run: Run, hooks: HookCaller, progress: Progress, resume: str) -> None:
         self._run = run
         self._phase: Phase = run.phase
         self._graph = run.graph
@@ -143,11 +137,14 @@ class _PhaseExecution:
         self._opened = PhaseSources()
         self._final_devices: dict[str, Device] = {}
         self._nan_in_data = False
-        self.checkpointer: Checkpointer | None = None
+        self._resume = resume
+        self._checkpointer: Checkpointer | None = None
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
         self._hooks.call("phase_start", phase=phase, run=self._run)
+        learners = learners_of(phase, graph)
+        self._checkpointer = checkpointer_for(self._run, self._hooks.callbacks, self._resume, learners)
         if not isinstance(phase, FitPhase):
             return self._round()
         with awaiting_fit(left_to_fit(phase, graph), graph):
@@ -243,7 +240,7 @@ class _PhaseExecution:
                 learners=learners,
                 validation=evaluations[0] if evaluations else None,
                 nan_in_data=self._nan_in_data,
-                checkpointer=self.checkpointer,
+                checkpointer=self._checkpointer,
             ).run()
             return None
         values = evaluations[0].run()
@@ -288,8 +285,8 @@ class _PhaseExecution:
             run.error = interrupt
         try:
             self._release()
-            if self.checkpointer is not None and run.error is None:
-                self.checkpointer.end()
+            if self._checkpointer is not None and run.error is None:
+                self._checkpointer.end()
         except BaseException as failure:
             if run.error is None:
                 run.error = failure
@@ -304,7 +301,7 @@ class _PhaseExecution:
             self._hooks.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
 
     def _close_checkpointer(self) -> None:
-        checkpointer, self.checkpointer = self.checkpointer, None
+        checkpointer, self._checkpointer = self._checkpointer, None
         if checkpointer is not None:
             checkpointer.close()
 
