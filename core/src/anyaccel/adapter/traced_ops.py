@@ -105,7 +105,10 @@ class TracedOps(ArrayOps):
         """
 
     def compile_value_and_pullback(self, function: Function) -> Callable[[Any, Any], ValueAndPullback]:
-        """`value_and_pullback` of a function, compiled for many calls; the default differentiates a compiled one."""
+        """`value_and_pullback` of a function, compiled for many calls; the default differentiates a compiled one.
+
+        Override it where auxiliary results of a compiled function would be differentiated, if only by zeros.
+        """
         compiled = self.compile(function)
         return lambda primals, rest: self.value_and_pullback(compiled, primals, rest)
 
