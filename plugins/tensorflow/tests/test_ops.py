@@ -153,9 +153,9 @@ def test_auxiliary_results_have_no_part_in_gradients(compiled: bool) -> None:
     def function(x: Any, rest: Any) -> tuple[Any, Any]:
         return x * x, {"log": tf.math.log(x), "count": tf.size(x)}
 
-    differentiate = ops.compile_value_and_pullback(function) if compiled else ops.value_and_pullback
+    eager = partial(ops.value_and_pullback, function)
     x = tf.constant([0.0, 4.0])
-    values, others, pullback = differentiate(x, ()) if compiled else differentiate(function, x, ())
+    values, others, pullback = (ops.compile_value_and_pullback(function) if compiled else eager)(x, ())
     np.testing.assert_array_equal(values, [0.0, 16.0])
     np.testing.assert_allclose(others["log"], [-np.inf, np.log(4.0)], rtol=1e-6)
     assert int(others["count"]) == 2
@@ -169,7 +169,7 @@ def test_a_compiled_part_trains_with_a_loss_whose_slope_is_vertical_somewhere(mo
     def trained(eager_seconds: float) -> list[float]:
         monkeypatch.setattr(TensorFlowOps, "eager_seconds", eager_seconds)
         x = np.random.default_rng(0).standard_normal((8, 3)).astype("float32")
-        y = np.repeat(np.float32([[0], [1]]), 4, axis=0)
+        y = np.repeat(np.array([[0], [1]], "float32"), 4, axis=0)
         data = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
         head = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])  # predicts the first targets
         nodes = [
