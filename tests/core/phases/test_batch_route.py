@@ -41,6 +41,7 @@ ORDER = (
     "estimator_partial_fit",
     "estimator_inputs",
     "joined_outputs",
+    "probability_check",
     "loading.residency",
     "loading.loader_factory",
     "loading.source_loader",
@@ -49,6 +50,7 @@ ORDER = (
     "loading.device_columns",
     "loading.host_columns",
     "loading.input_data",
+    "loading.same_units",
     "loading.epoch_plan",
     "loading.evaluation_rows",
     "loading.epoch_batches",
@@ -68,6 +70,7 @@ ORDER = (
     "metrics",
     "plateau",
     "callbacks",
+    "user_level",
 )
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "metrics"}
