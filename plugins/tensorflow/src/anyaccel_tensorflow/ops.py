@@ -206,7 +206,7 @@ class TensorFlowOps(TracedOps):
 
         def without_auxiliary_gradients(primals: Any, rest: Any) -> tuple[Any, Any]:
             values, others = function(primals, rest)
-            return values, tf.nest.map_structure(tf.stop_gradient, others)
+            return values, tf.nest.map_structure(_without_gradient, others)
 
         return super().compile_value_and_pullback(without_auxiliary_gradients)
 
@@ -289,3 +289,10 @@ def _put_like(variable: Any, parameter: Any) -> Any:
 def _identity(array: Any) -> Any:
     with tf.device(array.device):
         return tf.identity(array)
+
+
+def _without_gradient(array: Any) -> Any:
+    if not tf.is_tensor(array):
+        return array
+    with tf.device(array.device):
+        return tf.stop_gradient(array)
