@@ -62,7 +62,7 @@ SIGNATURES = {
     "compare": "* figures",
     "TrainResults.plot": "* ax",
     "EvalResults.plot": "name ax * targets undo",
-    "Metric": "measure on targets label",
+    "Metric": "measure on targets label * from_logits ignore_index mask class_axis",
     "SequentialCNN": "output_shape channels kernel_size pool activation dropout dtype",
     "SequentialMLP": "output_shape n_layers hidden_dim activation dropout dtype",
     "devices": "kind",

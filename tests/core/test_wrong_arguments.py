@@ -353,7 +353,11 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Loss.from_config": lambda: (aa.Loss.from_config, {"config": {"loss": "mse"}}),
     "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0, **PADDED}),
     "MapSource.gather": lambda: (aa.MapSource("s", Rowwise(), features="x").gather, {"indices": [0]}),
-    "Metric": lambda: (aa.Metric, {"measure": "mse", "on": "net", "targets": "targets", "label": "m"}),
+    "Metric": lambda: (
+        aa.Metric,
+        {"measure": "mse", "on": "net", "targets": "targets", "label": "m", "from_logits": None}
+        | {"ignore_index": None, "mask": None, "class_axis": -1},
+    ),
     "Metric.from_config": lambda: (aa.Metric.from_config, {"config": {"measure": "mse"}}),
     "ModelGraph": lambda: (aa.ModelGraph, {"nodes": [node()], "optimizer": "adam", "label": "g", "seed": 0}),
     "ModelGraph.add_node": lambda: (graph().add_node, {"node": node("b", "net")}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,33 @@ def test_a_shared_model_and_a_state_with_groups_continue(framework: str, data: a
     again = graph_of(framework, data, spec)
     again.load_state(half.state())
     np.testing.assert_allclose(run(again, 2).loss, expected[2:], rtol=1e-6)
+
+
+def total(outputs: Any, targets: Any) -> Any:
+    """A sum, where a mean over rows is wanted."""
+    squares = (outputs - targets) ** 2
+    return squares.sum() if hasattr(squares, "sum") else pytest.importorskip("tensorflow").reduce_sum(squares)
+
+
+def mean(outputs: Any, targets: Any) -> Any:
+    return total(outputs, targets) / len(targets)
+
+
+def test_a_sum_is_told_of_where_batches_are_accumulated_and_a_mean_is_not(framework: str, data: aa.FeatureSet) -> None:
+    if framework == "mlx":
+        pytest.skip("it takes named losses only")
+
+    def run(function: Any) -> Any:
+        losses = [aa.AppliedLoss(function, on="net")]
+        graph = graph_of(framework, data, aa.Optimizer("sgd", lr=0.01))
+        phase = aa.TrainPhase("t", data="train", losses=losses, sampler=aa.SimpleSampler(8), accumulate=2)
+        return aa.Experiment("ways", graph, progress="none").run_phase(phase)
+
+    with pytest.warns(UserWarning, match=r"'net' is no mean over rows: .*Hint: return the mean over the rows"):
+        run(total)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(mean)
 
 
 @pytest.mark.parametrize("decay", [0.8, None])

@@ -76,3 +76,18 @@ def test_an_object_that_gives_several_numbers_is_refused_with_what_to_write():
     with pytest.raises(SpecError, match=r"it gave a dict.*Hint: give each .*metrics=list\(collection.values\(\)\)"):
         ours.run_phase(aa.EvalPhase("e", data="all", metrics=[several]))
     assert ours.run_phase(aa.EvalPhase("e", data="all", metrics=list(several.values()))).metrics
+
+
+def test_ignored_positions_are_those_of_torchmetrics() -> None:
+    classification = pytest.importorskip("torchmetrics.classification")
+    rng = np.random.default_rng(0)
+    logits, tags = rng.normal(size=(10, 6, 4)).astype("float32"), rng.integers(0, 4, (10, 6))
+    tags[rng.random(tags.shape) < 0.4] = -100
+    given = torch.tensor(logits).movedim(-1, 1), torch.tensor(tags)
+    for name, make, settings in (
+        ("accuracy", classification.MulticlassAccuracy, {"average": "micro"}),
+        ("f1_macro", classification.MulticlassF1Score, {"average": "macro"}),
+        ("cohen_kappa", classification.MulticlassCohenKappa, {}),
+    ):
+        theirs = float(make(num_classes=4, ignore_index=-100, **settings)(*given))
+        assert aa.Metric(name, ignore_index=-100).compute(logits, tags) == pytest.approx(theirs, rel=1e-5), name

@@ -359,6 +359,7 @@ def test_a_single_number_is_the_loss_and_nan_is_warned_of(data: aa.FeatureSet) -
         ({"loss": torch.ones(3)}, r"gave a Tensor of shape \[3\] as the figure 'loss'.*a mean over the batch"),
         ({3: 1.0}, r"gave 1.0 as the figure 3\. Available: a dict of names and scalars"),
         ("good", "gave 'good' as the figure 'loss'"),
+        ({"val_loss": 1.0}, r"figure 'val_loss', as figures of validations are called\. Hint: give it as 'loss'"),
     ],
 )
 def test_a_figure_that_is_no_number(given: Any, message: str, data: aa.FeatureSet) -> None:

@@ -216,10 +216,30 @@ def test_outputs_that_cannot_hold_nan_are_refused() -> None:
         run(graph, aa.EvalPhase("e", data="all", batch_size=10))
 
 
-def test_metrics_over_different_lengths_are_refused() -> None:
-    graph = tagger(tagged(), made(Tagger))
+@pytest.mark.parametrize("batch_size", [7, ROWS])
+def test_metrics_over_different_lengths_count_what_rows_have(batch_size: int) -> None:
+    """Whatever batches are padded to: the tokens of each row, one by one."""
+    net, shapes = made(Tagger), []
+
+    def positions(outputs: np.ndarray, targets: np.ndarray) -> float:
+        shapes.append((outputs.shape, targets.shape))
+        return 0.0
+
+    phase = aa.EvalPhase(data="all", metrics=["accuracy", positions], batch_size=batch_size)
+    accuracy = tagger(tagged(), net).run(phase, progress="none").metrics["accuracy"]
+    with torch.no_grad():
+        rows = [(net(torch.tensor(row[None]))["logits"][0].argmax(-1).numpy(), row % 4) for row in TOKENS]
+    hits = [guess == tag for guesses, tags in rows for guess, tag in zip(guesses, tags, strict=True)]
+    assert accuracy == pytest.approx(np.mean(hits), abs=1e-12)
+    assert shapes == [((len(hits), 4), (len(hits),))]
+
+
+def test_metrics_over_different_lengths_are_refused_where_targets_have_none() -> None:
+    columns = {"ids": TOKENS, "tags": TAGS, "kind": CLASSES}
+    data = aa.FeatureSet.from_dict("texts", columns, ["ids"], ["tags", "kind"], pad={"ids": 0, "tags": -100})
+    metric = aa.Metric("mae", on="net", targets="texts.kind")
     with pytest.raises(SpecError, match=r"'mae' on node 'net' compares values that differ in length.*leave the metric"):
-        run(graph, aa.EvalPhase("e", data="all", metrics=[aa.Metric("mae", on="net")], batch_size=10))
+        run(tagger(data, made(Tagger)), aa.EvalPhase("e", data="all", metrics=[metric], batch_size=10))
 
 
 def test_rows_of_different_length_are_not_resident() -> None:

@@ -35,4 +35,4 @@ def test_a_mistake_is_told_with_a_hint_that_helps(row: Row) -> None:
 
 def test_there_are_a_hundred_and_each_is_another() -> None:
     assert len(ALL) >= 100
-    assert len({row.name for row in ALL}) == len(ALL) == len({row.name + row.message for row in ALL})
+    assert len({row.name for row in ALL}) == len(ALL)

@@ -49,6 +49,7 @@ ORDER = (
     "loading.device_columns",
     "loading.host_columns",
     "loading.input_data",
+    "loading.same_units",
     "loading.epoch_plan",
     "loading.evaluation_rows",
     "loading.epoch_batches",

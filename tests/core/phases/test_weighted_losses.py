@@ -190,6 +190,21 @@ def test_negative_weights_are_refused():
         trained(4, losses=[owed])
 
 
+@pytest.mark.parametrize(
+    ("loss", "columns", "message"),
+    [
+        ("mse", {"y": [1.0, 2.0, 3.0], "w": [np.nan, -1.0, 1.0]}, r"d\.w has the weight -1\.0"),
+        ("binary_cross_entropy", {"y": [np.nan, 5.0, 0.0], "w": [0.0, 1.0, 1.0]}, r"d\.y has the target 5\.0"),
+    ],
+)
+def test_nan_hides_no_value_out_of_range(loss, columns, message):
+    data = FeatureSet.from_dict("d", {"x": np.ones((3, 2)), **columns}, ["x", "w"], ["y"])
+    graph = ModelGraph([ModelNode("net", SequentialMLP(1), data.reference("x"))], "sgd")
+    phase = TrainPhase(data=data, losses=AppliedLoss(loss, "net", sample_weight="d.w"))
+    with pytest.raises(ColumnError, match=message):
+        Experiment(graph, progress="none").run_phase(phase)
+
+
 def test_a_target_out_of_range_is_told_of_ignore_index():
     plain = AppliedLoss("cross_entropy", "net", ["outputs", "data.tokens"])
     with pytest.raises(ColumnError, match=r"class index -100.*Loss\('cross_entropy', ignore_index=-100\)"):

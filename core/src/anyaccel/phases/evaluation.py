@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class BoundMetric:
     feature_set: str
     columns: tuple[str, ...]
     stream: str = ""
+    mask: tuple[str, ...] = ()
 
 
 def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[BoundMetric]:
@@ -54,12 +56,9 @@ def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGr
         for node in nodes:
             source, columns, stream = _targets(metric, node, losses, graph)
             label = metric.label if len(nodes) == 1 else f"{node}.{metric.label}"
-            feature_set, stream = source.label, stream or ""
-            bound.append(
-                BoundMetric(
-                    label=label, metric=metric, node=node, feature_set=feature_set, columns=columns, stream=stream
-                )
-            )
+            where: Any = {"feature_set": source.label, "columns": columns, "stream": stream or ""}
+            mask = _mask(metric, source.label, stream, graph)
+            bound.append(BoundMetric(label=label, metric=metric, node=node, mask=mask, **where))
     labels = [metric.label for metric in bound]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
@@ -90,6 +89,20 @@ def _targets(
             hint="write 'FEATURE_SET.COLUMN'",
         )
     return chosen
+
+
+def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGraph) -> tuple[str, ...]:
+    """The column that says what a metric counts, of the same rows as its targets."""
+    if metric.mask is None:
+        return ()
+    chosen = input_columns.named_column(metric.mask, graph.nodes)
+    if chosen is None or chosen.feature_set.label != feature_set or (chosen.stream or "") != (stream or ""):
+        raise ColumnError(
+            f"metric {metric.label!r} has the mask {metric.mask!r}, which is not a column beside its targets",
+            available=f"columns of {feature_set!r}",
+            hint=f"write mask='{feature_set}.COLUMN'",
+        )
+    return chosen.names
 
 
 class Evaluation:
@@ -155,7 +168,8 @@ class Evaluation:
         for metric in self._metrics:
             rows = self._rows.of(metric.feature_set, metric.stream)
             outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
-            if any(map(rows.is_ragged, metric.columns)) or differ(outputs):
+            by_row = len(metric.columns) == 1 and rows.is_ragged(metric.columns[0])
+            if not by_row and (any(map(rows.is_ragged, metric.columns)) or differ(outputs)):
                 raise SpecError(
                     f"metric {metric.label!r} on node {metric.node!r} compares values that differ in length, and would "
                     "count what fills the places behind the shorter ones",
@@ -195,10 +209,16 @@ class Evaluation:
             predicted = self._learners.predict(metric.node, outputs, self._rows.rows)
         else:
             predicted = outputs[self._names[metric.node][0]]
-        targets = joined_array(self._rows.of(metric.feature_set, metric.stream), metric.columns)
+        rows = self._rows.of(metric.feature_set, metric.stream)
+        is_ragged = len(metric.columns) == 1 and rows.is_ragged(metric.columns[0])
+        ragged = rows.ragged_column(metric.columns[0]) if is_ragged else None
+        width = predicted.shape[1] if ragged is not None and predicted.ndim > 1 else None
+        targets = _of_width(joined_array(rows, metric.columns), width)
+        mask = _of_width(joined_array(rows, metric.mask), width) if metric.mask else None
         try:
             with interrupts.allowed():
-                return metric.metric.compute(predicted, targets)
+                lengths = None if ragged is None else ragged.lengths
+                return metric.metric.compute(predicted, targets, mask=mask, lengths=lengths)
         except SpecError as error:
             others = [
                 other.node for other in self._metrics if other.metric is metric.metric and other.node != metric.node
@@ -208,6 +228,11 @@ class Evaluation:
             raise SpecError(problem, available=error.available, hint=on) from None
         except Exception as error:  # of a function of the user's, or of a framework
             raise _failed(metric, error, predicted, targets) from error
+
+
+def _of_width(array: np.ndarray, width: int | None) -> np.ndarray:
+    """Padded rows as wide as those of the outputs, behind which no row goes on."""
+    return array if width is None or array.ndim < 2 else array[:, :width]
 
 
 def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets: np.ndarray) -> SpecError:

@@ -50,7 +50,7 @@ class NonFiniteLosses:
             self._warned = True
             label = self._run.phase.label
             warnings.warn(
-                printable(f"phase {label!r}: {problem}. {_hint(on_nan)}"), NaNWarning, stacklevel=_user_level()
+                printable(f"phase {label!r}: {problem}. {_hint(on_nan)}"), NaNWarning, stacklevel=user_level()
             )
 
     def _name(self, label: str) -> str:
@@ -65,7 +65,7 @@ def _hint(on_nan: str) -> str:
     )
 
 
-def _user_level() -> int:
+def user_level() -> int:
     """The `stacklevel` of a warning, given by the caller, at the code that runs the phase."""
     level, frame = 0, inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("anyaccel."):

@@ -9,7 +9,7 @@ from functools import partial
 from anyaccel import rng
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
-from anyaccel.graph import ModelGraph, Plan, Resolution, input_columns, topology
+from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import BoundMetric
 from anyaccel.phases.fit_phase import FitPhase
@@ -17,13 +17,14 @@ from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.host_columns import TargetRange, make_host_columns, target_ranges
-from anyaccel.phases.loading.input_data import InputData, ReadCache, input_data
+from anyaccel.phases.loading.input_data import InputData, PhaseSources, input_data
 from anyaccel.phases.loading.loader_factory import (
     LoaderFactory,
     RowsLoaderFactory,
     batch_source_loaders,
     map_source_loaders,
 )
+from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
 from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
@@ -73,21 +74,21 @@ class _Drawn:
 
 
 def prepare(
-    phase: Phase, resolution: Resolution, graph: ModelGraph, done: Collection[str], cache: ReadCache
+    phase: Phase, resolution: Resolution, graph: ModelGraph, done: Collection[str], opened: PhaseSources
 ) -> list[PreparedPart]:
     """Prepare a phase and its validation; the phase comes first.
 
     Args:
         phase, resolution, graph: what is prepared.
         done: labels of the nodes that a FitPhase has fitted.
-        cache: sources that were read for this phase before.
+        opened: keeps the sources that are opened, and those that were read for this phase before.
 
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
     """
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     known = topology.feature_sets(graph.nodes.values())
-    parts = [_draw(phase, part, plan, graph, done, read=True, cache=cache) for part in parts_of(phase)]
+    parts = [_draw(phase, part, plan, graph, done, read=True, opened=opened) for part in parts_of(phase)]
     return [
         PreparedPart(
             part=drawn.part,
@@ -107,11 +108,11 @@ def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:
         AnyaccelError: data, samplers or metrics that do not fit.
     """
     for part in parts_of(phase):
-        _draw(phase, part, plan, graph, (), read=False, cache={})
+        _draw(phase, part, plan, graph, (), read=False, opened=PhaseSources())
 
 
 def _draw(
-    phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, cache: ReadCache
+    phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, opened: PhaseSources
 ) -> _Drawn:
     metrics = metrics_of(phase, part, graph)
     sets = needed_sets(phase, plan, metrics, graph, done)
@@ -125,8 +126,10 @@ def _draw(
         may_stream=isinstance(part, TrainPhase),
         equal_lengths=isinstance(part, FitPhase) or isinstance(samplers, Sampler),
         read=read,
-        cache=cache,
+        opened=opened,
     )
+    for name, rows in data.rows.items():
+        check_same_units(part.label, rows, sets[name], _taken(phase, name, plan, metrics, graph))
     if data.source is not None:
         _check_source(phase, part, data.source, graph)
     evaluated, epochs = EvaluationRows(data.rows), None
@@ -142,6 +145,14 @@ def _draw(
         elif isinstance(part, FitPhase):
             epochs = EvaluationEpochs(evaluated, part.sampler.batch_size)
     return _Drawn(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
+
+
+def _taken(phase: Phase, name: str, plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph) -> set[str]:
+    """The columns of a feature set that losses, metrics, steps and estimators take."""
+    if isinstance(phase, FitPhase) or learners_of(phase, graph):
+        return set(topology.feature_sets(graph.nodes.values())[name].targets)
+    columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
+    return {each for column in columns if column.feature_set == name for each in column.columns}
 
 
 def _accumulates(part: Phase) -> bool:

@@ -19,6 +19,7 @@ from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.mean_check import MeanCheck
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
@@ -61,6 +62,7 @@ class TrainLoop:
         self._hooks, self._progress = hooks, progress
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
+        self._mean_check = MeanCheck(phase) if phase.accumulate > 1 else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(hooks.max_call_steps)
         self._unheard: list[Losses] = []  # of the steps since somebody listened
@@ -240,6 +242,8 @@ class TrainLoop:
         for steps in chunk.steps:
             if self._run.stopped:
                 break
+            if self._mean_check is not None and self._mean_check.is_due:
+                self._mean_check.look(runner, steps)
             if steps.uniform:
                 self._uniform_steps(runner, steps, losses)
                 continue

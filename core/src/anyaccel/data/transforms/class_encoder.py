@@ -57,6 +57,17 @@ class ClassEncoder:
         return np.array([index[label] for label in labels], dtype=np.int64).reshape(-1, 1)
 
     def inverse_transform(self, y: Any) -> np.ndarray:
-        """The labels of indices [n, 1], an object array [n, 1]; values are rounded to the nearest index."""
-        indices = np.clip(np.rint(np.asarray(y)).astype(np.int64), 0, len(self.classes_) - 1)
-        return np.asarray(self.classes_[indices])
+        """The labels of indices [n, 1], an object array [n, 1]; values are rounded to the nearest index.
+
+        Raises:
+            TransformError: NaN, or an index of no class, as of a model that has more outputs than there are classes.
+        """
+        indices, last = np.rint(np.asarray(y, dtype=np.float64)), len(self.classes_) - 1
+        wrong = indices[~((indices >= 0) & (indices <= last))]
+        if wrong.size:
+            raise TransformError(
+                f"{wrong[0]:g} is not the index of a class",
+                available=f"0 to {last}: {listed(self.classes_)}",
+                hint=f"give the model {last + 1} outputs, one for each class",
+            )
+        return np.asarray(self.classes_[indices.astype(np.int64)])

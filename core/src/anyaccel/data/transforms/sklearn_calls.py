@@ -98,6 +98,8 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
         )
     try:
         output = _dense(transform.inverse_transform(y))
+    except TransformError as error:
+        raise _with_columns(what, error) from None
     except Exception as error:
         raise TransformError(
             f"{what} cannot be inverted for these values: {_text(error)}",

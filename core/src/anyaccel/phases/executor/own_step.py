@@ -88,6 +88,11 @@ class OwnStep:
             return {}
         figures = given if isinstance(given, Mapping) else {"loss": given}
         for name, value in figures.items():
+            if isinstance(name, str) and name.startswith("val_"):
+                raise PhaseError(
+                    f"the step of phase {self._phase!r} gave the figure {name!r}, as figures of validations are called",
+                    hint=f"give it as {name.removeprefix('val_')!r}, and validate with TrainPhase(validation=...)",
+                )
             if not isinstance(name, str) or not _is_scalar(value):
                 shape = getattr(value, "shape", None)
                 what = shown(value) if shape is None else f"a {type(value).__name__} of shape {list(shape)}"

@@ -152,10 +152,20 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
     return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
 
 
+def _class_hint(low: int, high: int, n_classes: int) -> str:
+    if low >= 1 and high == n_classes:
+        return "class indices begin at 0: subtract 1 from the column"
+    return (
+        "change the model's output_shape, or the column; targets that do not count have an ignore_index: "
+        f"Loss('cross_entropy', ignore_index={low if low < 0 else high})"
+    )
+
+
 def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -> None:
     n_classes, ignored = target_range.n_classes, target_range.ignored
     counted = array if ignored is None else array[array != ignored]
-    low, high = (counted.min(), counted.max()) if counted.size else (0, 0)
+    # the extremes beside NaN, which other checks tell
+    low, high = (np.fmin.reduce(counted, None), np.fmax.reduce(counted, None)) if counted.size else (0, 0)
     if target_range.weights and low < 0:
         raise ColumnError(
             f"{column.shown} has the weight {low}",
@@ -172,8 +182,7 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
             available=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
-            hint="change the model's output_shape, or the column; targets that do not count have an ignore_index: "
-            f"Loss('cross_entropy', ignore_index={low if low < 0 else high})",
+            hint=_class_hint(int(low), int(high), n_classes),
         )
     if target_range.excluded is not None and (array == target_range.excluded).any():
         raise ColumnError(

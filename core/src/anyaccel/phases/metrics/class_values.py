@@ -68,7 +68,8 @@ def true_classes(name: str, scores: np.ndarray, targets: np.ndarray) -> np.ndarr
         raise SpecError(
             f"{name}: the targets have class index {wrong[0]}, but there are {count} scores per sample",
             available=f"0 to {count - 1}",
-            hint="number the classes from 0, or pass a function as metric",
+            hint=f"if it does not count, write Metric({name!r}, ignore_index={wrong[0]:.0f}); else number the classes "
+            "from 0",
         )
     return indices.astype("int64")
 

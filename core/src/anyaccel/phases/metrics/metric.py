@@ -14,7 +14,8 @@ from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, SpecError
 from anyaccel.phases.metrics.metric_calls import Call, call_of, can_measure, label_of, number_of
 from anyaccel.phases.metrics.named import CLASS_METRICS, METRICS, SYNONYMS
-from anyaccel.specs import LOSS_ALIASES, LOSSES
+from anyaccel.phases.metrics.positions import counted, flattened, mask_of, within, without_class_axis
+from anyaccel.specs import LOSS_ALIASES, LOSSES, assign_fields
 from anyaccel.suggestions import did_you_mean
 
 
@@ -34,6 +35,13 @@ class Metric:
         from_logits: what a single output is for a named metric of classes: True for the logit of class 1, False for
             its probability. None, the default, is True, and warns if all outputs are from 0 to 1. Several outputs need
             no word: rows of probabilities are seen by their sum.
+        ignore_index: an integer target that does not count.
+        mask: the column, `"FEATURE_SET.COLUMN"`, that says which samples or positions count: True or 1, and False or 0.
+        class_axis: the axis of the classes in outputs, with the batch as 0: 1 in [batch, classes, ...].
+
+    Named metrics of classes take positions: scores [n, ..., classes] with classes [n, ...]. What `ignore_index` and
+    `mask` leave out, and what lies behind the rows of a column whose rows differ in length, is not measured: functions
+    and objects get what counts, [m] or [m, classes], one position after the other.
 
     Names: accuracy, balanced_accuracy, top_k_accuracy (k = 2, as in scikit-learn), top_3_accuracy, top_5_accuracy,
     precision, recall, f1, jaccard (of class 1; of several classes as f1_macro, f1_micro, f1_weighted),
@@ -51,6 +59,9 @@ class Metric:
     targets: str
     label: str
     from_logits: bool | None
+    ignore_index: int | None
+    mask: str | None
+    class_axis: int
     _call: Call = field(repr=False, compare=False)
 
     def __init__(
@@ -61,6 +72,9 @@ class Metric:
         label: str | None = None,
         *,
         from_logits: bool | None = None,
+        ignore_index: int | None = None,
+        mask: str | None = None,
+        class_axis: int = -1,
     ) -> None:
         name = SYNONYMS.get(measure, measure) if isinstance(measure, str) else None
         if name is not None and name not in METRICS:
@@ -70,30 +84,43 @@ class Metric:
         if name is None and not can_measure(measure):
             hint = f"create one: {measure.__name__}()" if isinstance(measure, type) else "give a name or a function"
             raise SpecError(f"{shown(measure)} is not a metric", available=", ".join(METRICS), hint=hint)
-        for key, value in (("on", on), ("targets", targets), ("label", label)):
+        for key, value in (("on", on), ("targets", targets), ("label", label), ("mask", mask)):
             if value is not None or key == "targets":
                 arguments.text(SpecError, "Metric: ", key, value)
         if from_logits is not None:
             arguments.flag(SpecError, "Metric: ", "from_logits", from_logits)
-        object.__setattr__(self, "measure", measure if name is None else METRICS[name])
-        object.__setattr__(self, "on", on)
-        object.__setattr__(self, "targets", targets)
-        object.__setattr__(self, "label", label or (measure if name is not None else label_of(measure)))
-        object.__setattr__(self, "from_logits", from_logits)
-        object.__setattr__(self, "_call", call_of(measure) if name is None else METRICS[name])
+        _check_positions(ignore_index, class_axis)
+        assign_fields(self, measure=measure if name is None else METRICS[name], on=on, targets=targets)
+        assign_fields(self, label=label or (measure if name is not None else label_of(measure)))
+        assign_fields(self, from_logits=from_logits, ignore_index=ignore_index, mask=mask, class_axis=class_axis)
+        assign_fields(self, _call=call_of(measure) if name is None else METRICS[name])
 
     @property
     def name(self) -> str | None:
         """The name in METRICS; None for a function or object of the user's."""
         return next((name for name, measure in METRICS.items() if measure is self.measure), None)
 
-    def compute(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+    def compute(
+        self,
+        outputs: np.ndarray,
+        targets: np.ndarray,
+        *,
+        mask: np.ndarray | None = None,
+        lengths: np.ndarray | None = None,
+    ) -> float:
         """The value for all outputs of a node, and the targets of the same samples.
+
+        Args:
+            outputs: [n, ...].
+            targets: [n, ...].
+            mask: the values of the column `mask`, which are over the first axes of the targets.
+            lengths: of the targets of each sample, int [n], where these differ.
 
         Raises:
             SpecError: shapes or values that a named metric does not take, or what the metric gave is not one number.
         """
         name = self.name
+        outputs, targets = self._counted(name, outputs, targets, mask, lengths)
         if name is None:  # it may write to its arguments
             return number_of(self._call(np.array(outputs), np.array(targets)))
         if outputs.dtype.kind in "fc" and np.isnan(outputs).any():
@@ -101,6 +128,21 @@ class Metric:
         if name in CLASS_METRICS and outputs.dtype.kind == "f" and outputs.size == len(outputs) > 0:
             outputs = self._single(outputs)
         return float(self._call(outputs, targets))
+
+    def _counted(
+        self, name: str | None, outputs: np.ndarray, targets: np.ndarray, mask: Any, lengths: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The outputs and targets that count."""
+        if self.class_axis != -1:
+            outputs = np.moveaxis(outputs, self.class_axis, -1)
+        if self.ignore_index is not None or mask is not None or lengths is not None:
+            targets = without_class_axis(outputs, targets)
+            mask = None if mask is None else mask_of(mask, targets, str(self.mask))
+            if lengths is not None:
+                own = within(lengths, targets.shape[1])
+                mask = own if mask is None else own & mask.reshape(len(mask), -1)
+            outputs, targets = counted(outputs, targets, mask, self.ignore_index)
+        return flattened(outputs, targets) if name in CLASS_METRICS else (outputs, targets)
 
     def _single(self, outputs: np.ndarray) -> np.ndarray:
         """One output per sample, as the named metrics take it: logits of class 1, or probabilities of both classes."""
@@ -131,8 +173,10 @@ class Metric:
                 f"metric {self.label!r} is a function, which cannot be saved as configuration",
                 hint="use a named metric: " + ", ".join(METRICS),
             )
-        logits = {} if self.from_logits is None else {"from_logits": self.from_logits}
-        return {"measure": name, "on": self.on, "targets": self.targets, "label": self.label, **logits}
+        more = {"from_logits": self.from_logits, "ignore_index": self.ignore_index, "mask": self.mask}
+        given = {key: value for key, value in more.items() if value is not None}
+        given |= {"class_axis": self.class_axis} if self.class_axis != -1 else {}
+        return {"measure": name, "on": self.on, "targets": self.targets, "label": self.label, **given}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Metric:
@@ -141,7 +185,7 @@ class Metric:
         Raises:
             ConfigError: malformed.
         """
-        known = ("measure", "on", "targets", "label", "from_logits")
+        known = ("measure", "on", "targets", "label", "from_logits", "ignore_index", "mask", "class_axis")
         if not isinstance(config, Mapping) or not isinstance(config.get("measure"), str) or set(config) - set(known):
             raise ConfigError(
                 f"{shown(config)} is not the configuration of a metric",
@@ -149,6 +193,14 @@ class Metric:
                 hint="write {'measure': 'accuracy'}",
             )
         return cls(**dict(config))
+
+
+def _check_positions(ignore_index: Any, class_axis: Any) -> None:
+    if ignore_index is not None and (type(ignore_index) is not int):
+        raise SpecError(f"Metric: ignore_index={shown(ignore_index)} is not an int", hint="write ignore_index=-100")
+    if type(class_axis) is not int or class_axis == 0:
+        problem = f"Metric: class_axis={shown(class_axis)} is not an axis behind that of the batch, which is 0"
+        raise SpecError(problem, hint="write class_axis=1")
 
 
 _OTHER_NAMES = {

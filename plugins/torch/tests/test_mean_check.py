@@ -1,0 +1,109 @@
+"""Losses that are no means over rows, where batches are accumulated: told by their values, and only then."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import anyaccel as aa
+
+ROWS = 16
+RNG = np.random.default_rng(0)
+MASK = np.arange(4) < RNG.integers(1, 5, ROWS)[:, None]
+COLUMNS = {
+    "x": RNG.normal(size=(ROWS, 4, 3)).astype("float32"),
+    "labels": np.where(MASK, RNG.integers(0, 5, (ROWS, 4)), -100),
+}
+
+
+class Tagger(nn.Module):
+    """As models of transformers: a loss over all tokens that count, and heads that exist in training alone."""
+
+    def __init__(self, *, auxiliary: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.auxiliary = nn.Linear(3, 5), auxiliary
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        given = {"logits": self.head(x)}
+        if labels is not None and not self.auxiliary:
+            given["loss"] = F.cross_entropy(given["logits"].flatten(0, 1), labels.flatten())
+        if self.auxiliary and self.training:
+            given["auxiliary"] = 2 * given["logits"]
+        return given
+
+
+def accumulated(loss: aa.AppliedLoss, model: nn.Module | None = None, **settings: Any) -> list[str]:
+    """What is warned of."""
+    data = aa.FeatureSet.from_dict("data", COLUMNS, ["x"], ["labels"])
+    model = Tagger() if model is None else model
+    upstream = {"x": data.reference("x"), "labels": data.reference("labels")}
+    named = {"outputs": ["logits", "auxiliary"]} if model.auxiliary else {}
+    graph = aa.ModelGraph([aa.ModelNode("net", model, upstream, **named)], aa.Optimizer("sgd", lr=0.1))
+    settings = {"sampler": aa.SimpleSampler(4), "accumulate": 2, **settings}
+    phase = aa.TrainPhase("t", data="all", losses=[loss], **settings)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = aa.Experiment("e", graph, progress="none").run_phase(phase)
+    assert np.isfinite(result.loss).all()
+    assert all(each.filename == __file__ for each in told)
+    return [str(each.message) for each in told]
+
+
+def on_logits(function: Any) -> aa.AppliedLoss:
+    return aa.AppliedLoss(function, on="net", inputs=["outputs.logits", "data.x"])
+
+
+def test_a_sum_is_told_with_both_values() -> None:
+    (message,) = accumulated(on_logits(lambda logits, x: (logits**2).sum()))
+    with torch.no_grad():
+        expected = float((Tagger()(torch.tensor(COLUMNS["x"][:4]))["logits"] ** 2).sum())
+    assert f"the loss 'net' is no mean over rows: over the first batch it is {expected:.6g}, and" in message
+    assert f"two halves is {expected / 2:.6g}. A step is not that of one batch of all rows. Hint: return the" in message
+
+
+def test_a_mean_over_tokens_of_the_models_own_is_told_and_the_hint_counts_them() -> None:
+    (message,) = accumulated(aa.AppliedLoss.from_output("net"))
+    assert "use a named loss with ignore_index" in message
+    named = aa.Loss("cross_entropy", ignore_index=-100)
+    assert accumulated(aa.AppliedLoss(named, on="net", inputs=["outputs.logits", "data.labels"])) == []
+
+
+def test_a_contrast_within_the_batch_is_told() -> None:
+    assert accumulated(on_logits(lambda logits, x: (logits[:, None] - logits[None]).abs().max()))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda logits, x: (logits**2).mean(),
+        lambda logits, x: (logits * torch.rand_like(logits)).mean(),  # random: two batches differ by themselves
+        lambda logits, x: (logits * 0).mean(),
+    ],
+    ids=["mean", "random", "zero"],
+)
+def test_means_and_random_losses_are_not_told(function: Any) -> None:
+    assert accumulated(on_logits(function)) == []
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 1}, {"sampler": aa.SimpleSampler(1)}], ids=str)
+def test_where_there_is_nothing_to_compare_nothing_is_told(settings: dict[str, Any]) -> None:
+    assert accumulated(on_logits(lambda logits, x: (logits**2).sum()), **settings) == []
+
+
+def test_a_loss_on_an_output_of_training_alone_trains() -> None:
+    loss = aa.AppliedLoss(lambda out, x: (out**2).mean(), on="net", inputs=["outputs.auxiliary", "data.x"])
+    assert accumulated(loss, Tagger(auxiliary=True)) == []
+
+
+def test_the_check_changes_no_number() -> None:
+    whole, parted = Tagger(), Tagger()
+    accumulated(on_logits(lambda logits, x: (logits**2).mean()), whole, sampler=aa.SimpleSampler(8), accumulate=1)
+    accumulated(on_logits(lambda logits, x: (logits**2).mean()), parted)
+    torch.testing.assert_close(whole.head.weight, parted.head.weight, rtol=1e-6, atol=1e-7)
