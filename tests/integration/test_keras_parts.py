@@ -344,16 +344,18 @@ def test_clip_norm_is_the_global_norm_of_keras_over_all_nodes(optimizers: Any) -
     own = keras.Sequential([keras.Input(X.shape[1:]), layers.Dense(4), layers.Dense(1)])
     body = keras.Sequential([keras.Input(X.shape[1:]), layers.Dense(4)])
     head = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
-    for mine, other in zip([*body.variables, *head.variables], own.variables, strict=True):
-        mine.assign(np.array(ops.convert_to_numpy(other.value)))
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
     nodes = [aa.ModelNode("body", body, data.reference()), aa.ModelNode("net", head, "body")]
-    train(aa.ModelGraph(nodes, aa.Optimizer(optimizers.SGD, lr=0.1, clip_norm=0.2)), n_epochs=2)
+    graph = aa.ModelGraph(nodes, aa.Optimizer(optimizers.SGD, lr=0.1, clip_norm=0.2))
     own.compile(optimizers.SGD(0.1, global_clipnorm=0.2), "mse")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Keras itself warns of
+        for mine, other in zip([*body.variables, *head.variables], own.variables, strict=True):
+            mine.assign(np.array(ops.convert_to_numpy(other.value)))
+        train(graph, n_epochs=2)
         own.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    for actual, expected in zip([*values(body), *values(head)], values(own), strict=True):
+        trained, by_keras = [*values(body), *values(head)], values(own)
+    for actual, expected in zip(trained, by_keras, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
