@@ -110,7 +110,7 @@ def test_a_seed_is_an_int_of_64_bits(seed, table, mlp):
 
 
 def test_an_object_that_is_not_an_optimizer_is_refused(table, mlp):
-    with pytest.raises(GraphError, match=r"the optimizer of graph 'g' is a float"):
+    with pytest.raises(GraphError, match=r"the optimizer of graph 'g' is an object of float"):
         ModelGraph([ModelNode("a", mlp(), table().reference())], 0.1, "g")
 
 

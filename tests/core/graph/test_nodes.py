@@ -97,7 +97,7 @@ def test_an_optimizer_may_be_a_name(mlp):
     assert ModelNode("n", mlp(), "x", optimizer="sgd").optimizer == Optimizer("sgd")
     assert ModelNode("n", mlp(), "x", optimizer=Own).optimizer.own is Own
     with pytest.raises(
-        GraphError, match=r"the optimizer of node 'n' is a Own.*write optimizer=Optimizer\('adam', lr=1e-3\)"
+        GraphError, match=r"the optimizer of node 'n' is an object of Own.*write optimizer=Optimizer\('adam', lr=1e-3\)"
     ):
         ModelNode("n", mlp(), "x", optimizer=Own())
     with pytest.raises(SpecError, match=r"no optimizer is called 'adamm'"):

@@ -41,6 +41,7 @@ ORDER = (
     "estimator_partial_fit",
     "estimator_inputs",
     "joined_outputs",
+    "probability_check",
     "loading.residency",
     "loading.loader_factory",
     "loading.source_loader",
@@ -69,6 +70,7 @@ ORDER = (
     "metrics",
     "plateau",
     "callbacks",
+    "user_level",
 )
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "metrics"}

@@ -118,6 +118,11 @@ def _no_batch(
     model_name: str, first: Mapping[Path, tuple[int, ...]], second: Mapping[Path, tuple[int, ...]], hint: str
 ) -> ShapeError:
     shown = [", ".join(str(list(shape)) for shape in shapes.values()) for shapes in (first, second)]
+    if len(first) < len(second):
+        hint = (
+            "a model that gives a list with an entry for each sample (a detector) goes into a module whose forward "
+            "returns a tensor, and is called in a step of your own, TrainPhase(step=...): docs/how-to/custom-step.md"
+        )
     return ShapeError(
         f"{model_name} returns {shown[0]} for a batch of {_PROBED_BATCHES[0]}, "
         f"and {shown[1]} for a batch of {_PROBED_BATCHES[1]}",

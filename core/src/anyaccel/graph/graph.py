@@ -231,9 +231,7 @@ class ModelGraph(AttributeHints):
     # -- phases ----------------------------------------------------------------------------------------------------
 
     def run(self, *phases: Any, callbacks: Iterable[Any] = (), progress: Any = "auto") -> Any:
-        """Run a phase on this graph, or several in order: `graph.run(TrainPhase(...))`.
-
-        An Experiment does the same, and keeps the results of all its runs.
+        """Run a phase on this graph, or several in order, as an Experiment does, which also keeps their results.
 
         Args:
             phases: one, several, or a list of them; several give a list of results.

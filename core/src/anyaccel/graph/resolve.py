@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from graphlib import TopologicalSorter
 
-from anyaccel.accelerator import Accelerator
-from anyaccel.backend import ComputingBackend
 from anyaccel.data import Reference
 from anyaccel.errors import GraphError, PhaseError
 from anyaccel.graph import input_columns, topology
@@ -19,8 +17,8 @@ from anyaccel.graph.nodes import ModelNode
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
+from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.segment_builder import SegmentBuilder
-from anyaccel.graph.shape_inference import Shapes
 from anyaccel.graph.step_columns import check_own_step, step_columns
 from anyaccel.graph.training_outputs import (
     check_in_training,
@@ -35,50 +33,6 @@ from anyaccel.graph.transfers import Crossings
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import ParameterGroup, Segment
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a phase asks of a graph.
-
-    Attributes:
-        phase: the phase's label.
-        wants: labels of the nodes whose outputs are kept.
-        streams: the streams of each feature set's sampler, by the feature set's label.
-        learners: labels of the estimators that learn on the host.
-        own_step: whether steps are the user's own, which may use every node; losses are those of the validation.
-    """
-
-    phase: str
-    accelerator: Accelerator | None = None
-    losses: tuple[AppliedLoss, ...] = ()
-    training: bool = False
-    wants: tuple[str, ...] = ()
-    strict: bool = False
-    policy: str | None = None
-    streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    learners: tuple[str, ...] = ()
-    own_step: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
-    """A plan, and what carries it out.
-
-    Attributes:
-        segments: in topological order.
-        backends: the backend of each segment.
-        live: names of the values through which gradients flow: a trained node gives them, or depends on one.
-        shapes: of the whole graph.
-        step_columns: names of columns by the names that a step of the user's own finds them under.
-    """
-
-    plan: Plan
-    segments: tuple[Segment, ...]
-    backends: tuple[ComputingBackend, ...]
-    live: frozenset[str]
-    shapes: Shapes
-    step_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 def resolve(graph: ModelGraph, request: Request, known: Registry | None = None) -> Resolution:

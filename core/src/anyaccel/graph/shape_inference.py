@@ -22,6 +22,7 @@ from anyaccel.errors import (
     ShapeError,
 )
 from anyaccel.graph import node_values, topology
+from anyaccel.graph.concatenation import concatenated
 from anyaccel.graph.data_format_check import check_data_formats
 from anyaccel.graph.example_inputs import example_columns, with_examples
 from anyaccel.graph.memory_sharing import share_while_building
@@ -327,7 +328,7 @@ class _Inference:
     def _given(self, label: str, node: Node, *, lift: bool) -> Sequence[OutputSpec]:
         specs = self._received(label, lift=lift)
         if isinstance(node, ConcatNode):
-            return [OutputSpec((), _concatenated(node, specs))]
+            return [OutputSpec((), concatenated(node, specs))]
         return _outputs(node, specs, self._backends[label], self._seed, self._cast_hint(label))
 
     def _received(self, label: str, *, lift: bool) -> Sequence[TensorSpec]:
@@ -381,21 +382,3 @@ def _not_accepted(
     feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
     problem = f"node {node.label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
     return type(error)(problem, available=error.available, hint=cast_hint or error.hint)
-
-
-def _concatenated(node: ConcatNode, specs: Sequence[TensorSpec]) -> TensorSpec:
-    first = specs[0]
-    axis = node.axis if node.axis >= 0 else node.axis + len(first.shape)
-    if not 0 <= axis < len(first.shape):
-        raise ShapeError(
-            f"node {node.label!r} has no axis {node.axis}: its inputs are samples of shape {list(first.shape)}",
-            hint="choose an axis of a sample, without the batch; join scalars in one reference([...])",
-        )
-    rest = {(spec.dtype, spec.shape[:axis], spec.shape[axis + 1 :]) for spec in specs}
-    if any(len(spec.shape) != len(first.shape) for spec in specs) or len(rest) > 1:
-        raise ShapeError(
-            f"node {node.label!r} cannot concatenate {' and '.join(map(str, specs))} along axis {node.axis}",
-            hint="use equal dtypes, and equal extents along every other axis",
-        )
-    extent = sum(spec.shape[axis] for spec in specs)
-    return replace(first, shape=(*first.shape[:axis], extent, *first.shape[axis + 1 :]))

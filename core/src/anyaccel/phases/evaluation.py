@@ -26,6 +26,7 @@ from anyaccel.phases.metrics import METRICS, SYNONYMS, Metric
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.probability_check import ProbabilityCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,7 @@ class Evaluation:
     ) -> None:
         self._pipeline, self._policy, self._rows = pipeline, policy, rows
         self._losses, self._metrics, self._learners = losses, metrics, learners
+        self._probabilities = ProbabilityCheck(losses, value_names)
         on_host = [metric.node for metric in metrics if metric.node in learners.labels]
         computed = [metric.node for metric in metrics if metric.node not in learners.labels]
         self._names = value_names
@@ -154,6 +156,7 @@ class Evaluation:
             self._policy.make_room(all_means, self._policy.batch_size)
         self._check_one_length(parts)
         outputs = {name: joined_outputs(name, arrays) for name, arrays in parts.items()}
+        self._probabilities.look(outputs)
         means = {loss.label: all_means[loss.label] for loss in self._losses}
         total = sum(loss.weight * means[loss.label] for loss in self._losses) if self._losses else float("nan")
         metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}

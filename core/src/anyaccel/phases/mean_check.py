@@ -13,8 +13,8 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.non_finite_losses import user_level
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
 from anyaccel.specs import FROM_OUTPUT
 

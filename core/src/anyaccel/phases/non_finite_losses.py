@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from anyaccel.errors import NaNWarning
 from anyaccel.phases.run import Run
 from anyaccel.phases.train_phase import all_losses
+from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
 
 
@@ -63,11 +63,3 @@ def _hint(on_nan: str) -> str:
     return (
         f"Hint: lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses{stop}"
     )
-
-
-def user_level() -> int:
-    """The `stacklevel` of a warning, given by the caller, at the code that runs the phase."""
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("anyaccel."):
-        level, frame = level + 1, frame.f_back
-    return level

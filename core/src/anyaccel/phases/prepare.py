@@ -17,7 +17,7 @@ from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.host_columns import TargetRange, make_host_columns, target_ranges
-from anyaccel.phases.loading.input_data import InputData, ReadCache, input_data
+from anyaccel.phases.loading.input_data import InputData, PhaseSources, input_data
 from anyaccel.phases.loading.loader_factory import (
     LoaderFactory,
     RowsLoaderFactory,
@@ -74,21 +74,21 @@ class _Drawn:
 
 
 def prepare(
-    phase: Phase, resolution: Resolution, graph: ModelGraph, done: Collection[str], cache: ReadCache
+    phase: Phase, resolution: Resolution, graph: ModelGraph, done: Collection[str], opened: PhaseSources
 ) -> list[PreparedPart]:
     """Prepare a phase and its validation; the phase comes first.
 
     Args:
         phase, resolution, graph: what is prepared.
         done: labels of the nodes that a FitPhase has fitted.
-        cache: sources that were read for this phase before.
+        opened: keeps the sources that are opened, and those that were read for this phase before.
 
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
     """
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     known = topology.feature_sets(graph.nodes.values())
-    parts = [_draw(phase, part, plan, graph, done, read=True, cache=cache) for part in parts_of(phase)]
+    parts = [_draw(phase, part, plan, graph, done, read=True, opened=opened) for part in parts_of(phase)]
     return [
         PreparedPart(
             part=drawn.part,
@@ -108,11 +108,11 @@ def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:
         AnyaccelError: data, samplers or metrics that do not fit.
     """
     for part in parts_of(phase):
-        _draw(phase, part, plan, graph, (), read=False, cache={})
+        _draw(phase, part, plan, graph, (), read=False, opened=PhaseSources())
 
 
 def _draw(
-    phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, cache: ReadCache
+    phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, opened: PhaseSources
 ) -> _Drawn:
     metrics = metrics_of(phase, part, graph)
     sets = needed_sets(phase, plan, metrics, graph, done)
@@ -126,7 +126,7 @@ def _draw(
         may_stream=isinstance(part, TrainPhase),
         equal_lengths=isinstance(part, FitPhase) or isinstance(samplers, Sampler),
         read=read,
-        cache=cache,
+        opened=opened,
     )
     for name, rows in data.rows.items():
         check_same_units(part.label, rows, sets[name], _taken(phase, name, plan, metrics, graph))

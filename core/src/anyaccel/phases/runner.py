@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +25,7 @@ from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.hooks import HookCaller
-from anyaccel.phases.loading.input_data import ReadCache
+from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
@@ -124,7 +125,7 @@ class _PhaseExecution:
         self._progress = progress
         self._pipeline: Pipeline | None = None
         self._policies: list[OutOfMemoryRecovery] = []
-        self._read_cache: ReadCache = {}
+        self._opened = PhaseSources()
         self._final_devices: dict[str, Device] = {}
         self._nan_in_data = False
 
@@ -146,7 +147,7 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
-            parts = prepare(phase, resolution, graph, run.done, self._read_cache)
+            parts = prepare(phase, resolution, graph, run.done, self._opened)
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
@@ -294,14 +295,17 @@ class _PhaseExecution:
                 pipeline.close(self._graph.optimizer_states)
 
     def _release(self) -> None:
-        self._close()
-        if self._run.error is not None:  # a phase that has not come to its loaders may have opened its source
-            for source in _sources(self._phase):
-                source.close()
+        with ExitStack() as sources:
+            if self._run.error is not None:
+                # A phase that has not come to its loaders may have opened sources. They are not left to be freed: the
+                # error, which is kept, keeps the functions of its frames, and what these have from outside.
+                for source in (*_given_sources(self._phase), *self._opened.batches):
+                    sources.callback(source.close)
+            self._close()
         place(self._graph, self._final_devices)
 
 
-def _sources(phase: Phase) -> Iterator[BatchSource]:
+def _given_sources(phase: Phase) -> Iterator[BatchSource]:
     """The sources of batches that a phase and its validation were given."""
     for part in parts_of(phase):
         values = part.data.values() if isinstance(part.data, Mapping) else [part.data]

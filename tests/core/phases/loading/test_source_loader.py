@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -590,6 +591,22 @@ def test_a_phase_that_stops_early_closes_the_source(moment: str, how: str, at: A
     gc.collect()
     assert given.opened == given.closed
     assert len(experiment.last_run.epochs) == 1 + (moment == "epoch_end" or (moment == "step_end" and how == "stop"))
+    assert len(experiment.run_phase(phase(given)).epochs) == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError("no loader")])
+def test_a_source_that_was_opened_is_closed_where_no_loader_is_made_of_it(
+    error: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the error is kept, whose frames keep functions and what these have from outside (issue 11)."""
+    given, validation, graph = Watched(), Watched(), graph_of(table())
+    experiment = Experiment("e", graph, progress="none")
+    with monkeypatch.context() as broken_loader:
+        broken_loader.setattr(BatchSourceLoader, "__init__", mock.Mock(side_effect=error))
+        with pytest.raises((KeyboardInterrupt, ValueError)):
+            experiment.run_phase(phase(given, validation=EvalPhase("v", data=validation)))
+    assert experiment.last_run.error is not None
+    assert (given.opened, given.closed) == (1, 1) and validation.opened == validation.closed
     assert len(experiment.run_phase(phase(given)).epochs) == 3
 
 

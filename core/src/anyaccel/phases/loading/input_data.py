@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,8 +17,19 @@ from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.prefetch import prefetch
 
-ReadCache = MutableMapping[tuple[str, str], FeatureSet]
-"""Sources that were read into memory, by label of the phase and of the feature set."""
+
+@dataclass(frozen=True, slots=True)
+class PhaseSources:
+    """The sources of a phase and of its validation.
+
+    Attributes:
+        batches: those of batches, also those that were made of a loader or generator that a user gave: they may have
+            been opened, and the workers of a loader run until they are closed.
+        read: those that were read into memory, by label of the phase and of the feature set.
+    """
+
+    batches: list[BatchSource] = field(default_factory=list)
+    read: dict[tuple[str, str], FeatureSet] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,7 @@ def input_data(
     may_stream: bool,
     equal_lengths: bool,
     read: bool,
-    cache: ReadCache,
+    opened: PhaseSources,
 ) -> InputData:
     """The data of a phase as rows, and the source that is streamed, if any; other sources are read into memory.
 
@@ -53,7 +64,7 @@ def input_data(
         may_stream: whether a source may be streamed.
         equal_lengths: whether one sampler draws from all feature sets, which then need equally many rows.
         read: whether rows are needed; if not, a loader or generator is not touched.
-        cache: keeps what was read, so that each source is read once.
+        opened: keeps what is opened, to be closed, and what was read, so that each source is read once.
 
     Raises:
         PhaseError, SourceError, SplitError: data that do not fit the graph or cannot be read, or an unknown split.
@@ -64,10 +75,11 @@ def input_data(
         _check_source_labels(label, given, sets)
         inferred = {name: as_source(name, value, sets[name]) for name, value in given.items() if name in sets}
         sources = {name: value for name, value in inferred.items() if value is not None}
+        opened.batches.extend(value for value in sources.values() if isinstance(value, BatchSource))
         source = _streamed_source(label, sets, sources, may_stream)
         for name, value in sources.items():
-            streamed = value is source
-            given[name] = _rows_for(label, value, given[name], sets[name], streamed=streamed, read=read, cache=cache)
+            is_streamed, cache = value is source, opened.read
+            given[name] = _rows_for(label, value, given[name], sets[name], streamed=is_streamed, read=read, cache=cache)
         data = given if sources else data
     elif isinstance(data, Source):
         raise _only_one_source(label, data, sets)
@@ -90,7 +102,7 @@ def _rows_for(
     *,
     streamed: bool,
     read: bool,
-    cache: ReadCache,
+    cache: dict[tuple[str, str], FeatureSet],
 ) -> Rows:
     """The rows that stand for a source."""
     if isinstance(source, FeatureSet):

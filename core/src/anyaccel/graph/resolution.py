@@ -1,0 +1,57 @@
+"""Resolution: what a phase asks of a graph, and what `resolve` makes of it: a plan, and what carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.backend import ComputingBackend
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.graph.plan import Plan
+from anyaccel.graph.shape_inference import Shapes
+from anyaccel.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a phase asks of a graph.
+
+    Attributes:
+        phase: the phase's label.
+        wants: labels of the nodes whose outputs are kept.
+        streams: the streams of each feature set's sampler, by the feature set's label.
+        learners: labels of the estimators that learn on the host.
+        own_step: whether steps are the user's own, which may use every node; losses are those of the validation.
+    """
+
+    phase: str
+    accelerator: Accelerator | None = None
+    losses: tuple[AppliedLoss, ...] = ()
+    training: bool = False
+    wants: tuple[str, ...] = ()
+    strict: bool = False
+    policy: str | None = None
+    streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    learners: tuple[str, ...] = ()
+    own_step: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """A plan, and what carries it out.
+
+    Attributes:
+        segments: in topological order.
+        backends: the backend of each segment.
+        live: names of the values through which gradients flow: a trained node gives them, or depends on one.
+        shapes: of the whole graph.
+        step_columns: names of columns by the names that a step of the user's own finds them under.
+    """
+
+    plan: Plan
+    segments: tuple[Segment, ...]
+    backends: tuple[ComputingBackend, ...]
+    live: frozenset[str]
+    shapes: Shapes
+    step_columns: Mapping[str, str] = field(default_factory=dict)
