@@ -58,6 +58,15 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
 OF_KIT = ("tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
+# Of the kit, what is run from wheels; the rest of it is run by a plugin's own tests, and all of it from the wheel of a
+# new plugin in tests/packaging.
+PLACEMENT = ("--capability", "backend", "--capability", "exchange", "--capability", "memory")
+# Integration tests that use NumPy alone run once, in `kit`, and not beside each framework.
+OF_FRAMEWORKS = ("-m", "not without_framework")
+OF_NO_FRAMEWORK = (
+    *("tests/integration/test_interrupts.py", "tests/integration/test_out_of_memory.py"),
+    *("-m", "without_framework"),
+)
 MAIN = FOUND[0]  # the oldest found: sessions that run once run where the least is promised
 
 nox.needs_version = ">=2025.5.1"
@@ -111,6 +120,17 @@ def python_files(folder: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(f"{folder}/*.py"))]
 
 
+def install(session: nox.Session, *arguments: str) -> None:
+    """Install without compiling every module to bytecode, and without an environment for each build of this tree.
+
+    Python compiles what is imported; of a framework that is a small part.
+    """
+    if "--editable" in arguments:
+        session.install("--no-compile", *group("editable"))
+        arguments = ("--no-build-isolation", *arguments)
+    session.install("--no-compile", *arguments)
+
+
 def spread(by: str = "worksteal") -> tuple[str, ...]:
     """Arguments by which pytest deals tests out to several processes, by file where those of one share costly work."""
     return ("-n", os.environ.get("ANYACCEL_TEST_WORKERS", str(min(CORES, 4))), "--dist", by)
@@ -157,7 +177,7 @@ def check(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 def lint(session: nox.Session) -> None:
     """Ruff: rules and format."""
-    session.install(*group("lint"))
+    install(session, *group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
 
@@ -165,7 +185,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 def types(session: nox.Session) -> None:
     """Mypy, strict, over core, every plugin and this file, with the real frameworks."""
-    session.install(*editable(*PLUGINS), *group("types", *PLUGINS))
+    install(session, *editable(*PLUGINS), *group("types", *PLUGINS))
     session.run("mypy", "core/src", *(f"plugins/{name}/src" for name in PLUGINS), "noxfile.py")
 
 
@@ -174,27 +194,31 @@ def unit(session: nox.Session) -> None:
     """Core where no framework is installed; core's wheel where it is not the oldest Python."""
     if session.python != MAIN:
         with built_wheels(session, "core") as wheels:
-            session.install(*map(str, wheels.glob("*.whl")), *group("test", "guests", "lint", "types"))
+            install(session, *map(str, wheels.glob("*.whl")), *group("test", "guests", "lint", "types"))
             check_no_framework(session)
             run_away(session, wheels, "tests/core", *session.posargs)
         return
-    session.install(*CORE, *group("test", "guests", "lint", "types"))
+    install(session, *CORE, *group("test", "guests", "lint", "types"))
     check_no_framework(session)
     session.run("pytest", "tests/core", *spread(), *session.posargs)
 
 
 @nox.session(python=MAIN)
 def kit(session: nox.Session) -> None:
-    """The conformance kit over NumPy and over wrong backends, and how the repository is built; without a framework."""
-    session.install(*CORE, *group("test", "guests", "lint", "types"))
+    """The conformance kit over NumPy and over wrong backends, and how the repository is built; without a framework.
+
+    So do those integration tests that use none.
+    """
+    install(session, *CORE, *group("test", "guests", "lint", "types"))
     check_no_framework(session)
     session.run("pytest", *OF_KIT, *spread(), *session.posargs)
+    session.run("pytest", *OF_NO_FRAMEWORK, *spread(), *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(python=MAIN)
 def coverage(session: nox.Session) -> None:
     """The tests of `unit` and `kit` with coverage, which must not fall; takes half as long again."""
-    session.install(*CORE, *group("test", "guests", "lint", "types"))
+    install(session, *CORE, *group("test", "guests", "lint", "types"))
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", "tests/core", *OF_KIT, *spread("loadfile"), *session.posargs)
     session.run("coverage", "combine", "--quiet")
@@ -217,7 +241,7 @@ def lowest(session: nox.Session) -> None:
     """Core with the oldest dependencies it promises to work with."""
     with (ROOT / "core/pyproject.toml").open("rb") as file:
         floors = tomllib.load(file)["project"]["dependencies"]
-    session.install(*CORE, *(floor.replace(">=", "==") for floor in floors), *group("test"))
+    install(session, *CORE, *(floor.replace(">=", "==") for floor in floors), *group("test"))
     session.run("pytest", "tests/core", *spread(), *session.posargs)
 
 
@@ -229,16 +253,18 @@ def backend(session: nox.Session, plugin: str) -> None:
     One without a backend is tested with core's own, by its own tests alone.
     """
     libraries = ("models-sample",) if plugin == "torch" else ()
-    session.install(*editable(plugin), *group("test", "guests", plugin, *libraries))
+    install(session, *editable(plugin), *group("test", "guests", plugin, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
-    for tests in (f"plugins/{plugin}/tests", *(("tests/integration",) if has_backend(plugin) else ())):
-        session.run("pytest", tests, *spread(), *session.posargs, env={**ONE_THREAD, **compiled_once(session)})
+    env = {**ONE_THREAD, **compiled_once(session)}
+    session.run("pytest", f"plugins/{plugin}/tests", *spread(), *session.posargs, env=env)
+    if has_backend(plugin):
+        session.run("pytest", "tests/integration", *OF_FRAMEWORKS, *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)
 def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
-    session.install(*editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
+    install(session, *editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
     names = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses")
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
@@ -249,7 +275,7 @@ def mixed(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Every model of tests/integration/model_libraries beside a loop by hand; `backend` runs a sample of them."""
     frameworks = ("torch", "jax", "tensorflow")
-    session.install(*editable(*frameworks), *group("test", "guests", "models", *frameworks))
+    install(session, *editable(*frameworks), *group("test", "guests", "models", *frameworks))
     tests = ["tests/integration/model_libraries", *["tests/integration/model_libraries/test_keras_applications.py"] * 2]
     for framework, chosen in zip(frameworks, tests, strict=True):  # Keras computes with one of them in a process
         env = {"ANYACCEL_TEST_MODELS": "1", "KERAS_BACKEND": framework, **ONE_THREAD, **compiled_once(session)}
@@ -261,12 +287,12 @@ def thirdparty(session: nox.Session) -> None:
     """A stranger's plugin, from its own wheel and with core's: its tests, far from the sources."""
     project = "docs/examples/anyaccel-mlx"
     with built_wheels(session, "core", project) as wheels, tempfile.TemporaryDirectory() as folder:
-        session.install(*map(str, sorted(wheels.glob("*.whl"))), *group("test", "thirdparty"))
+        install(session, *map(str, sorted(wheels.glob("*.whl"))), *group("test", "thirdparty"))
         shutil.copytree(ROOT / project / "tests", Path(folder, "tests"), ignore=WITHOUT_CACHES)
         shutil.copy(ROOT / project / "pyproject.toml", folder)
         with session.chdir(folder):
             session.run("pytest", "tests", *session.posargs, env=AWAY)
-            session.run("anyaccel", "conform", "mlx")
+            session.run("anyaccel", "conform", "mlx", *PLACEMENT)
 
 
 @nox.session(python=MAIN)
@@ -275,22 +301,31 @@ def wheel(session: nox.Session) -> None:
 
     Core's own tests run over its wheel in `unit`, where there is a second Python; otherwise here.
     """
-    with built_wheels(session, "core", *(f"plugins/{name}" for name in PLUGINS)) as wheels:
-        session.install(*map(str, sorted(wheels.glob("*.whl"))), *group("test", "guests", *PLUGINS))
+    sources = ("core", *(f"plugins/{name}" for name in PLUGINS))
+    with built_wheels(session, *sources, isolated=False) as wheels:  # `thirdparty` and `unit` build in isolation
+        install(session, *map(str, sorted(wheels.glob("*.whl"))), *group("test", "guests", *PLUGINS))
         core = ("tests/core",) if len(FOUND) == 1 else ()
         run_away(session, wheels, *core, "tests/packaging", *session.posargs)
+        env = {**AWAY, **compiled_once(session)}
         for name in PLUGINS:  # with the Subject that its own wheel carries; 2 says that there is nothing to test
-            env = {**AWAY, **compiled_once(session)}
-            session.run("anyaccel", "conform", name, env=env, success_codes=[0 if has_backend(name) else 2])
+            codes = [0 if has_backend(name) else 2]
+            session.run("anyaccel", "conform", name, *PLACEMENT, env=env, success_codes=codes)
 
 
 @contextmanager
-def built_wheels(session: nox.Session, *sources: str) -> Iterator[Path]:
-    """A folder with the wheels of distributions of this tree, each built from its source distribution."""
-    session.install(*group("wheel"))
+def built_wheels(session: nox.Session, *sources: str, isolated: bool = True) -> Iterator[Path]:
+    """A folder with the wheels of distributions of this tree, each built from its source distribution.
+
+    Args:
+        session: where they are built.
+        sources: folders with a pyproject.toml.
+        isolated: whether each build gets an environment of its own, with what the distribution says it is built by.
+    """
+    options = () if isolated else ("--no-isolation",)
+    install(session, *group("wheel", *(() if isolated else ("editable",))))
     with tempfile.TemporaryDirectory() as wheels:
         for source in sources:
-            session.run("python", "-m", "build", "--outdir", wheels, source, silent=True)
+            session.run("python", "-m", "build", *options, "--outdir", wheels, source, silent=True)
         yield Path(wheels)
 
 
@@ -306,7 +341,7 @@ def run_away(session: nox.Session, wheels: Path, *arguments: str) -> None:
 
 def install_docs(session: nox.Session, *more: str) -> None:
     """What the documentation needs to be built; the site imports no framework but the torch of its notebook."""
-    session.install(*editable("torch"), *more, *group("test", "guests", "sources", "docs", "torch"))
+    install(session, *editable("torch"), *more, *group("test", "guests", "sources", "docs", "torch"))
 
 
 def build_site(session: nox.Session, builder: str = "html") -> Path:
@@ -365,6 +400,6 @@ def mutants(session: nox.Session) -> None:
 
     After `--`: areas of tests/mutants/areas.toml, and options of tests/mutants/run.py.
     """
-    session.install(*editable(*PLUGINS), *group("test", "guests", "mutants", *PLUGINS))
+    install(session, *editable(*PLUGINS), *group("test", "guests", "mutants", *PLUGINS))
     session.run("pytest", "tests/packaging/test_mutants.py", "-q")
     session.run("python", "tests/mutants/run.py", *session.posargs, env={**ONE_THREAD, **compiled_once(session)})

@@ -41,7 +41,11 @@ def interrupt(mode: str, count: int, seed: int, *fault: str) -> subprocess.Compl
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
+WITHOUT_FRAMEWORK = pytest.mark.without_framework
+OF_MODES = [pytest.param(name, marks=() if mode.frameworks else WITHOUT_FRAMEWORK) for name, mode in MODES.items()]
+
+
+@pytest.mark.parametrize("mode", OF_MODES)
 def test_a_phase_interrupted_at_any_instant_is_whole_and_leaves_nothing_behind(mode: str) -> None:
     count = 50 if FULL else SAMPLE.get(mode, 0)
     if not count:
@@ -57,6 +61,7 @@ def test_a_phase_interrupted_at_any_instant_is_whole_and_leaves_nothing_behind(m
     assert len(result["stages"]) >= 5, "instants are spread over the whole life of a phase"
 
 
+@WITHOUT_FRAMEWORK
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_an_interrupt_leaves_behind_is_noticed(fault: str) -> None:
     ended = interrupt("numpy streamed", 20, 0, fault)

@@ -82,7 +82,8 @@ def told(framework: str, width: int, scenarios: Sequence[str]) -> dict[str, dict
 
 
 def with_numpy(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.parametrize("name", [name for name in ("numpy", *frameworks()) if name in SIZES])(test)
+    numpy = pytest.param("numpy", marks=pytest.mark.without_framework)
+    return pytest.mark.parametrize("name", [numpy, *(name for name in frameworks() if name in SIZES)])(test)
 
 
 @with_numpy

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import anyaccel_jax as ours
-from anyaccel.testing import MultiStepTests, Subject, suite
+from anyaccel.testing import Subject, model_suite, suite
 from anyaccel_jax import Function, compute
 from anyaccel_jax.conformance import JaxSubject
 
@@ -170,30 +170,5 @@ def keras_tied(keras):
     return keras.Model(inputs, keras.layers.Dense(3)(tied(tied(inputs))))
 
 
-STEPS_OF_MODELS = {
-    "test_buffers_are_carried_from_micro_batch_to_micro_batch",
-    "test_buffers_change_as_in_single_steps",
-    "test_clipped_steps_count_shared_parameters_once",
-    "test_each_micro_batch_draws_its_own_random_numbers",
-    "test_one_call_equals_two_calls_of_half",
-    "test_steps_follow_the_seed",
-}
-"""The tests of whole steps that models decide, by what they keep, draw and share."""
-
-
-def of_models(subject, name):
-    """The tests of the kit that depend on models; the others would give the same results for all of them."""
-    classes = suite(subject, name)
-    compute, steps = classes[f"Test{name}Compute"], classes[f"Test{name}MultiStep"]
-    for test in dir(steps):
-        if test.startswith("test_") and test not in STEPS_OF_MODELS:
-            setattr(steps, test, None)
-    return {cls.__name__: cls for cls in (compute, steps)}
-
-
-def test_the_tests_of_whole_steps_are_those_of_the_kit():
-    assert all(hasattr(MultiStepTests, test) for test in STEPS_OF_MODELS)
-
-
 globals().update(suite(Jax) | suite(Standard, "Standard"))
-globals().update(of_models(OfNnx, "Nnx") | of_models(OfEquinox, "Equinox") | of_models(OfKeras, "Keras"))
+globals().update(model_suite(OfNnx, "Nnx") | model_suite(OfEquinox, "Equinox") | model_suite(OfKeras, "Keras"))

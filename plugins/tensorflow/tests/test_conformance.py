@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from anyaccel.testing import Subject, suite
+from anyaccel.testing import Subject, model_suite, suite
 from anyaccel_tensorflow.conformance import TensorFlowSubject
 from anyaccel_tensorflow.ops import TensorFlowOps
 
@@ -73,4 +73,4 @@ class Module(Keras):
     float64_model = Subject.float64_model
 
 
-globals().update(suite(Standard, "Standard") | suite(Keras, "Keras") | suite(Module, "Module"))
+globals().update(suite(Standard, "Standard") | suite(Module, "Module") | model_suite(Keras, "Keras"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyaccel.testing import Subject, suite
+from anyaccel.testing import Subject, model_suite, suite
 from anyaccel_torch.conformance import TorchSubject
 
 
@@ -18,4 +18,4 @@ class Standard(TorchSubject):
     dropout_free_model = Subject.dropout_free_model
 
 
-globals().update(suite(Torch) | suite(Standard, "Standard"))
+globals().update(suite(Torch) | model_suite(Standard, "Standard"))

@@ -140,6 +140,20 @@ def test_without_json_it_prints_tables(spawn):
     assert "to test more, define in the Subject: mutating_model" in rows
 
 
+def test_a_chosen_capability_is_tested_alone(conform_json):
+    status, report = conform_json("numpy", "--capability", "memory", "--capability", "backend", ANYACCEL_PLUGINS="")
+    (backend,) = report["backends"]
+    assert (status, list(backend["capabilities"])) == (0, ["backend", "memory"])
+    assert all(counts["passed"] > 5 for counts in backend["capabilities"].values())
+
+
+def test_the_capabilities_that_can_be_chosen_are_those_of_the_kit(call):
+    answer = call("conform", "numpy", "--capability", "speed")
+    assert answer.exit_code == 2
+    names = ", ".join(f"'{name}'" for name in conform.CAPABILITIES)
+    assert f"'speed' is not one of {names}" in answer.stderr
+
+
 # -- which plugin ------------------------------------------------------------------------------------------------------
 
 

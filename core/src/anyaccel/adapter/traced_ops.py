@@ -223,8 +223,9 @@ class TracedOps(ArrayOps):
             traced, constant = iter(primals["inputs"]), iter(rest["inputs"])
             arguments = tuple(next(traced) if is_active else next(constant) for is_active in active)
             outputs, changed = apply(primals["parameters"], rest["buffers"], arguments, train, rest["key"])
-            values = {str(i): output for i, output in enumerate(outputs) if is_differentiable(self, output)}
-            return values, ({str(i): output for i, output in enumerate(outputs) if str(i) not in values}, changed)
+            named = {str(i): output for i, output in enumerate(outputs)}
+            values = {i: x for i, x in named.items() if x is not None and is_differentiable(self, x)}
+            return values, ({i: x for i, x in named.items() if i not in values}, changed)
 
         values, (others, changed), pull = self.value_and_pullback(function, primals, rest)
 

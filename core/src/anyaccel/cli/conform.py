@@ -43,14 +43,22 @@ settings.load_profile("conform")
 from anyaccel.testing import suite
 from anyaccel.testing.subject_selection import select_subject
 
-globals().update(suite(select_subject({plugin!r}, {index}, {subject!r}, {device!r})))
+classes = suite(select_subject({plugin!r}, {index}, {subject!r}, {device!r}))
+globals().update({{name: cls for name, cls in classes.items() if cls.capability in {capabilities!r}}})
 """
 _NOT_GIVEN = re.compile(r"no (\w+_model) was given")
 # A user's settings and plugins for other runs of pytest must not change the results.
 _UNSET = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 
 
-def run(name: str, device: str | None, timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
+def run(
+    name: str,
+    device: str | None,
+    timeout: float,
+    as_json: bool,
+    left_out: Sequence[Plugin],
+    capabilities: Sequence[str] = (),
+) -> int:
     """Test every backend of a plugin; returns 1 if a test failed, else 0.
 
     Args:
@@ -59,7 +67,9 @@ def run(name: str, device: str | None, timeout: float, as_json: bool, left_out: 
         timeout: seconds for each backend.
         as_json: print JSON instead of tables.
         left_out: plugins that could not be imported, as `load_plugins` returns them.
+        capabilities: those of CAPABILITIES to test; all if empty.
     """
+    chosen = [each for each in CAPABILITIES if each in capabilities or not capabilities]
     target = Device.parse(device) if device else None
     plugin = find_plugin(name, left_out)
     indices = [i for i, backend in enumerate(plugin.backends) if target is None or target.kind in backend.kinds]
@@ -70,7 +80,7 @@ def run(name: str, device: str | None, timeout: float, as_json: bool, left_out: 
     for i in indices:
         backend = plugin.backends[i]
         with console(stderr=True).status(f"testing {backend.framework} on {', '.join(backend.kinds)} …"):
-            report = run_kit(plugin.name, i, published_subject(plugin, backend), target, timeout)
+            report = run_kit(plugin.name, i, published_subject(plugin, backend), target, timeout, chosen)
         _check_report(report, backend, target)
         reports.append(report)
     if as_json:
@@ -187,7 +197,9 @@ class KitReport:
         return {column: self.counts[capability][column] for column in _COUNTS}
 
 
-def run_kit(plugin: str, index: int, subject: str, device: Device | None, timeout: float) -> KitReport:
+def run_kit(
+    plugin: str, index: int, subject: str, device: Device | None, timeout: float, capabilities: Sequence[str]
+) -> KitReport:
     """Run the kit on one backend of a plugin, in a child process.
 
     Raises:
@@ -196,13 +208,16 @@ def run_kit(plugin: str, index: int, subject: str, device: Device | None, timeou
     with tempfile.TemporaryDirectory(prefix="anyaccel-conform-") as name:
         folder = Path(name)
         device_name = str(device) if device else ""
-        tests = _TEST_FILE.format(plugin=plugin, index=index, subject=subject, device=device_name)
+        tests = _TEST_FILE.format(
+            plugin=plugin, index=index, subject=subject, device=device_name, capabilities=tuple(capabilities)
+        )
         folder.joinpath("test_conformance.py").write_text(tests, "utf-8")
         folder.joinpath("pytest.ini").write_text("[pytest]\n", "utf-8")
         child = _run_pytest(folder, plugin, timeout)
         file = folder / "report"
         lines = file.read_text("utf-8").splitlines() if file.exists() else []
-    return _build_report(subject, [json.loads(line) for line in lines], child)
+    report = KitReport(subject, counts={name: Counter() for name in capabilities})
+    return _build_report(report, [json.loads(line) for line in lines], child)
 
 
 def _run_pytest(folder: Path, plugin: str, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -223,8 +238,9 @@ def _run_pytest(folder: Path, plugin: str, timeout: float) -> subprocess.Complet
         ) from None
 
 
-def _build_report(subject: str, lines: Sequence[dict[str, Any]], child: subprocess.CompletedProcess[str]) -> KitReport:
-    report = KitReport(subject)
+def _build_report(
+    report: KitReport, lines: Sequence[dict[str, Any]], child: subprocess.CompletedProcess[str]
+) -> KitReport:
     for line in lines:
         report.add(line)
     if not any("end" in line for line in lines):

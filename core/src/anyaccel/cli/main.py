@@ -188,9 +188,22 @@ def plugins(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     callback=_finite,
     help="Seconds for each backend.",
 )
+@click.option(
+    "--capability",
+    type=click.Choice(["backend", "exchange", "compute", "multi_step", "memory"]),
+    multiple=True,
+    help="Test this capability alone; may be given several times.",
+)
 @_JSON
 @click.pass_obj
-def conform(left_out: Sequence[Any], name: str, device: str | None, timeout: float, as_json: bool) -> None:
+def conform(
+    left_out: Sequence[Any],
+    name: str,
+    device: str | None,
+    timeout: float,
+    capability: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Run the conformance kit on an installed plugin, and print the results for each of its backends.
 
     NAME is the name of a plugin, as `anyaccel plugins` lists it, or of its distribution. The kit runs in a process of
@@ -200,11 +213,12 @@ def conform(left_out: Sequence[Any], name: str, device: str | None, timeout: flo
     Examples:
       anyaccel conform numpy
       anyaccel conform numpy --device cpu --json
+      anyaccel conform numpy --capability exchange
     """
     from anyaccel.cli.conform import run
 
     _check_folder()
-    sys.exit(run(name, device, timeout, as_json, left_out))
+    sys.exit(run(name, device, timeout, as_json, left_out, capability))
 
 
 @_command(name="new-plugin", short_help="Generate a plugin project.")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from anyaccel.testing.memory_tests import MemoryTests as MemoryTests
     from anyaccel.testing.multi_step_tests import MultiStepTests as MultiStepTests
     from anyaccel.testing.subject import Subject as Subject
+    from anyaccel.testing.suites import model_suite as model_suite
     from anyaccel.testing.suites import suite as suite
     from anyaccel.testing.tiny import TinyBackend as TinyBackend
 
@@ -41,6 +42,7 @@ _MODULES = {
     "Subject": "subject",
     "TinyBackend": "tiny",
     "entry": "fake_plugins",
+    "model_suite": "suites",
     "plugin_module": "fake_plugins",
     "suite": "suites",
     "write_distribution": "fake_plugins",
