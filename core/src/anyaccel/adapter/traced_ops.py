@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
+from anyaccel.adapter.own_loss import make_loss
 from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
@@ -238,7 +239,7 @@ class TracedOps(ArrayOps):
 
     def custom_loss(self, loss: Loss) -> LossFunction:
         """A callable that returns the mean over the batch as a scalar; a class is instantiated with `loss_kwargs`."""
-        function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
+        function = make_loss(loss)
 
         def evaluate(inputs: Sequence[Any]) -> LossResult:
             floating = [i for i, value in enumerate(inputs) if is_differentiable(self, value)]
