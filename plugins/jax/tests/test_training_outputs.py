@@ -12,7 +12,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import PhaseError
-from anyaccel_jax import Linen
+from anyaccel_jax import Function, Linen
 
 WEIGHT = 0.4
 LOSSES = [
@@ -133,3 +133,20 @@ def test_outputs_of_training_without_names_are_refused(
             caught.value
         )
         assert f"outputs={names}" in caught.value.hint
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_an_output_that_is_none_in_training(mode: str) -> None:
+    def apply(params: Any, x: Any, train: bool) -> Any:
+        return {"cache": None if train else x, "y": x @ params["w"]}
+
+    x = np.arange(12, dtype="float32").reshape(4, 3) / 10
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+    model = Function(apply, {"w": np.ones((3, 1), "float32")})
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("sgd", lr=0.1))
+    losses = [aa.AppliedLoss("mse", on="net", inputs=["outputs.y", "targets"])]
+    phase = aa.TrainPhase("t", data=data, losses=losses, sampler=aa.SimpleSampler(4), compile=mode)
+    aa.Experiment("e", graph, progress="none").run_phase(phase)
+    w = np.ones((3, 1), "float32")
+    w -= 0.1 * 2 * x.T @ (x @ w - x[:, :1]) / 4
+    np.testing.assert_allclose(model.tree["w"], w, rtol=1e-6)

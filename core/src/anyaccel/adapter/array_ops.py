@@ -13,7 +13,7 @@ from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.optimizers import UpdateRule, update_rule
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, SpecError
-from anyaccel.segment import Operation
+from anyaccel.segment import NodeState, Operation
 from anyaccel.specs import Loss, Optimizer
 
 Pullback = Callable[[tuple[Any, ...]], tuple[Mapping[str, Any], Sequence[Any]]]
@@ -84,6 +84,13 @@ class ArrayOps(ABC):
     @abstractmethod
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         """Store these values, which the program and its snapshots may hold as well, in the user's model."""
+
+    def optimizer_state(self, model: Any) -> NodeState | None:
+        """The optimizer state that a model brings along, which nodes without one go on with; the default is None."""
+        return None
+
+    def write_optimizer_state(self, model: Any, state: NodeState) -> None:
+        """Store the optimizer state in a model that has brought one along; the default does nothing."""
 
     @abstractmethod
     def vjp(

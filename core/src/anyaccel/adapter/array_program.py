@@ -267,20 +267,24 @@ class ArrayProgram(MultiStepProgram):
 
     def sync_models(self) -> None:
         """Write parameters and buffers to the user's models."""
-        parameters, buffers = self._state.parameters, self._buffers
+        values = self._state.parameters, self._buffers, self._state.states
         self._unshare_state()
-        self._write_models(parameters, buffers)
+        self._write_models(*values)
 
-    def _write_models(self, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
+    def _write_models(
+        self, parameters: Mapping[str, Any], buffers: Mapping[str, Any], states: Mapping[str, NodeState]
+    ) -> None:
         for label, model in self._layout.models.items():
             self._ops.write(model, parameters[label], buffers[label])
+            if label in states:
+                self._ops.write_optimizer_state(model, states[label])
 
     def _unshare_state(self) -> None:
         """Called when others hold the arrays of the state, which steps never change here."""
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""
-        self._write_models(self._state.parameters, self._buffers)
+        self._write_models(self._state.parameters, self._buffers, self._state.states)
         return self._state.all_states()
 
 

@@ -12,6 +12,7 @@ from anyaccel.adapter.optimizer_step import CompiledOptimizerStep, OptimizerStep
 from anyaccel.adapter.optimizers import UpdateRule
 from anyaccel.adapter.segment_analysis import SegmentLayout
 from anyaccel.device import Device
+from anyaccel.errors import StateError
 from anyaccel.segment import NodeState, Segment
 
 
@@ -50,8 +51,17 @@ class ParameterState:
         """The state of an earlier phase if it fits this rule and these parameters; else a fresh one."""
         earlier, owner = self._segment.states, self._layout.owner
         sharing = [node, *(label for label in owner if owner[label] == node)]
-        state = next((earlier[label] for label in sharing if label in earlier), NodeState())
+        brought = (
+            None if any(label in earlier for label in sharing) else self._ops.optimizer_state(self._layout.models[node])
+        )
+        state = brought or next((earlier[label] for label in sharing if label in earlier), NodeState())
         if not rule.fits(state.slots, self.parameters[node]):
+            if brought is not None and brought.step:
+                raise StateError(
+                    f"the model of node {node!r} brings the state of another optimizer after {brought.step} steps, "
+                    f"which {rule.optimizer.name} cannot go on with",
+                    hint="give the node the optimizer that it was trained with, or a model without such a state",
+                )
             return NodeState()
         device = self._layout.owner_device[node]
         slots = {

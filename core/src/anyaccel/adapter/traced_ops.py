@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
+from anyaccel.adapter.own_loss import make_loss
 from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
@@ -225,8 +226,9 @@ class TracedOps(ArrayOps):
             traced, constant = iter(primals["inputs"]), iter(rest["inputs"])
             arguments = tuple(next(traced) if is_active else next(constant) for is_active in active)
             outputs, changed = apply(primals["parameters"], rest["buffers"], arguments, train, rest["key"])
-            values = {str(i): output for i, output in enumerate(outputs) if is_differentiable(self, output)}
-            return values, ({str(i): output for i, output in enumerate(outputs) if str(i) not in values}, changed)
+            named = {str(i): output for i, output in enumerate(outputs)}
+            values = {i: x for i, x in named.items() if x is not None and is_differentiable(self, x)}
+            return values, ({i: x for i, x in named.items() if i not in values}, changed)
 
         values, (others, changed), pull = self.value_and_pullback(function, primals, rest)
 
@@ -240,7 +242,7 @@ class TracedOps(ArrayOps):
 
     def custom_loss(self, loss: Loss) -> LossFunction:
         """A callable that returns the mean over the batch as a scalar; a class is instantiated with `loss_kwargs`."""
-        function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
+        function = make_loss(loss)
 
         def evaluate(inputs: Sequence[Any]) -> LossResult:
             floating = [i for i, value in enumerate(inputs) if is_differentiable(self, value)]

@@ -6,11 +6,12 @@ import difflib
 import inspect
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
-from anyaccel.errors import PhaseError
+from anyaccel.errors import PhaseError, StateError
 from anyaccel.phases.metrics import is_higher_better
 from anyaccel.phases.monitoring import monitored_value
 
@@ -73,8 +74,20 @@ class Callback:
     def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
         """The phase has ended, with or without an error."""
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this callback: numbers, text and NumPy arrays by name; by default nothing."""
+        return {}
 
-HOOK_NAMES = tuple(name for name, value in vars(Callback).items() if inspect.isfunction(value) and name[0] != "_")
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take what `state` gave in an earlier run, which goes on; called after `after_loading`."""
+
+
+_NO_HOOKS = ("state", "load_state")
+HOOK_NAMES = tuple(
+    name
+    for name, value in vars(Callback).items()
+    if inspect.isfunction(value) and name[0] != "_" and name not in _NO_HOOKS
+)
 """Names of the hooks that a Callback may override."""
 _OF_OTHER_LIBRARIES = {
     **dict.fromkeys(("train_begin", "train_start", "fit_start", "setup"), "phase_start"),
@@ -130,6 +143,21 @@ def unknown_mode(monitor: str, where: str) -> PhaseError:
     return PhaseError(problem, hint="write mode='max', or mode='min'")
 
 
+def check_callback_state(kind: str, given: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+    """Check that a state has the entries of another.
+
+    Raises:
+        StateError: it lacks some, or has others.
+    """
+    if not isinstance(given, Mapping) or set(given) != set(like):
+        names = ", ".join(map(str, given)) if isinstance(given, Mapping) else shown(given)
+        raise StateError(
+            f"the state of {kind} does not fit: it has {names or 'nothing'}",
+            available=", ".join(like),
+            hint="give what state() of such a callback gave",
+        )
+
+
 class EarlyStopping(Callback):
     """Stops the run when a monitored value has stopped improving.
 
@@ -171,6 +199,14 @@ class EarlyStopping(Callback):
     def after_loading(self, phase: Any, plan: Plan, run: Run) -> None:
         """Reset: a callback may be used in several phases."""
         self._reset()
+
+    def state(self) -> dict[str, Any]:
+        """The best value and its epoch, and the epochs since."""
+        return {"best": self.best, "best_epoch": self.best_epoch, "waited": self.waited}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with these."""
+        self.best, self.best_epoch, self.waited = state["best"], state["best_epoch"], state["waited"]
 
     def epoch_end(self, run: Run) -> None:
         """Compare the value with the best one; stop the run if patience is used up."""

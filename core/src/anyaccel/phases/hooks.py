@@ -29,7 +29,7 @@ class HookCaller:
 
     def __init__(self, hooks: pluggy.PluginManager, callbacks: Iterable[Callback]) -> None:
         self._hooks = hooks
-        self._callbacks = tuple(callbacks)
+        self._callbacks = self.callbacks = tuple(callbacks)
         self.step_listeners: tuple[StepListener, ...] = self._listeners()
         """Implementations of `step_end`; the training loop reads this once."""
         self._intervals = tuple({listener.every_n_steps for listener in self.step_listeners})

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from anyaccel.errors import EstimatorError, OutOfMemoryError
+from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
@@ -164,11 +165,12 @@ def custom_losses(stages: Sequence[PipelineStage]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """Where an epoch can be resumed: steps that are done, entries of the losses, and the state."""
+    """Where an epoch can be resumed: steps that are done, entries of the losses, and states, also of callbacks."""
 
     step: int
     n_losses: int
     state: Any
+    heard: list[dict[str, Any]]
 
 
 class Snapshots:
@@ -177,10 +179,11 @@ class Snapshots:
     Args:
         pipeline: the programs.
         within_epoch: whether an epoch can be resumed at any step, or only at its start.
+        callbacks: go back too: they hear once more of the steps that are done again.
     """
 
-    def __init__(self, pipeline: Pipeline, within_epoch: bool) -> None:
-        self._pipeline, self._within_epoch = pipeline, within_epoch
+    def __init__(self, pipeline: Pipeline, within_epoch: bool, callbacks: Sequence[Callback] = ()) -> None:
+        self._pipeline, self._within_epoch, self._callbacks = pipeline, within_epoch, tuple(callbacks)
         self._last: _Snapshot | None = None
         self._seconds, self._taken_at = 0.0, 0.0
         self._given_up = False
@@ -207,7 +210,8 @@ class Snapshots:
         self._pipeline.synchronize()  # a step may have failed that was launched since the old one, which is good
         self._last = None  # it makes room
         try:
-            self._last = _Snapshot(step, n_losses, self._pipeline.snapshot())
+            heard = [callback.state() for callback in self._callbacks]
+            self._last = _Snapshot(step, n_losses, self._pipeline.snapshot(), heard)
         except (MemoryError, EstimatorError) as error:  # without a copy, a later failure is final
             release_frames(error)
         self._taken_at = time.perf_counter()
@@ -218,6 +222,9 @@ class Snapshots:
         if self._last is None:
             return None
         self._pipeline.restore(self._last.state)
+        for callback, state in zip(self._callbacks, self._last.heard, strict=True):
+            if state:
+                callback.load_state(state)
         losses.truncate(self._last.n_losses)
         return self._last.step
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
-from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
+from anyaccel.phases.callbacks import Callback, check_callback_state, mode_of, unknown_mode
 from anyaccel.phases.monitoring import monitored_value
 
 if TYPE_CHECKING:
@@ -69,6 +69,20 @@ class ReduceLROnPlateau(Callback):
     def __call__(self, step: int) -> float:
         """The factor now, whatever the step."""
         return self.current
+
+    def state(self) -> dict[str, Any]:
+        """The factor, the best value, and the epochs that count."""
+        return {"current": self.current, "best": self.best, "bad": self._bad, "cooling": self._cooling}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with these.
+
+        Raises:
+            StateError: they are not what `state` gives.
+        """
+        check_callback_state("ReduceLROnPlateau", state, self.state())
+        self.current, self.best = float(state["current"]), float(state["best"])
+        self._bad, self._cooling = int(state["bad"]), int(state["cooling"])
 
     def epoch_end(self, run: Run) -> None:
         """Compare the value with the best one, and lower the factor if patience is used up."""

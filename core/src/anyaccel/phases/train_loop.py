@@ -79,7 +79,7 @@ class TrainLoop:
             on_activity=progress.doing,
         )
         self._pending = PendingCalls()
-        self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable)
+        self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable, hooks.callbacks)
         self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
         self._full_batch = policy.batch_size
         self._uncounted = 0  # steps of the call that is running

@@ -11,13 +11,14 @@ import numpy as np
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
-from anyaccel.errors import PhaseError
+from anyaccel.errors import PhaseError, StateError
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.callbacks import Callback
 
 if TYPE_CHECKING:
     from anyaccel.phases.run import Run
 
+_COUNT = "n_averaged"
 State = dict[str, np.ndarray]
 """As `Compute.state` gives it."""
 
@@ -80,6 +81,34 @@ class WeightAveraging(Callback):
             self._averages[node] = now if average is None else _moved_towards(now, average, weight)
         self.n_averaged += 1
 
+    def state(self) -> dict[str, Any]:
+        """The numbers of updates, and the averages as `NODE/parameters/NAME` and `NODE/buffers/NAME`."""
+        counts = {f"{node}/{_COUNT}": count for node, count in self._counts.items()}
+        arrays = {f"{node}/{name}": array for node, own in self._averages.items() for name, array in own.items()}
+        return {_COUNT: self.n_averaged, **counts, **arrays}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with these averages.
+
+        Raises:
+            StateError: it is not what `state` gives.
+        """
+        counts: dict[str, int] = {}
+        averages: dict[str, State] = {}
+        for path, value in state.items() if isinstance(state, Mapping) else ():
+            node, _, name = path.partition("/")
+            if name == _COUNT:
+                counts[node] = int(value)
+            elif name:
+                averages.setdefault(node, {})[name] = np.asarray(value)
+        if _COUNT not in state or set(counts) != set(averages):
+            raise StateError(
+                f"the state of WeightAveraging lacks {_COUNT}, of all or of a node",
+                available=", ".join(state) or "nothing",
+                hint="give what state() of such a callback gave",
+            )
+        self._averages, self._counts, self.n_averaged = averages, counts, int(state[_COUNT])
+
     def apply(self, graph: ModelGraph) -> None:
         """Put the averages into the models of a graph.
 
@@ -88,7 +117,7 @@ class WeightAveraging(Callback):
         """
         self._check(graph)
         for node, average in self._averages.items():
-            self._backends[node].load_state(_model(graph, node), average)
+            graph.shapes.backends[node].load_state(_model(graph, node), average)
 
     @contextmanager
     def applied(self, graph: ModelGraph) -> Iterator[None]:
@@ -98,13 +127,13 @@ class WeightAveraging(Callback):
             PhaseError: as of `apply`.
         """
         self._check(graph)
-        own = {node: self._backends[node].state(_model(graph, node)) for node in self._averages}
+        own = {node: graph.shapes.backends[node].state(_model(graph, node)) for node in self._averages}
         try:
             self.apply(graph)
             yield
         finally:
             for node, values in own.items():
-                self._backends[node].load_state(_model(graph, node), values)
+                graph.shapes.backends[node].load_state(_model(graph, node), values)
 
     def _check(self, graph: ModelGraph) -> None:
         if not isinstance(graph, ModelGraph):

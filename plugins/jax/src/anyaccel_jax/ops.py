@@ -16,6 +16,7 @@ from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
 from anyaccel.device import Device
 from anyaccel.errors import StateError
+from anyaccel.segment import NodeState
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.error_translation import translate_errors, with_translated_errors
 from anyaccel_jax.losses import keras_library, scalar_loss
@@ -96,6 +97,16 @@ class JaxOps(TracedOps):
     def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
         """As in `Model`."""
         return self.model(model).constraints
+
+    def optimizer_state(self, model: Any) -> NodeState | None:
+        """That of a TrainState of Flax."""
+        return getattr(self.model(model), "optimizer_state", None)
+
+    def write_optimizer_state(self, model: Any, state: NodeState) -> None:
+        """To a TrainState of Flax."""
+        held = self.model(model)
+        if hasattr(held, "optimizer_state"):
+            held.optimizer_state = state
 
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
         """As in `Model`, once the values are computed.

@@ -53,13 +53,13 @@ class OptaxRule(UpdateRule):
         # Values of another sharding would have steps compiled twice.
         initial = {
             name: {slot: jax.device_put(value, parameters[name].sharding) for slot, value in slots.items()}
-            for name, slots in _split(self._initial_state(parameters), parameters).items()
+            for name, slots in split_state(self._initial_state(parameters), parameters).items()
         }
         return {**initial, **known}
 
     def fits(self, slots: Slots, parameters: Arrays) -> bool:
         """Whether slots are what the transformation keeps for these parameters."""
-        expected = jax.eval_shape(lambda given: _split(self._initial_state(given), given), dict(parameters))
+        expected = jax.eval_shape(lambda given: split_state(self._initial_state(given), given), dict(parameters))
         return _shapes({name: slots.get(name, {}) for name in expected}) == _shapes(expected)
 
     def step(
@@ -67,7 +67,7 @@ class OptaxRule(UpdateRule):
     ) -> tuple[dict[str, Any], Slots]:
         """One update of all parameters."""
         updated = {name: parameters[name] for name in gradients}
-        state = _join(jax.eval_shape(self._initial_state, updated), updated, slots)
+        state = join_state(jax.eval_shape(self._initial_state, updated), updated, slots)
         transformation = self._transformation(coefficients["rate"])
         more = {"value": coefficients["value"]} if self.needs_value else {}
         try:
@@ -80,7 +80,7 @@ class OptaxRule(UpdateRule):
                 hint="use an optimizer that needs nothing else",
             ) from error
         scaled = self._scale(updates, coefficients["rate"])
-        return {name: value + scaled[name] for name, value in updated.items()}, _split(after, updated)
+        return {name: value + scaled[name] for name, value in updated.items()}, split_state(after, updated)
 
     def _scale(self, updates: Arrays, rate: Any) -> Arrays:
         return updates
@@ -169,7 +169,8 @@ def _check_transformation(value: Any, optimizer: Optimizer) -> None:
 # -- state by parameter ----------------------------------------------------------------------------------------------
 
 
-def _split(state: Any, parameters: Arrays) -> dict[str, dict[str, Any]]:
+def split_state(state: Any, parameters: Arrays) -> dict[str, dict[str, Any]]:
+    """The leaves of a state of Optax over a dict of parameters, by parameter and by name of slot."""
     slots: dict[str, dict[str, Any]] = {name: {} for name in parameters}
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         name, slot = _owner_and_slot(path, parameters)
@@ -177,7 +178,8 @@ def _split(state: Any, parameters: Arrays) -> dict[str, dict[str, Any]]:
     return slots
 
 
-def _join(like: Any, parameters: Arrays, slots: Slots) -> Any:
+def join_state(like: Any, parameters: Arrays, slots: Slots) -> Any:
+    """The state with these slots, of the structure of another one."""
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     places = [_owner_and_slot(path, parameters) for path, _ in paths]
     return jax.tree.unflatten(structure, [slots[name][slot] for name, slot in places])

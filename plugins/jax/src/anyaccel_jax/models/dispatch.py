@@ -10,7 +10,7 @@ from anyaccel_jax.models.base import Model
 
 
 def wrap(model: Any) -> Any:
-    """What a node holds for a model: for modules of Linen and Equinox, which are not changed, an object with values."""
+    """What a node holds for a model: for what is never changed itself (Linen, Equinox, TrainState), one with values."""
     if comes_from(model, "flax.linen.module"):
         from anyaccel_jax.models.linen import Linen
 
@@ -19,6 +19,10 @@ def wrap(model: Any) -> Any:
         from anyaccel_jax.models.equinox import Equinox
 
         return Equinox(model)
+    if comes_from(model, "flax.training.train_state"):
+        from anyaccel_jax.models.flax_train_state import FlaxTrainState
+
+        return FlaxTrainState(model)
     return model
 
 

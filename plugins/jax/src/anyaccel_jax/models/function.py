@@ -7,10 +7,12 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from anyaccel.adapter import values_of
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.errors import PhaseError
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
     LIBRARIES,
@@ -26,6 +28,8 @@ from anyaccel_jax.models.base import (
     split_floating,
 )
 
+_STATE = "state."
+
 
 class Function(Model):
     """A function `apply(parameters, *inputs)` of JAX, with its initial parameters.
@@ -34,19 +38,24 @@ class Function(Model):
 
     Args:
         apply: pure and traceable; takes a pytree like `parameters` and inputs [batch, ...], and returns an array, or a
-            tuple, list or dict of arrays [batch, ...].
+            tuple, list or dict of arrays [batch, ...]. With `state` it is `apply(parameters, state, *inputs)`, as of
+            `haiku.transform_with_state`, and returns the outputs and the new state.
         parameters: a pytree of arrays or numbers. They are copied, with the dtypes that `jax.numpy.array` gives
             them. Floating ones are trained, others are constants.
+        state: a pytree of arrays that calls in training change, such as running statistics; None where there are none.
+            Its arrays are copied, and are buffers named `state.NAME`.
 
     Attributes:
         tree: the current parameters, as a pytree like the given one.
+        state: the current state, likewise.
     """
 
-    def __init__(self, apply: Callable[..., Any], parameters: Any) -> None:
+    def __init__(self, apply: Callable[..., Any], parameters: Any, state: Any = None) -> None:
         self._apply = apply
-        self._tree = NamedTree(parameters)
+        self._tree, self._state = NamedTree(parameters), None if state is None else NamedTree(state)
         arrays = {name: copy_array(leaf) for name, leaf in named_leaves(parameters).items()}
         self.parameters, self.buffers = split_floating(arrays)
+        self.buffers.update(_state_arrays({} if state is None else jax.tree.map(copy_array, state)))
 
     def __repr__(self) -> str:
         return f"Function({getattr(self._apply, '__name__', self._apply)!s})"
@@ -57,10 +66,25 @@ class Function(Model):
         return self._tree.unflatten({**self.parameters, **self.buffers})
 
     @property
+    def state(self) -> Any:
+        """The current state, as a pytree like the given one; None without one."""
+        return self._state_from(self.buffers)
+
+    def _state_from(self, buffers: Arrays) -> Any:
+        if self._state is None:
+            return None
+        return self._state.unflatten({name: buffers[_STATE + name] for name in self._state.names})
+
+    @property
     def untrainable_reason(self) -> str:
-        """Haiku models with state: the function cannot give it back."""
+        """Haiku models with state, where the function does not give it back."""
+        if self._state is not None:
+            return ""
         held = next((each for each in _held(self._apply) if _has_haiku_state(each)), None)
-        return "" if held is None else f"{self!r} calls a model of Haiku with state, and its state would not change"
+        if held is None:
+            return ""
+        way = "carry it: Function(apply, parameters, state=state) calls apply(parameters, state, *inputs)"
+        return f"{self!r} calls a model of Haiku with state, and its state would not change; {way}"
 
     @property
     def cache_key(self) -> Any:
@@ -81,13 +105,37 @@ class Function(Model):
         if has_parameter(self._apply, "key"):
             keywords["key"] = key
         arguments, named = layout.bind(inputs, jnp.moveaxis)
-        result = self._apply(self._tree.unflatten({**parameters, **buffers}), *arguments, **named, **keywords)
-        return outputs_of(result, layout), None
+        tree, state = self._tree.unflatten({**parameters, **buffers}), self._state_from(buffers)
+        if self._state is None:
+            return outputs_of(self._apply(tree, *arguments, **named, **keywords), layout), None
+        result, after = self._checked(state, self._apply(tree, state, *arguments, **named, **keywords))
+        return outputs_of(result, layout), {**buffers, **_state_arrays(after)} if train else None
+
+    def _checked(self, state: Any, given: Any) -> tuple[Any, Any]:
+        """The outputs and the state that the function gave.
+
+        Raises:
+            PhaseError: it gave no such pair, or a state of another structure.
+        """
+        is_pair = isinstance(given, tuple) and len(given) == 2
+        if not is_pair or list(named_leaves(given[1])) != list(named_leaves(state)):
+            what = "a state of another structure" if is_pair else f"a {type(given).__name__}"
+            raise PhaseError(
+                f"{self!r} has a state, and gave {what}",
+                available=", ".join(named_leaves(state)),
+                hint="return outputs, state, where state is a pytree like the given one",
+            )
+        outputs, after = given
+        return outputs, after
 
     @property
     def signature(self) -> inspect.Signature | None:
-        """Of the function, without its parameters."""
-        return input_signature(self._apply, 1, also=("key",))
+        """Of the function, without its parameters and state."""
+        return input_signature(self._apply, 1 if self._state is None else 2, also=("key",))
+
+
+def _state_arrays(state: Any) -> dict[str, Any]:
+    return {_STATE + name: leaf for name, leaf in named_leaves(state).items()}
 
 
 def _held(apply: Any) -> Iterator[Any]:
