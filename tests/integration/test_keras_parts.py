@@ -287,7 +287,7 @@ def test_an_output_with_a_mask_is_refused_in_training_and_trained_where_the_mask
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"momentum": 0.9, "nesterov": True, "clipnorm": 0.5},
-    "Adam": {"amsgrad": True, "global_clipnorm": 0.5},
+    "Adam": {"amsgrad": True, "clipvalue": 0.1},
     "AdamW": {"weight_decay": 0.1},
     "Nadam": {},
     "RMSprop": {"momentum": 0.5, "centered": True},
@@ -330,6 +330,7 @@ def test_an_optimizer_of_keras_trains_as_fit_does(optimizers: Any, name: str) ->
         ({"use_ema": True}, "has use_ema, which .* heeds.*Hint: give TrainPhase.callbacks=.WeightAveraging"),
         ({"gradient_accumulation_steps": 2}, "has gradient_accumulation_steps.*Hint: write TrainPhase.accumulate="),
         ({"loss_scale_factor": 8.0}, "has loss_scale_factor.*Hint: leave it out"),
+        ({"global_clipnorm": 0.5}, r"has global_clipnorm, a norm over all nodes.*Hint: write .*clip_norm=0\.5\)"),
         ({"nothing": 1}, "cannot create the optimizer Adam: .*nothing.*Hint: correct its settings"),
     ],
 )
@@ -337,6 +338,25 @@ def test_settings_that_only_fit_heeds_are_refused(optimizers: Any, settings: dic
     graph = graph_of(sequence(layers.Dense(2)), X, Y, aa.Optimizer(optimizers.Adam, lr=0.01, **settings))
     with pytest.raises(SpecError, match=message):
         train(graph)
+
+
+def test_clip_norm_is_the_global_norm_of_keras_over_all_nodes(optimizers: Any) -> None:
+    own = keras.Sequential([keras.Input(X.shape[1:]), layers.Dense(4), layers.Dense(1)])
+    body = keras.Sequential([keras.Input(X.shape[1:]), layers.Dense(4)])
+    head = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    data = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
+    nodes = [aa.ModelNode("body", body, data.reference()), aa.ModelNode("net", head, "body")]
+    graph = aa.ModelGraph(nodes, aa.Optimizer(optimizers.SGD, lr=0.1, clip_norm=0.2))
+    own.compile(optimizers.SGD(0.1, global_clipnorm=0.2), "mse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Keras itself warns of
+        for mine, other in zip([*body.variables, *head.variables], own.variables, strict=True):
+            mine.assign(np.array(ops.convert_to_numpy(other.value)))
+        train(graph, n_epochs=2)
+        own.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        trained, by_keras = [*values(body), *values(head)], values(own)
+    for actual, expected in zip(trained, by_keras, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_optimizer_in_another_is_refused(optimizers: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.errors import NaNWarning
 from anyaccel.registry import registry
 
 X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
@@ -113,6 +114,47 @@ def test_a_sum_is_told_of_where_batches_are_accumulated_and_a_mean_is_not(framew
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(mean)
+
+
+@pytest.mark.parametrize("on_nan", ["warn", "stop", "ignore"])
+@pytest.mark.parametrize("compile_mode", ["off", "auto"])
+def test_a_loss_that_is_infinite_is_told_with_node_and_step(framework: str, on_nan: str, compile_mode: str) -> None:
+    y = Y.copy()
+    y[9] = 1e30  # finite as a target, and infinite as a square in float32
+    data = aa.FeatureSet.from_dict("data", {"x": X, "y": y}, ["x"], ["y"])
+    graph = graph_of(framework, data, aa.Optimizer("sgd", lr=1e-3))
+    losses = [aa.AppliedLoss("mse", on="net")]
+    settings = {"sampler": aa.SimpleSampler(4), "n_epochs": 3, "compile": compile_mode, "on_nan": on_nan}
+    phase = aa.TrainPhase("t", data="all", losses=losses, **settings)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = aa.Experiment("ways", graph, progress="none").run_phase(phase)
+    messages = [str(each.message) for each in told if each.category is NaNWarning]
+    assert len(messages) == (on_nan != "ignore") and len(result.epochs) == (1 if on_nan == "stop" else 3)
+    assert all("loss 'net' on node 'net' is inf at step 3 of epoch 1. Hint:" in message for message in messages)
+
+
+class Every(aa.Callback):
+    """Notes the steps that it hears of, and the mean loss since it last heard of one."""
+
+    def __init__(self, every_n_steps: int) -> None:
+        self.every_n_steps, self.heard = every_n_steps, []
+
+    def step_end(self, run: Any) -> None:
+        self.heard.append((run.epoch, run.step, run.step_losses()["net"]))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_listener_hears_of_every_nth_step_with_the_mean_loss_of_these(
+    framework: str, n: int, data: aa.FeatureSet
+) -> None:
+    every, each = Every(n), Every(1)
+    for listener, mode in ((every, "auto"), (each, "off")):
+        settings = {"sampler": aa.SimpleSampler(4), "n_epochs": 2, "validation": None, "compile": mode}
+        trained(framework, data, aa.Optimizer("sgd", lr=0.1), callbacks=[listener], **settings)
+    losses = np.array([loss for _, _, loss in each.heard]).reshape(2, 8)[:, : 8 // n * n].reshape(2, -1, n)
+    assert [(epoch, step) for epoch, step, _ in every.heard] == [(e, s) for e in (0, 1) for s in range(n - 1, 8, n)]
+    np.testing.assert_allclose([loss for _, _, loss in every.heard], losses.mean(-1).ravel(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("decay", [0.8, None])

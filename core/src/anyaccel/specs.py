@@ -78,7 +78,7 @@ class Schedule(Spec):
     own: Callable[[int], float] | None
 
     def __init__(self, name: Any = "constant", *, warmup: int = 0, **settings: float) -> None:
-        own, name = (name, _name_of(name)) if callable(name) else (None, name)
+        own, name = (name, _name_of(name)) if callable(name) and not isinstance(name, type) else (None, name)
         if own is None and (not isinstance(name, str) or name not in SCHEDULES):
             raise _unknown("schedule", name, SCHEDULES)
         where, takes = f"schedule {name!r}: ", {} if own else dict(inspect.signature(SCHEDULES[name]).parameters)

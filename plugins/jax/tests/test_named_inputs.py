@@ -161,3 +161,48 @@ def test_inputs_may_have_the_batch_on_another_axis() -> None:
             values = jax.tree.map(lambda value, gradient: value - 0.1 * gradient, values, mean(values))
     np.testing.assert_allclose(model.parameters["w"], values["w"], rtol=1e-5)
     assert graph.shapes.specs["net.1"].shape == (5, 3)
+
+
+@pytest.mark.parametrize("extra", [object(), "text", 3, None, True, len], ids=lambda value: type(value).__name__)
+def test_what_is_no_array_among_the_outputs_is_left_out(data: aa.FeatureSet, extra: object) -> None:
+    model = Function(lambda p, left: {"cache": extra, "answer": left @ p["w"]}, {"w": jnp.eye(3)})
+    _, graph = train(model, {"left": data.reference("a")}, aa.AppliedLoss("mse", on="net"))
+    assert graph.shapes.outputs["net"] == ("net",) and graph.shapes.aliases == {"net.answer": "net"}
+    w = np.eye(3)
+    for _ in range(2):
+        for start in range(0, ROWS, 8):
+            a, y = (data.array(name)[start : start + 8] for name in ("a", "y"))
+            w = w - 0.1 * a.T @ (2 * (a @ w - y) / y.size)
+    np.testing.assert_allclose(model.parameters["w"], w, rtol=1e-5, atol=1e-6)
+
+
+def test_a_recurrent_layer_gives_its_carry_too_and_trains_as_by_hand(nnx: ModuleType) -> None:
+    class Recurrent(nnx.Module):
+        def __init__(self) -> None:
+            rngs = nnx.Rngs(0)
+            self.cells, self.head = (
+                nnx.RNN(nnx.LSTMCell(3, 4, rngs=rngs), return_carry=True),
+                nnx.Linear(4, 3, rngs=rngs),
+            )
+
+        def __call__(self, x: Any) -> Any:
+            carry, hidden = self.cells(x)
+            return hidden, carry, {"answer": self.head(hidden[:, -1])}
+
+    random = np.random.default_rng(0)
+    columns = {"x": random.normal(size=(ROWS, 5, 3)), "y": random.normal(size=(ROWS, 3))}
+    columns = {name: array.astype("float32") for name, array in columns.items()}
+    data = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"])
+    data.add_splits({"train": np.arange(ROWS)})
+    model, own = Recurrent(), Recurrent()
+    loss = aa.AppliedLoss("mse", on="net", inputs=["outputs.2.answer", "targets"])
+    _, graph = train(model, data.reference(), loss)
+    assert graph.shapes.outputs["net"] == ("net.0", "net.1.0", "net.1.1", "net.2.answer")
+    for _ in range(2):
+        for start in range(0, ROWS, 8):
+            x, y = (array[start : start + 8] for array in columns.values())
+            gradients = nnx.grad(lambda m, x=x, y=y: jnp.mean((m(x)[2]["answer"] - y) ** 2))(own)
+            values = nnx.state(own, nnx.Param)
+            nnx.update(own, jax.tree.map(lambda value, gradient: value - 0.1 * gradient, values, gradients))
+    for value, other in zip(*(jax.tree.leaves(nnx.state(each, nnx.Param)) for each in (model, own)), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)

@@ -148,3 +148,62 @@ def test_keras_models_have_the_batch_first() -> None:
         ShapeError, match=r"models of this kind have the batch on the first axis. Hint: leave batch_axis"
     ):
         aa.ModelGraph([node]).build()
+
+
+class WithCache(tf.Module):
+    """Gives something that is no tensor beside its answer."""
+
+    def __init__(self, extra: object) -> None:
+        super().__init__()
+        self.weight, self.extra = tf.Variable(tf.eye(3)), extra
+
+    def __call__(self, left: Any) -> Any:
+        return {"cache": self.extra, "answer": left @ self.weight}
+
+
+@pytest.mark.parametrize("extra", [object(), "text", 3, None, True, len], ids=lambda value: type(value).__name__)
+def test_what_is_no_tensor_among_the_outputs_is_left_out(data: aa.FeatureSet, extra: object) -> None:
+    model = WithCache(extra)
+    _, graph = train(model, {"left": data.reference("a")}, aa.AppliedLoss("mse", on="net"))
+    assert graph.shapes.outputs["net"] == ("net",) and graph.shapes.aliases == {"net.answer": "net"}
+    w = np.eye(3)
+    for _ in range(2):
+        for start in range(0, ROWS, 8):
+            a, y = (data.array(name)[start : start + 8] for name in ("a", "y"))
+            w = w - 0.1 * a.T @ (2 * (a @ w - y) / y.size)
+    np.testing.assert_allclose(model.weight.numpy(), w, rtol=1e-5, atol=1e-6)
+
+
+class Recurrent(keras.Model):
+    """An LSTM with its states, in a tuple and a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = layers.LSTM(4, return_sequences=True, return_state=True), layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        hidden, h, c = self.cells(x)
+        return hidden, (h, [c]), {"answer": self.head(hidden[:, -1])}
+
+
+def test_a_recurrent_layer_gives_its_states_too_and_trains_as_by_hand() -> None:
+    random = np.random.default_rng(0)
+    x, y = (random.normal(size=(ROWS, *shape)).astype("float32") for shape in ((5, 3), (3,)))
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
+    data.add_splits({"train": np.arange(ROWS)})
+    model, own = Recurrent(), Recurrent()
+    for each in (model, own):
+        each(x[:2])
+    own.set_weights(model.get_weights())
+    loss = aa.AppliedLoss("mse", on="net", inputs=["outputs.2.answer", "targets"])
+    _, graph = train(model, data.reference(), loss)
+    assert graph.shapes.outputs["net"] == ("net.0", "net.1.0", "net.1.1.0", "net.2.answer")
+    for _ in range(2):
+        for start in range(0, ROWS, 8):
+            with tf.GradientTape() as tape:
+                mean = tf.reduce_mean((own(x[start : start + 8])[2]["answer"] - y[start : start + 8]) ** 2)
+            variables = own.trainable_variables
+            for variable, gradient in zip(variables, tape.gradient(mean, variables), strict=True):
+                variable.assign_sub(0.1 * gradient)
+    for value, other in zip(model.get_weights(), own.get_weights(), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)

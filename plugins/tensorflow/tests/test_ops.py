@@ -142,3 +142,45 @@ def test_only_the_first_cpu_begins_without_a_compiler(kind: str, index: int, is_
     segment = Segment("s", (operation,), {"x": (TensorSpec((4,), "float32"), device)}, ("n",))
     ops = TensorFlowOps(segment, lambda device: f"/CPU:{device.index}")
     assert (ops.eager_seconds > 0) is is_eager_at_first
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_auxiliary_results_have_no_part_in_gradients(compiled: bool) -> None:
+    """The slope of the auxiliary logarithm is infinite at 0; the gradient of the square is 2x."""
+    ops = TensorFlowOps.__new__(TensorFlowOps)
+    ops.home, ops.uses_several_devices = "/device:CPU:0", False
+
+    def function(x: Any, rest: Any) -> tuple[Any, Any]:
+        return x * x, {"log": tf.math.log(x), "count": tf.size(x)}
+
+    eager = partial(ops.value_and_pullback, function)
+    x = tf.constant([0.0, 4.0])
+    values, others, pullback = (ops.compile_value_and_pullback(function) if compiled else eager)(x, ())
+    np.testing.assert_array_equal(values, [0.0, 16.0])
+    np.testing.assert_allclose(others["log"], [-np.inf, np.log(4.0)], rtol=1e-6)
+    assert int(others["count"]) == 2
+    np.testing.assert_array_equal(pullback(tf.ones(2)), [0.0, 8.0])
+
+
+def test_a_compiled_part_trains_with_a_loss_whose_slope_is_vertical_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of |d|**1.5 is 0 at d = 0, and the derivative of that gradient is infinite."""
+    import keras
+
+    def trained(eager_seconds: float) -> list[float]:
+        monkeypatch.setattr(TensorFlowOps, "eager_seconds", eager_seconds)
+        x = np.random.default_rng(0).standard_normal((8, 3)).astype("float32")
+        y = np.repeat(np.array([[0], [1]], "float32"), 4, axis=0)
+        data = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
+        head = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])  # predicts the first targets
+        nodes = [
+            aa.ModelNode("encoder", aa.SequentialMLP((5,)), data.reference()),
+            aa.ModelNode("head", head, "encoder"),
+        ]
+        graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1), seed=1)
+        loss = aa.AppliedLoss(lambda outputs, targets: tf.reduce_mean(tf.abs(outputs - targets) ** 1.5), "head")
+        phase = aa.TrainPhase("train", data="all", losses=[loss], sampler=aa.SimpleSampler(4), n_epochs=3)
+        return list(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
+
+    compiled = trained(0.0)
+    assert np.isfinite(compiled).all() and compiled[-1] < compiled[0]
+    assert compiled == pytest.approx(trained(1e9), rel=1e-5)

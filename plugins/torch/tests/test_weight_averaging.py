@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import anyaccel as aa
 from anyaccel.errors import PhaseError
@@ -137,3 +137,24 @@ def test_a_node_that_is_trained_later_has_a_mean_of_its_own_epochs(data: aa.Feat
     experiment.run_phase(aa.TrainPhase("two", callbacks=[average, Weights()], **settings))
     average.apply(graph)
     np.testing.assert_allclose(head.model.weight.detach().numpy(), np.mean(weights, axis=0), rtol=1e-6)
+
+
+def test_statistics_of_the_averaged_weights_by_torchs_update_bn(data: aa.FeatureSet) -> None:
+    """The module is the user's own: what `update_bn` writes is what the graph evaluates and saves."""
+    net = mlp()
+    expected = copy.deepcopy(net)
+    reference = AveragedModel(expected)
+    by_hand(expected, reference, each_step=False)
+    average = aa.WeightAveraging()
+    graph = train(net, data, average).graph
+    batches = [torch.tensor(X[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
+    update_bn(batches, reference)
+    average.apply(graph)
+    stale = graph.run(aa.EvalPhase(data="all", losses=LOSSES), progress="none").loss
+    update_bn(batches, net)
+    with torch.no_grad():
+        value = F.mse_loss(reference(torch.tensor(X)), torch.tensor(Y)).item()
+    fresh = graph.run(aa.EvalPhase(data="all", losses=LOSSES), progress="none").loss
+    assert fresh == pytest.approx(value, rel=1e-5)
+    assert abs(stale - fresh) > 1e-4
+    np.testing.assert_allclose(graph.state()["net/buffers/1.running_mean"], reference.module[1].running_mean, rtol=1e-5)

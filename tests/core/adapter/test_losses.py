@@ -167,6 +167,15 @@ def test_a_custom_loss_returns_sum_weight_and_gradients(own, judge, slopes):
     np.testing.assert_allclose(judged.gradients()[0], slopes(lambda: float(judge(own, *inputs).sum), inputs[0]), 1e-6)
 
 
+def test_a_class_that_makes_no_loss_is_refused(judge):
+    with pytest.raises(SpecError) as caught:
+        judge(Loss(int), LOGITS, LOGITS)
+    assert "the loss 'int' is a class whose objects cannot be called" in str(caught.value)
+    assert "Hint: give a function, a class with __call__, or a name such as 'mse'" in str(caught.value)
+    with pytest.raises(SpecError, match=r"cannot create the loss 'ndarray'.*Hint: correct loss_kwargs"):
+        judge(Loss(np.ndarray), LOGITS, LOGITS)
+
+
 @pytest.mark.parametrize(
     "own", [lambda x, y: np.mean((x - y) ** 2), lambda x, y: (1.0, 2), lambda x, y: (1.0, 2, (x,))]
 )

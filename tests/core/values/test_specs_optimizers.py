@@ -78,6 +78,7 @@ def test_settings_may_be_given_in_any_order():
             {"name": "poly"},
             "no schedule is called 'poly'. Available: constant, linear, cosine, exponential, step. Hint: use one",
         ),
+        ({"name": int}, "no schedule is called <class 'int'>. Available: constant, linear,"),  # a function of the step
         ({"name": "linear"}, "schedule 'linear' lacks steps. Hint: give steps=..."),
         ({"name": "step", "rate": 0.5}, "schedule 'step' lacks every. Hint: give every=..."),
         ({"name": "exponential"}, "schedule 'exponential' lacks rate. Hint: give rate=..."),

@@ -6,7 +6,20 @@ from functools import partial
 from typing import Any
 
 from . import rows
-from .text_models import BART, BERT, GPT, HEADS_OF_8, LLAMA, NO_DROPOUT, SMALL, Architecture, tiny, without
+from .text_models import (
+    BART,
+    BERT,
+    DETERMINISTIC,
+    GPT,
+    HEADS_OF_8,
+    LLAMA,
+    NO_DROPOUT,
+    SMALL,
+    Architecture,
+    encoder_and_decoder,
+    tiny,
+    without,
+)
 
 LABELS = {"num_labels": rows.CLASSES}
 NO_PATH_DROPOUT = {"drop_path_rate": 0.0}
@@ -43,19 +56,13 @@ WAVES = tiny(
 )
 SPEECH = without(BART, "max_position_embeddings")
 SERIES = tiny(
-    {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 16))},
+    encoder_and_decoder(layers=1, ffn_dim=16, attention_heads=2, layerdrop=0.0),
+    DETERMINISTIC,
     prediction_length=4,
     context_length=8,
     lags_sequence=[1, 2],
     num_time_features=1,
     d_model=16,
-    encoder_attention_heads=2,
-    decoder_attention_heads=2,
-    encoder_layerdrop=0.0,
-    decoder_layerdrop=0.0,
-    dropout=0.0,
-    attention_dropout=0.0,
-    activation_dropout=0.0,
 )
 
 IMAGES: dict[str, Architecture] = {

@@ -17,6 +17,11 @@ def tiny(*bases: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
     return {name: value for each in (*bases, settings) for name, value in each.items()}
 
 
+def encoder_and_decoder(**settings: Any) -> dict[str, Any]:
+    """Settings of the encoder, and the same of the decoder."""
+    return {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in settings.items()}
+
+
 def without(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != name}
 
@@ -48,18 +53,13 @@ GPT = tiny(
     bos_token_id=1,
     eos_token_id=2,
 )
+DETERMINISTIC = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 BART = tiny(
-    {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 32))},
+    encoder_and_decoder(layers=2, ffn_dim=32, attention_heads=2, layerdrop=0.0),
+    DETERMINISTIC,
     vocab_size=rows.VOCABULARY,
     d_model=16,
     max_position_embeddings=40,
-    encoder_attention_heads=2,
-    decoder_attention_heads=2,
-    encoder_layerdrop=0.0,
-    decoder_layerdrop=0.0,
-    dropout=0.0,
-    attention_dropout=0.0,
-    activation_dropout=0.0,
     classifier_dropout=0.0,
     pad_token_id=1,
     bos_token_id=0,
@@ -347,18 +347,15 @@ ENCODER_DECODERS: dict[str, Architecture] = {
     "ProphetNetForConditionalGeneration": (
         rows.translation,
         tiny(
+            encoder_and_decoder(ffn_dim=32),
+            DETERMINISTIC,
             vocab_size=rows.VOCABULARY,
             hidden_size=16,
             max_position_embeddings=40,
-            encoder_ffn_dim=32,
             num_encoder_layers=2,
             num_encoder_attention_heads=2,
-            decoder_ffn_dim=32,
             num_decoder_layers=2,
             num_decoder_attention_heads=2,
-            dropout=0.0,
-            attention_dropout=0.0,
-            activation_dropout=0.0,
             decoder_start_token_id=0,
         ),
     ),

@@ -18,7 +18,8 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, Arguments, CallLayout
-from anyaccel.errors import ShapeError, SpecError
+from anyaccel.adapter.own_loss import make_loss
+from anyaccel.errors import ShapeError
 from anyaccel.specs import Loss
 
 _IMAGE_LAYERS = ("Conv", "Pooling", "UpSampling", "ZeroPadding", "Cropping")
@@ -323,20 +324,6 @@ def seeded_host_generators(seed: int) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-def make_loss(loss: Loss) -> Any:
-    """The loss's own object; a class is called with `loss_kwargs`.
-
-    Raises:
-        SpecError: the class does not take them.
-    """
-    if not isinstance(loss.own, type):
-        return loss.own
-    try:
-        return loss.own(**loss.kwargs)
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"cannot create the loss {loss.name!r}: {error}", hint="correct loss_kwargs") from error
 
 
 def _is_unseeded(initializer: Any) -> bool:

@@ -16,6 +16,7 @@ _REFUSED = {
     "gradient_accumulation_steps": "write TrainPhase(accumulate=...)",
     "loss_scale_factor": "leave it out: losses are not scaled here",
 }
+_OF_ALL_NODES = "global_clipnorm"
 
 
 class _Built(NamedTuple):
@@ -58,6 +59,11 @@ class LayerOptimizerRule(UpdateRule):
         self._class = _stateless(optimizer.own, module)
         with outside():
             made = self._made()
+        if getattr(made, _OF_ALL_NODES, None):
+            raise SpecError(
+                f"the optimizer {optimizer.name} has {_OF_ALL_NODES}, a norm over all nodes, and it sees those of one",
+                hint=f"write Optimizer(..., clip_norm={made.global_clipnorm!r}) in its place",
+            )
         setting = next((name for name in _REFUSED if getattr(made, name, None)), None)
         if setting is not None or hasattr(made, "inner_optimizer"):
             what, hint = setting or "inner_optimizer", _REFUSED.get(setting or "", "give the inner one")

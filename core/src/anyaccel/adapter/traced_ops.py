@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
+from anyaccel.adapter.own_loss import make_loss
 from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
 from anyaccel.specs import Loss
@@ -105,7 +106,10 @@ class TracedOps(ArrayOps):
         """
 
     def compile_value_and_pullback(self, function: Function) -> Callable[[Any, Any], ValueAndPullback]:
-        """`value_and_pullback` of a function, compiled for many calls; the default differentiates a compiled one."""
+        """`value_and_pullback` of a function, compiled for many calls; the default differentiates a compiled one.
+
+        Override it where auxiliary results of a compiled function would be differentiated, if only by zeros.
+        """
         compiled = self.compile(function)
         return lambda primals, rest: self.value_and_pullback(compiled, primals, rest)
 
@@ -238,7 +242,7 @@ class TracedOps(ArrayOps):
 
     def custom_loss(self, loss: Loss) -> LossFunction:
         """A callable that returns the mean over the batch as a scalar; a class is instantiated with `loss_kwargs`."""
-        function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
+        function = make_loss(loss)
 
         def evaluate(inputs: Sequence[Any]) -> LossResult:
             floating = [i for i, value in enumerate(inputs) if is_differentiable(self, value)]

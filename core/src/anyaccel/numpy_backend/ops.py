@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter import ArrayOps, LossFunction, LossResult, VjpResult
+from anyaccel.adapter.own_loss import make_loss
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module
@@ -68,7 +69,7 @@ class NumpyOps(ArrayOps):
 
         `gradients` has the gradient of the *sum* for each input, or None.
         """
-        function = loss.own(**loss.kwargs) if isinstance(loss.own, type) else loss.own
+        function = make_loss(loss)
 
         def evaluate(inputs: Sequence[Array]) -> LossResult:
             result = function(*inputs)

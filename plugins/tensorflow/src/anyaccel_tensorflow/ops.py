@@ -197,6 +197,19 @@ class TensorFlowOps(TracedOps):
         whole = compiled(function)
         return with_true_devices(whole, self.home) if self.uses_several_devices else whole
 
+    def compile_value_and_pullback(self, function: Function) -> Callable[[Any, Any], ValueAndPullback]:
+        """As in `TracedOps`.
+
+        The gradient of a tf.function passes zeros back through all that it returns: what is auxiliary would be
+        differentiated too, and 0 times an infinite derivative is NaN.
+        """
+
+        def without_auxiliary_gradients(primals: Any, rest: Any) -> tuple[Any, Any]:
+            values, others = function(primals, rest)
+            return values, tf.nest.map_structure(_without_gradient, others)
+
+        return super().compile_value_and_pullback(without_auxiliary_gradients)
+
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
         """One tf.function with a loop in it, which is traced once for any count."""
         return compile_loop(body, self.home, quick=quick)
@@ -276,3 +289,10 @@ def _put_like(variable: Any, parameter: Any) -> Any:
 def _identity(array: Any) -> Any:
     with tf.device(array.device):
         return tf.identity(array)
+
+
+def _without_gradient(array: Any) -> Any:
+    if not tf.is_tensor(array):
+        return array
+    with tf.device(array.device):
+        return tf.stop_gradient(array)

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from anyaccel import FeatureSet
-from anyaccel.errors import ColumnError, DataError
+from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SequentialMLP, TrainPhase
+from anyaccel.data import as_source
+from anyaccel.errors import ColumnError, DataError, PhaseError, SourceError
 
 TABLE = pa.table({"x": np.arange(6, dtype="float32"), "y": np.arange(6) % 2, "g": list("aabbcc")})
 
@@ -82,3 +83,37 @@ def test_data_sets_by_name_become_splits() -> None:
     other = datasets.Dataset.from_dict({"x": [1.0], "z": [2]})
     with pytest.raises(DataError, match=r"data sets 'train' and 'test' of 'd' have different columns.*data\['train'\]"):
         FeatureSet.from_arrow("d", datasets.DatasetDict({"train": whole, "test": other}), ["x"])
+
+
+def test_a_phase_takes_a_data_set_and_asks_for_one_of_several() -> None:
+    """Features and targets by the names that the graph was built with; the numbers are those of a feature set."""
+    datasets = pytest.importorskip("datasets")
+    columns = {"x": np.arange(8, dtype="float32"), "y": np.arange(8, dtype="float32") / 2}
+    whole = datasets.Dataset.from_dict(columns).cast_column("x", datasets.Value("float32"))
+    whole = whole.cast_column("y", datasets.Value("float32"))
+    by_name = datasets.DatasetDict({"train": whole, "test": whole.select(range(4))})
+    known = FeatureSet.from_dict("d", columns, ["x"], ["y"])
+    loss = AppliedLoss("mse", on="net")
+
+    def trained(data: object) -> list[float]:
+        graph = ModelGraph([ModelNode("net", SequentialMLP(), known.reference())], "adam")
+        return list(graph.run(TrainPhase(data=data, losses=loss, n_epochs=2, sampler=4), progress="none").loss)
+
+    assert trained(by_name["train"]) == trained("all")
+    for given in (by_name, dict(by_name)):
+        with pytest.raises(PhaseError, match=r"Hint: choose a split of the \w+: data=splits\['train'\]"):
+            trained(given)
+    with pytest.raises(DataError, match=r"is a DatasetDict, not a data frame.*Hint: use from_arrow, which makes its"):
+        FeatureSet.from_pandas("d", by_name, "x")
+    wide = datasets.Dataset.from_dict({name: values.tolist() for name, values in columns.items()})
+    with pytest.raises(ColumnError, match=r"float64\[\] in these data.*float32\[\]\. Hint: give data of this shape"):
+        trained(wide)
+
+
+def test_a_frame_of_polars_is_no_source_of_batches() -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.from_arrow(TABLE)
+    known = FeatureSet.from_pandas("d", frame, ["x"], ["y"])
+    for given in (frame, frame.lazy()):
+        with pytest.raises(SourceError, match=r"a (Data|Lazy)Frame cannot be the data of 'd'.*FeatureSet\.from_pandas"):
+            as_source("d", given, known)

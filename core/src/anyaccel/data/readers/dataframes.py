@@ -13,7 +13,7 @@ import pyarrow as pa
 from anyaccel.data.padding import checked_pads
 from anyaccel.data.ragged_columns import padded_table
 from anyaccel.data.readers.array_conversion import number_column, padded_column, tag_column
-from anyaccel.data.readers.hf_datasets import arrow_table, has_table
+from anyaccel.data.readers.hf_datasets import are_splits, arrow_table, has_table
 from anyaccel.data.readers.lazy_tables import computed
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.plain_layout import plain_table
@@ -113,7 +113,11 @@ def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> 
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
         available="from_pandas takes pandas and Polars data frames, DuckDB relations, and objects with "
         "__arrow_c_stream__ or __dataframe__",
-        hint=f"call {converters[0]}() on it first" if converters else "use from_dict for arrays by name",
+        hint="use from_arrow, which makes its splits"
+        if are_splits(df)
+        else f"call {converters[0]}() on it first"
+        if converters
+        else "use from_dict for arrays by name",
     )
 
 

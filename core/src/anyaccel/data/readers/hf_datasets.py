@@ -38,13 +38,18 @@ def arrow_table(label: str, dataset: Any) -> Any:
     return _without_own_types(table)
 
 
+def are_splits(data: Any) -> bool:
+    """Whether `data` is a mapping of such data sets by name, as a `DatasetDict` is."""
+    return isinstance(data, Mapping) and bool(data) and all(map(has_table, data.values()))
+
+
 def split_tables(label: str, data: Any) -> dict[str, Any] | None:
     """The Arrow tables of a mapping of such data sets by name, as of a `DatasetDict`; None for anything else.
 
     Raises:
         DataError: their columns differ.
     """
-    if not isinstance(data, Mapping) or not data or not all(map(has_table, data.values())):
+    if not are_splits(data):
         return None
     tables = {str(name): arrow_table(label, dataset) for name, dataset in data.items()}
     first = next(iter(tables))

@@ -25,4 +25,7 @@ def instead_of(given: Any) -> str:
         return "write FeatureSet.from_pandas(label, df, feature_cols=[...])"
     if isinstance(given, (pa.Table, pa.RecordBatch)) or has_table(given):
         return "write FeatureSet.from_arrow(label, data, feature_keys=[...])"
-    return "write FeatureSet.from_dict(label, {'x': array}, feature_keys=['x'])" if is_tensor(given) else ""
+    if is_tensor(given):
+        return "write FeatureSet.from_dict(label, {'x': array}, feature_keys=['x'])"
+    is_frame = any(hasattr(given, name) for name in ("__dataframe__", "__arrow_c_stream__", "collect_schema"))
+    return "write FeatureSet.from_pandas(label, df, feature_cols=[...])" if is_frame else ""

@@ -98,7 +98,9 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
         return _ragged_column(column, ragged, rows, target_range)
     if stored != column.stored:
         raise ColumnError(
-            f"{column.shown} is {stored} in these data", available=f"the graph was built for {column.stored}"
+            f"{column.shown} is {stored} in these data",
+            available=f"the graph was built for {column.stored}",
+            hint="give data of this shape and dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself",
         )
     try:
         with np.errstate(over="raise"):

@@ -12,6 +12,7 @@ import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Source, as_source
+from anyaccel.data.readers.hf_datasets import are_splits
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
@@ -234,7 +235,7 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
         raise PhaseError(
             f"phase {label!r} has data for {', '.join(sorted(given)) or 'nothing'}",
             available=f"the graph takes {', '.join(sets)}",
-            hint=_labels_hint(unknown, missing, sorted(set(given) - set(unknown))),
+            hint=_splits_hint(data) or _labels_hint(unknown, missing, sorted(set(given) - set(unknown))),
         )
     rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
     counts = {name: len(own) for name, own in rows.items()}
@@ -253,6 +254,14 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
     if not all(counts.values()):
         raise PhaseError(f"phase {label!r} has no rows", hint="choose another split")
     return rows
+
+
+def _splits_hint(data: Any) -> str:
+    """What to write in place of a `DatasetDict`; `""` for anything else."""
+    if not are_splits(data):
+        return ""
+    kind, first = type(data).__name__, next(iter(data))
+    return f"choose a split of the {kind}: data=splits[{first!r}]; FeatureSet.from_arrow('LABEL', splits) has them all"
 
 
 def _labels_hint(unknown: Sequence[str], missing: Sequence[str], known: Sequence[str]) -> str:
