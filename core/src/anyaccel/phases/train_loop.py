@@ -70,18 +70,7 @@ class TrainLoop:
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(hooks.max_call_steps)
         self._unheard: list[Losses] = []  # of the steps since somebody listened
-        epoch_steps = policy.loader.n_steps
-        self._compile_policy = CompilePolicy(
-            phase.compile,
-            total_steps=None if epoch_steps is None else epoch_steps * phase.n_epochs,
-            max_call_steps=self._pacing.max_steps,
-            may_stop_early=hooks.may_stop,
-            can_compile=pipeline.can_compile,
-            on_host=pipeline.on_host,
-            one_shape=policy.loader.one_shape,
-            log_event=run.log_event,
-            on_activity=progress.doing,
-        )
+        self._compile_policy = self._new_compile_policy()
         self._pending = PendingCalls()
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable, hooks.callbacks)
         self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
@@ -92,6 +81,20 @@ class TrainLoop:
         self._losses: LossAccumulator | None = None  # of the epoch that is running
         self._is_whole = False  # values and records are those of whole steps
         self._steps_before = 0  # of an earlier run, which the programs do not count
+
+    def _new_compile_policy(self) -> CompilePolicy:
+        loader, pipeline = self._policy.loader, self._pipeline
+        return CompilePolicy(
+            self._phase.compile,
+            total_steps=None if loader.n_steps is None else loader.n_steps * self._phase.n_epochs,
+            max_call_steps=self._pacing.max_steps,
+            may_stop_early=self._hooks.may_stop,
+            can_compile=pipeline.can_compile,
+            on_host=pipeline.on_host,
+            one_shape=loader.one_shape,
+            log_event=self._run.log_event,
+            on_activity=self._progress.doing,
+        )
 
     def run(self) -> None:
         """All epochs that are left, or fewer if the run is asked to stop."""
