@@ -85,7 +85,9 @@ def test_a_schedule_can_be_named_if_it_needs_no_settings() -> None:
 
 
 def test_an_unknown_setting_of_an_optimizer_lists_the_known_ones() -> None:
-    with pytest.raises(SpecError, match=r"no setting learning_rate\. Available: lr, schedule, clip_norm, betas"):
+    with pytest.raises(
+        SpecError, match=r"no setting learning_rate\. Available: lr, schedule, clip_norm, clip_value, betas"
+    ):
         aa.Optimizer("adam", learning_rate=0.1)
 
 

@@ -252,6 +252,10 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.EarlyStopping,
         {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
     ),
+    **{
+        f"{kind}.load_state": lambda kind=kind: (getattr(aa, kind)().load_state, {"state": getattr(aa, kind)().state()})
+        for kind in ("EarlyStopping", "ReduceLROnPlateau", "WeightAveraging")
+    },
     "Checkpoint": lambda: (
         aa.Checkpoint,
         {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn"},

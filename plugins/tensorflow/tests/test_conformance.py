@@ -27,17 +27,11 @@ class Built(tf.Module):
 
 
 class Standard(TensorFlowSubject):
-    """SequentialMLP; whatever can be compiled is compiled at once."""
-
-    @pytest.fixture(autouse=True)
-    def at_once(self, monkeypatch):
-        monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
+    """SequentialMLP."""
 
 
 class Keras(TensorFlowSubject):
-    """Unbuilt Keras models; whatever can be compiled is compiled at once."""
-
-    at_once = Standard.at_once
+    """Unbuilt Keras models."""
 
     @pytest.fixture
     def model(self):
@@ -63,7 +57,7 @@ class Module(Keras):
     """A user's tf.Module, eager throughout: compiled in the middle of a test, it would give other last bits."""
 
     @pytest.fixture(autouse=True)
-    def at_once(self, monkeypatch):
+    def compiled(self, monkeypatch):
         monkeypatch.setattr(TensorFlowOps, "eager_seconds", 1e9)
 
     @pytest.fixture

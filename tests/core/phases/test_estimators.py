@@ -285,7 +285,7 @@ def test_accuracy_refuses_class_indices_without_a_score():
         accuracy(np.zeros((3, 2)), np.array([1, 2, 2]))
     assert str(caught.value) == (
         "accuracy: the targets have class index 2, but there are 2 scores per sample. Available: 0 to 1. "
-        "Hint: number the classes from 0, or pass a function as metric."
+        "Hint: if it does not count, write Metric('accuracy', ignore_index=2); else number the classes from 0."
     )
 
 

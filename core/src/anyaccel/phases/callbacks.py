@@ -205,7 +205,12 @@ class EarlyStopping(Callback):
         return {"best": self.best, "best_epoch": self.best_epoch, "waited": self.waited}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with these."""
+        """Go on with these.
+
+        Raises:
+            StateError: they are not what `state` gives.
+        """
+        check_callback_state("EarlyStopping", state, self.state())
         self.best, self.best_epoch, self.waited = state["best"], state["best_epoch"], state["waited"]
 
     def epoch_end(self, run: Run) -> None:

@@ -172,6 +172,7 @@ class TrainPhase(Phase):
         microbatching: str = "exact",
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
         policy: str | None = None,
@@ -188,20 +189,11 @@ class TrainPhase(Phase):
         """
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
-        own: Any = {} if step is None else {"step": step}
+        own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        return cls(
-            label,
-            data=split_name(label, split),
-            losses=losses,
-            microbatching=microbatching,
-            **drawing,
-            **checking,
-            **own,
-            **placing,
-            **running,
-        )
+        settings: Any = {**drawing, **checking, **own, **placing, **running, "microbatching": microbatching}
+        return cls(label, data=split_name(label, split), losses=losses, **settings)
 
     def _check(self) -> None:
         super()._check()

@@ -101,10 +101,10 @@ class WeightAveraging(Callback):
                 counts[node] = int(value)
             elif name:
                 averages.setdefault(node, {})[name] = np.asarray(value)
-        if _COUNT not in state or set(counts) != set(averages):
+        if not isinstance(state, Mapping) or _COUNT not in state or set(counts) != set(averages):
             raise StateError(
                 f"the state of WeightAveraging lacks {_COUNT}, of all or of a node",
-                available=", ".join(state) or "nothing",
+                available=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
                 hint="give what state() of such a callback gave",
             )
         self._averages, self._counts, self.n_averaged = averages, counts, int(state[_COUNT])

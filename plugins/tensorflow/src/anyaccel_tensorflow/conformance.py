@@ -12,10 +12,16 @@ import tensorflow as tf
 from anyaccel.backend import Backend
 from anyaccel.testing import Subject
 from anyaccel_tensorflow.backend import TensorFlowBackend
+from anyaccel_tensorflow.ops import TensorFlowOps
 
 
 class TensorFlowSubject(Subject):
     """TensorFlow on the best device of this machine, with the models that every framework has."""
+
+    @pytest.fixture(autouse=True)
+    def compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Programs compile from the first step on, not in the middle of a test, when 0.2 seconds have passed."""
+        monkeypatch.setattr(TensorFlowOps, "eager_seconds", 0.0)
 
     @pytest.fixture
     def backend(self) -> Backend:
