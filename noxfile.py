@@ -131,6 +131,11 @@ def install(session: nox.Session, *arguments: str) -> None:
     session.install("--no-compile", *arguments)
 
 
+def import_once(session: nox.Session) -> None:
+    """Import the frameworks, so that processes which have a minute to list devices need not compile them to bytecode."""
+    session.run("python", "-c", "import torch, jax, tensorflow", silent=True)
+
+
 def spread(by: str = "worksteal") -> tuple[str, ...]:
     """Arguments by which pytest deals tests out to several processes, by file where those of one share costly work."""
     return ("-n", os.environ.get("ANYACCEL_TEST_WORKERS", str(min(CORES, 4))), "--dist", by)
@@ -304,6 +309,7 @@ def wheel(session: nox.Session) -> None:
     sources = ("core", *(f"plugins/{name}" for name in PLUGINS))
     with built_wheels(session, *sources, isolated=False) as wheels:  # `thirdparty` and `unit` build in isolation
         install(session, *map(str, sorted(wheels.glob("*.whl"))), *group("test", "guests", *PLUGINS))
+        import_once(session)
         core = ("tests/core",) if len(FOUND) == 1 else ()
         run_away(session, wheels, *core, "tests/packaging", *session.posargs)
         env = {**AWAY, **compiled_once(session)}
@@ -359,6 +365,7 @@ def docs(session: nox.Session) -> None:
     projects = sorted(path.parent for path in ROOT.glob("docs/examples/*/pyproject.toml"))
     installs = [part for project in projects for part in ("--editable", str(project))]
     install_docs(session, *editable(*PLUGINS), *installs, *group("thirdparty", *PLUGINS))
+    import_once(session)
     env = {"ANYACCEL_TEST_SITE": str(build_site(session)), **compiled_once(session), **ONE_THREAD}
     readmes = ["README.md", "core/README.md", *(f"plugins/{name}/README.md" for name in PLUGINS)]
     session.run("pytest", "tests/docs", "docs", *readmes, *spread("loadfile"), *session.posargs, env=env)

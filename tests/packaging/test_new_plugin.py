@@ -62,5 +62,5 @@ def test_a_project_can_be_built_installed_and_tested_and_conforms(kind: str, run
     report = json.loads(run("anyaccel", "conform", "anyaccel-wheel-try", "--json").stdout)
     assert (report["plugin"], report["version"], report["conforms"]) == ("wheel_try", "0.1.0", True)
     assert report["backends"][0]["backend"].startswith("anyaccel_wheel_try.")
-    plugins = json.loads(run("anyaccel", "plugins", "--json").stdout)["plugins"]
+    plugins = json.loads(run("anyaccel", "plugins", "--json", "--timeout", "300").stdout)["plugins"]
     assert next(each for each in plugins if each["name"] == "wheel_try")["status"] == "ok"
