@@ -132,7 +132,7 @@ def install(session: nox.Session, *arguments: str) -> None:
 
 
 def import_once(session: nox.Session) -> None:
-    """Import the frameworks, so that processes which have a minute to list devices need not compile them to bytecode."""
+    """Import the frameworks, so that child processes, which have a minute to list devices, find their bytecode."""
     session.run("python", "-c", "import torch, jax, tensorflow", silent=True)
 
 
