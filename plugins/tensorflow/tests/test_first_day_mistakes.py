@@ -94,7 +94,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "an optimizer of Keras": (
         lambda: run(net(), keras.optimizers.Adam()),
-        r"is a Adam\. Hint: write optimizer=Optimizer\('adam', lr=1e-3\)",
+        r"is an object of Adam\. Hint: write optimizer=Optimizer\('adam', lr=1e-3\)",
         lambda: run(net(), aa.Optimizer("adam", lr=1e-3)),
     ),
     "a callback of Keras": (
