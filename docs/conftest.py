@@ -27,7 +27,7 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 HERE = Path(__file__).parent
 REWRITE = os.environ.get("ANYACCEL_TEST_REWRITE") == "1"
-OUTPUT = re.compile(r"\n```\n\n```text\n(.*?)\n```\n", re.DOTALL)
+OUTPUT = re.compile(r"\n```\n\n```text\n(.*?)\n?```\n", re.DOTALL)  # which may be empty still
 DECIMAL = re.compile(r"(-?\d[\d,]*\.\d+(?:e[+-]?\d+)?)")
 
 

@@ -146,3 +146,33 @@ def test_a_graph_of_two_frameworks_goes_on_to_the_bit(tmp_path: Path) -> None:
 
     pytest.importorskip("anyaccel_jax")
     assert_goes_on(make, tmp_path, (9,))
+
+
+def test_steps_of_ones_own_go_on_to_the_bit(tmp_path: Path) -> None:
+    """Their optimizers are the graph's, and their dropout draws from the same streams."""
+
+    def step(models: Any, batch: Any, optimizers: Any) -> Any:
+        loss = ((models["net"](batch["x"]) - batch["y"]) ** 2).mean()
+        optimizers["net"].zero_grad()
+        loss.backward()
+        optimizers["net"].step()
+        return {"loss": loss}
+
+    def own(graph: aa.ModelGraph, at: int, folder: Path | None = None) -> Any:
+        phase = aa.TrainPhase(
+            "t", data="all", step=step, sampler=16, n_epochs=2, checkpoint=folder, callbacks=[BreakOff(at)]
+        )
+        resume = "never" if folder is None else "auto"
+        return aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
+
+    def make() -> aa.ModelGraph:
+        return aa.ModelGraph([aa.ModelNode("net", torch_model(), table().reference())], "adam", seed=1)
+
+    whole, again = make(), make()
+    expected = own(whole, -1)
+    with pytest.raises(KeyboardInterrupt):
+        own(make(), 11, tmp_path)
+    np.testing.assert_array_equal(own(again, -1, tmp_path).loss, expected.loss)
+    state = whole.state()
+    for name, array in again.state().items():
+        np.testing.assert_array_equal(array, state[name], err_msg=name)

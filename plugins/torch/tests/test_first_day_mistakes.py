@@ -169,7 +169,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "an optimizer over parameters": (
         lambda: train(model := Net(), optimizer=torch.optim.Adam(model.parameters())),
-        r"is a Adam\. Hint: write optimizer=Optimizer\('adam', lr=1e-3\)",
+        r"is an object of Adam\. Hint: write optimizer=Optimizer\('adam', lr=1e-3\)",
         lambda: train(optimizer=aa.Optimizer("adam", lr=1e-3)),
     ),
     "a loss that is no scalar": (
