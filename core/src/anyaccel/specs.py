@@ -253,7 +253,9 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _between(least: float, below: float = math.inf, *, whole: bool = False) -> Callable[[Any], bool]:
-    return lambda n: isinstance(n, Real) and type(n) is not bool and least <= float(n) < below and not (whole and n % 1)
+    return lambda n: (
+        isinstance(n, Real) and not isinstance(n, bool) and least <= float(n) < below and not (whole and float(n) % 1)
+    )
 
 
 def _is_group(item: tuple[Any, Any]) -> bool:
@@ -294,9 +296,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:
     own = "" if what == "schedule" else f", or the node's own framework's {what}"
-    hint, plain = did_you_mean(str(name).lower(), known, f"use one of these names{own}"), str(name).lower()
-    if what == "loss" and plain.replace("_", "").endswith(("binarycrossentropy", "categoricalcrossentropy")):
-        hint = f"{'binary_' * ('binary' in plain)}cross_entropy takes logits; for probabilities give Keras's object"
+    hint = did_you_mean(str(name).lower(), known, f"use one of these names{own}")
     return SpecError(f"no {what} is called {name!r}", available=", ".join(known), hint=hint)
 
 

@@ -51,18 +51,6 @@ TRAINING = [
         lambda: aa.AppliedLoss("cross_entropy", on="net"),
     ),
     Row(
-        "sparse_categorical_crossentropy",
-        lambda: aa.AppliedLoss("sparse_categorical_crossentropy", on="net"),
-        r"Hint: cross_entropy takes logits; for probabilities give Keras's object",
-        lambda: run(train(losses=[aa.AppliedLoss("cross_entropy", on="net")])),
-    ),
-    Row(
-        "binary_crossentropy",
-        lambda: aa.AppliedLoss("binary_crossentropy", on="net"),
-        r"Hint: binary_cross_entropy takes logits; for probabilities give Keras's object",
-        lambda: aa.AppliedLoss("binary_cross_entropy", on="net"),
-    ),
-    Row(
         "sparse_top_k_categorical_accuracy",
         lambda: aa.Metric("sparse_top_k_categorical_accuracy", on="net"),
         r"Hint: did you mean 'top_5_accuracy'\?",

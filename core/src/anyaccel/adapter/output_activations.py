@@ -70,7 +70,7 @@ def _final_activation(library: LayerLibrary, layer: Any, path: Path) -> str:
         for key in path:
             fits = isinstance(output, Mapping) or (isinstance(output, (list, tuple)) and isinstance(key, int))
             output = output[key] if fits else output
-        end = getattr(getattr(output, "_keras_history", None), "operation", None)
+        end = getattr(getattr(output, f"_{library.module.__name__}_history", None), "operation", None)
         return _final_activation(library, end, ()) if end is not None else ""
     kind = type(layer).__name__
     if kind.lower() in _TO_PROBABILITIES:
