@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
@@ -89,9 +90,11 @@ class JaxCompute(JaxPlacement, KeywordCompute):
 
     def build(self, segment: Segment) -> Program:
         """As `Compute.build`; the adapter's program, compiled as a whole where the segment is on one device."""
+        from anyaccel_jax.losses import keras_library
         from anyaccel_jax.ops import DonatingOps, JaxOps
         from anyaccel_jax.program import JaxProgram
 
+        warn_of_activations(keras_library(), segment)
         models = {id(op.model): op.model for op in segment.operations if op.model is not None}
         size = sum(array.nbytes for model in models.values() for array in self._model(model).parameters.values())
         return JaxProgram(segment, (JaxOps if size < DONATED_BYTES else DonatingOps)(self._move_array))

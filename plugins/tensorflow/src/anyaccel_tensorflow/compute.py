@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
@@ -88,7 +89,9 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         """As `Compute.build`; a `TensorFlowProgram`."""
         from anyaccel_tensorflow.ops import TensorFlowOps
         from anyaccel_tensorflow.program import TensorFlowProgram
+        from anyaccel_tensorflow.variables import keras
 
+        warn_of_activations(keras(), segment)
         return TensorFlowProgram(segment, TensorFlowOps(segment, self.device_string))
 
     def state(self, model: Any) -> dict[str, np.ndarray]:

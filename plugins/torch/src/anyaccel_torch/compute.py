@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.backend import Program
 from anyaccel.errors import StateError
 from anyaccel.install_hints import HINTS
@@ -97,8 +98,10 @@ class TorchCompute(TorchPlacement, KeywordCompute):
 
     def build(self, segment: Segment) -> Program:
         """As `Compute.build`; a `TorchProgram`, which trains the user's modules in place."""
+        from anyaccel_torch import keras
         from anyaccel_torch.program import TorchProgram
 
+        warn_of_activations(keras.library(), segment)
         with translate_errors(f"the program of segment {segment.label!r}, with its optimizer state"):
             return TorchProgram(segment, self.native_device)
 

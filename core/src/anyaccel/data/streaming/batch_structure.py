@@ -96,10 +96,14 @@ def _are_columns(given: Sequence[Any]) -> bool:
 def _by_position(position: object, given: Sequence[Any], names: Sequence[str]) -> BatchParts:
     if len(given) != len(names):
         shown = f"{len(given)} part{'' if len(given) == 1 else 's'}"
+        weights = (
+            "; weights in third place are a tag: IterableSource(..., tags=['w']), AppliedLoss(sample_weight='DATA.w')"
+        )
         raise SourceError(
             f"{position} has {shown} for {len(names)} columns",
             available=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
-            hint="name one column for each part (features=, targets=, tags=), or give mappings by name",
+            hint="name one column for each part (features=, targets=, tags=), or give mappings by name"
+            + weights * (len(given) == 3 and len(names) == 2),
         )
     return BatchParts(dict(zip(names, given, strict=True)), frozenset())
 

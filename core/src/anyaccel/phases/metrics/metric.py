@@ -216,6 +216,8 @@ _OTHER_NAMES = {
     "categorical_accuracy": "accuracy",
     "sparse_categorical_accuracy": "accuracy",
     "top_k_categorical_accuracy": "top_5_accuracy",
+    "sparse_top_k_categorical_accuracy": "top_5_accuracy",
+    "mean_squared_logarithmic_error": "mean_squared_log_error",
 }
 
 

@@ -1,0 +1,79 @@
+"""Whether a loss of logits follows a softmax, or a loss of probabilities none: both train, and to wrong numbers."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from anyaccel.adapter.layer_introspection import LayerLibrary
+from anyaccel.segment import LossTerm, Operation, Path, Segment
+
+_TO_PROBABILITIES = ("softmax", "sigmoid")
+
+
+def warn_of_activations(library: LayerLibrary, segment: Segment) -> None:
+    """Warn of each cross entropy in a segment that takes logits of a layer that ends with softmax or sigmoid.
+
+    So it is for a loss of the library that takes probabilities (`from_logits=False`, its default) of a layer that ends
+    with no activation. Ends that are not known, such as those of models with a `call` of their own, give no warning.
+    """
+    for term in segment.losses:
+        takes_logits = _takes_logits(library, term)
+        activation = _activation(library, segment, term) if takes_logits is not None else ""
+        if takes_logits and activation in _TO_PROBABILITIES:
+            _warn(term, f"takes logits, and the model ends with {activation}", f"leave {activation} out of the model")
+        elif takes_logits is False and activation == "linear":
+            _warn(term, "takes probabilities, and the model ends without an activation", "give it from_logits=True")
+
+
+def _warn(term: LossTerm, problem: str, hint: str) -> None:
+    warnings.warn(f"loss {term.label!r}: {term.loss.name} {problem}. Hint: {hint}.", UserWarning, stacklevel=2)
+
+
+def _takes_logits(library: LayerLibrary, term: LossTerm) -> bool | None:
+    """Whether a cross entropy takes logits; None for another loss, or where it cannot be known."""
+    own = term.loss.own
+    if own is None:
+        return True if term.loss.name.endswith("cross_entropy") else None
+    if not library.is_loss(own):
+        return None
+    if not callable(getattr(own, "get_config", None)) or isinstance(own, type):
+        parameter = inspect.signature(own).parameters.get("from_logits")
+        given = term.loss.kwargs.get("from_logits", parameter.default if parameter is not None else None)
+    else:
+        given = own.get_config().get("from_logits")
+    return given if isinstance(given, bool) else None
+
+
+def _activation(library: LayerLibrary, segment: Segment, term: LossTerm) -> str:
+    """Name of the activation that ends the output of a loss, `linear` for none; empty where it is not known."""
+    for operation in segment.operations:
+        if term.inputs[0] in operation.outputs and library.is_layer(operation.model):
+            return _final_activation(library, operation.model, _path(operation, term.inputs[0]))
+    return ""
+
+
+def _path(operation: Operation, name: str) -> Path:
+    index = operation.outputs.index(name)
+    if operation.results:
+        return operation.results[index].path
+    return (index,) if len(operation.outputs) > 1 else ()
+
+
+def _final_activation(library: LayerLibrary, layer: Any, path: Path) -> str:
+    if library.is_sequential(layer) and layer.layers:
+        return _final_activation(library, layer.layers[-1], ())
+    if library.is_functional(layer):
+        output = layer.output
+        for key in path:
+            fits = isinstance(output, Mapping) or (isinstance(output, (list, tuple)) and isinstance(key, int))
+            output = output[key] if fits else output
+        end = getattr(getattr(output, f"_{library.module.__name__}_history", None), "operation", None)
+        return _final_activation(library, end, ()) if end is not None else ""
+    kind = type(layer).__name__
+    if kind.lower() in _TO_PROBABILITIES:
+        return kind.lower()
+    name = str(getattr(getattr(layer, "activation", None), "__name__", ""))
+    return name if name in _TO_PROBABILITIES or kind in ("Dense", "EinsumDense") or kind.startswith("Conv") else ""
