@@ -10,7 +10,8 @@ from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
-from anyaccel.graph.resolve import Request, Resolution, resolve
+from anyaccel.graph.resolution import Request, Resolution
+from anyaccel.graph.resolve import resolve
 
 __all__ = [
     "AppliedLoss",
