@@ -107,7 +107,7 @@ class EvalPhase(Phase):
         compile: str = "auto",
         residency: str = "auto",
     ) -> Self:
-        """A EvalPhase over the split of this name, in every feature set that the graph uses.
+        """An EvalPhase over the split of this name, in every feature set that the graph uses.
 
         Args:
             label: name of the phase.

@@ -285,8 +285,6 @@ class _PhaseExecution:
             run.error = interrupt
         try:
             self._release()
-            if self._checkpointer is not None and run.error is None:
-                self._checkpointer.end()
         except BaseException as failure:
             if run.error is None:
                 run.error = failure

@@ -108,6 +108,8 @@ class TrainLoop:
             if self._run.history:
                 self._compile_policy.end()
             self._snapshots.clear()
+            if self._checkpointer is not None:
+                self._checkpointer.end()
             self._run.finalize()
         except BaseException as error:
             self._write_last(error)

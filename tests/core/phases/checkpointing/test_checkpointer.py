@@ -18,6 +18,7 @@ from anyaccel.errors import PhaseError, StateError
 from anyaccel.numpy_backend import SequentialMLP
 from anyaccel.phases import Callback, Checkpoint
 from anyaccel.phases.checkpointing import checkpointer, run_folder
+from anyaccel.specs import Optimizer
 
 from .conftest import Broken
 
@@ -128,9 +129,24 @@ def test_a_run_that_was_stopped_stays_stopped(line, experiment, train, at, tmp_p
     assert (len(again.epochs), again.stop_reason) == (2, "enough")
 
 
-def test_the_models_of_a_checkpoint_are_loaded_by_model_graph(line, experiment, tuned, same, values, tmp_path):
+@pytest.mark.parametrize("every", ["epoch", 3, "1h"])
+def test_a_longer_run_goes_on_from_a_complete_one_to_the_bit(
+    line, experiment, tuned, like, same, values, tmp_path, every
+):
+    """Although the complete one ended with the values of its best epoch."""
+    bad = {"optimizer": Optimizer("sgd", lr=0.05, schedule=lambda step: 1.0 if step < 4 else 4.0)}
+    whole, again = line(dropping(), **bad), line(dropping(), **bad)
+    expected = experiment(whole).run_phase(tuned(n_epochs=5))
+    assert int(np.argmin(expected.figure("val_loss"))) == 2  # neither the last of the first run, nor one after it
+    first = line(dropping(), **bad)
+    experiment(first).run_phase(tuned(tmp_path, every=every, n_epochs=4))
+    like(experiment(again).run_phase(tuned(tmp_path, every=every, n_epochs=5), resume="auto"), expected)
+    same(values(again), values(whole))
+
+
+def test_the_models_of_a_checkpoint_are_loaded_by_model_graph(line, experiment, train, same, values, tmp_path):
     graph = line(SequentialMLP())
-    experiment(graph).run_phase(tuned(tmp_path))
+    experiment(graph).run_phase(train(n_epochs=3, checkpoint=tmp_path))
     newest = (tmp_path / run_folder.LATEST).read_text().strip()
     assert newest == "epoch-000003-step-000000000"
     same(ModelGraph.load(tmp_path / newest).state(), values(graph))

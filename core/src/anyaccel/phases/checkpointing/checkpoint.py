@@ -29,7 +29,8 @@ class Checkpoint:
 
     Args:
         folder: of this one phase; made if it is not there. Each checkpoint is a folder in it, which `ModelGraph.load`
-            reads as well, and the file `latest` has the name of the newest.
+            reads as well (unless a node has an optimizer of a framework), with the values after the last step; the
+            file `latest` has the name of the newest.
         every: `"epoch"`; or a number of steps of an epoch, which are optimizer steps; or a duration: a timedelta, or
             text such as `"30s"`, `"10min"` and `"2h"`. One that is due while another is being written is late.
         keep: the newest so many are kept.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -47,7 +46,7 @@ class Checkpointer:
 
     Raises:
         PhaseError: another run writes into the folder; or it has checkpoints and this run is to start anew; or they
-            are of another phase, or one that is longer.
+            are of another phase.
         StateError: the state does not fit the graph, or no checkpoint can be read.
         ConfigError: they were written by a newer version.
     """
@@ -60,6 +59,7 @@ class Checkpointer:
         self._best: tuple[Any, Mapping[str, np.ndarray]] | None = None
         self._old_handler: Any = None
         self._callbacks_before: CallbackStates | None = None
+        self._written = ""  # name of the last position
         self.resumed: Position | None = None
         self._folder.lock()
         try:
@@ -92,6 +92,7 @@ class Checkpointer:
         self._run.graph.load_state(state)
         self._run.graph.progress[label] = position.number
         self._run.log_event("checkpoint", f"goes on from {path}, {position.name}")
+        self._written = position.name
         return position
 
     def _handle_sigterm(self) -> None:
@@ -148,11 +149,8 @@ class Checkpointer:
 
     def after_step(self, pipeline: Pipeline, losses: LossAccumulator) -> None:
         """So many steps are done, and `run.step` says how many: write if it is time."""
-        every, seconds = self._checkpoint.every_n_steps, self._checkpoint.every_seconds
-        due = every is not None and self._run.step % every == 0
-        if seconds is not None and not self._writer.is_busy:
-            due = time.monotonic() - self._last >= seconds
-        if due:
+        every = self._checkpoint.every_n_steps
+        if self._is_time() or (every is not None and self._run.step % every == 0):
             self._write(self._position(pipeline, losses), wait=False)
 
     def epoch_ends(self) -> None:
@@ -162,18 +160,24 @@ class Checkpointer:
     def after_epoch(self) -> None:
         """An epoch is done, and everybody was told: write if it is time."""
         self._callbacks_before = None
-        checkpoint = self._checkpoint
-        timely = checkpoint.every_seconds is None or time.monotonic() - self._last >= checkpoint.every_seconds
-        if (checkpoint.every_n_steps is None and timely) or checkpoint.keep_best is not None:
+        given = self._checkpoint
+        after_each = given.keep_best is not None or (given.every_n_steps is None and given.every_seconds is None)
+        if after_each or self._is_time():
             self._write(self._position(), wait=False)
+
+    def _is_time(self) -> bool:
+        seconds = self._checkpoint.every_seconds
+        return seconds is not None and not self._writer.is_busy and time.monotonic() - self._last >= seconds
 
     def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None) -> None:
         """The run ends early, and the values are those of whole steps: write, and wait for it."""
         self._write(self._position(None if losses is None else pipeline, losses), wait=True)
 
     def end(self) -> None:
-        """The run is complete, and its models have their final values: write, and wait for it."""
-        self._write(self._position(), wait=True)
+        """All epochs are done; models still have the values of the last one: write, unless that is done."""
+        position = self._position()
+        if position.name != self._written:
+            self._write(position, wait=False)
 
     def close(self) -> None:
         """Wait for what is being written, and let go of the folder and of signals."""
@@ -233,7 +237,7 @@ class Checkpointer:
     def _write(self, position: Position, *, wait: bool) -> None:
         given = self._checkpoint
         write = partial(self._folder.write, position, self._parts, self._run.graph.state(), given.keep)
-        self._last = time.monotonic()
+        self._last, self._written = time.monotonic(), position.name
         self._guarded(partial(self._writer.start, write))
         if wait:
             self._guarded(self._writer.wait)
@@ -243,7 +247,7 @@ class Checkpointer:
         try:
             act()
         except (OSError, StateError, ConfigError) as error:
-            if self._checkpoint.on_failure == "stop" and sys.exc_info()[1] is error and self._run.error is None:
+            if self._checkpoint.on_failure == "stop" and self._run.error is None:
                 raise
             self._warn(f"a checkpoint could not be written to {str(self._folder.path)!r}: {error}")
 
