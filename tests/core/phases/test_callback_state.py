@@ -39,24 +39,24 @@ def test_an_average_goes_on_from_its_state(decay: float | None) -> None:
     train(graph_of(), [whole], n_epochs=4)
     graph = graph_of()
     train(graph, [first], n_epochs=2)
-    second.load_state(first.state())
+    second.load_state_dict(first.state_dict())
     train(graph, [second], n_epochs=2)
     assert second.n_averaged == whole.n_averaged == (20 if decay else 4)
-    assert_same(second.state(), whole.state())
-    assert "net/parameters/layers.0.weight" in whole.state()
+    assert_same(second.state_dict(), whole.state_dict())
+    assert "net/parameters/layers.0.weight" in whole.state_dict()
 
 
 def test_the_state_of_an_average_can_be_applied_without_a_run() -> None:
     averaging, loaded, graph = aa.WeightAveraging(0.5), aa.WeightAveraging(0.5), graph_of()
     train(graph, [averaging])
-    loaded.load_state(averaging.state())
+    loaded.load_state_dict(averaging.state_dict())
     before = graph.state()
     with loaded.applied(graph):
         applied = {name: array for name, array in graph.state().items() if "/parameters/" in name}
-    assert_same(applied, {name: array for name, array in averaging.state().items() if "/parameters/" in name})
+    assert_same(applied, {name: array for name, array in averaging.state_dict().items() if "/parameters/" in name})
     assert_same(graph.state(), before)
-    with pytest.raises(StateError, match=r"lacks n_averaged, of all or of a node\. Available: nothing\. Hint: give"):
-        loaded.load_state({})
+    with pytest.raises(StateError, match=r"lacks n_averaged, of all or of a node\. Hint: give"):
+        loaded.load_state_dict({})
 
 
 class FailingOnce(aa.Callback):
@@ -78,7 +78,7 @@ def test_an_average_counts_steps_once_that_are_done_twice() -> None:
     assert failing.failed
     assert any(event.kind == "memory" for event in results.events)
     assert averaging.n_averaged == expected.n_averaged == 5
-    assert_same(averaging.state(), expected.state())
+    assert_same(averaging.state_dict(), expected.state_dict())
 
 
 class Run:
@@ -110,8 +110,8 @@ def test_a_plateau_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch) -> No
     for broken_off in range(1, len(values)):
         first, second = (aa.ReduceLROnPlateau("loss", **settings) for _ in range(2))
         actual = factors(first, values[:broken_off], monkeypatch)
-        second.load_state(first.state())
+        second.load_state_dict(first.state_dict())
         assert actual + factors(second, values[broken_off:], monkeypatch) == expected
     message = r"state of ReduceLROnPlateau does not fit: it has best\. Available: current, best, bad, cooling\. Hint"
     with pytest.raises(StateError, match=message):
-        aa.ReduceLROnPlateau("loss").load_state({"best": 1.0})
+        aa.ReduceLROnPlateau("loss").load_state_dict({"best": 1.0})

@@ -74,15 +74,15 @@ class Callback:
     def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
         """The phase has ended, with or without an error."""
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of this callback: numbers, text and NumPy arrays by name; by default nothing."""
         return {}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` gave in an earlier run, which goes on; called after `after_loading`."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave in an earlier run, which goes on; called after `after_loading`."""
 
 
-_NO_HOOKS = ("state", "load_state")
+_NO_HOOKS = ("state_dict", "load_state_dict")
 HOOK_NAMES = tuple(
     name
     for name, value in vars(Callback).items()
@@ -154,7 +154,7 @@ def check_callback_state(kind: str, given: Mapping[str, Any], like: Mapping[str,
         raise StateError(
             f"the state of {kind} does not fit: it has {names or 'nothing'}",
             available=", ".join(like),
-            hint="give what state() of such a callback gave",
+            hint="give what state_dict() of such a callback gave",
         )
 
 
@@ -200,17 +200,17 @@ class EarlyStopping(Callback):
         """Reset: a callback may be used in several phases."""
         self._reset()
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The best value and its epoch, and the epochs since."""
         return {"best": self.best, "best_epoch": self.best_epoch, "waited": self.waited}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with these.
 
         Raises:
             StateError: they are not what `state` gives.
         """
-        check_callback_state("EarlyStopping", state, self.state())
+        check_callback_state("EarlyStopping", state, self.state_dict())
         self.best, self.best_epoch, self.waited = state["best"], state["best_epoch"], state["waited"]
 
     def epoch_end(self, run: Run) -> None:

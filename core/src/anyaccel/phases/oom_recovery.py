@@ -210,7 +210,7 @@ class Snapshots:
         self._pipeline.synchronize()  # a step may have failed that was launched since the old one, which is good
         self._last = None  # it makes room
         try:
-            heard = [callback.state() for callback in self._callbacks]
+            heard = [callback.state_dict() for callback in self._callbacks]
             self._last = _Snapshot(step, n_losses, self._pipeline.snapshot(), heard)
         except (MemoryError, EstimatorError) as error:  # without a copy, a later failure is final
             release_frames(error)
@@ -224,7 +224,7 @@ class Snapshots:
         self._pipeline.restore(self._last.state)
         for callback, state in zip(self._callbacks, self._last.heard, strict=True):
             if state:
-                callback.load_state(state)
+                callback.load_state_dict(state)
         losses.truncate(self._last.n_losses)
         return self._last.step
 

@@ -70,17 +70,17 @@ class ReduceLROnPlateau(Callback):
         """The factor now, whatever the step."""
         return self.current
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The factor, the best value, and the epochs that count."""
         return {"current": self.current, "best": self.best, "bad": self._bad, "cooling": self._cooling}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with these.
 
         Raises:
             StateError: they are not what `state` gives.
         """
-        check_callback_state("ReduceLROnPlateau", state, self.state())
+        check_callback_state("ReduceLROnPlateau", state, self.state_dict())
         self.current, self.best = float(state["current"]), float(state["best"])
         self._bad, self._cooling = int(state["bad"]), int(state["cooling"])
 

@@ -81,13 +81,13 @@ class WeightAveraging(Callback):
             self._averages[node] = now if average is None else _moved_towards(now, average, weight)
         self.n_averaged += 1
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The numbers of updates, and the averages as `NODE/parameters/NAME` and `NODE/buffers/NAME`."""
         counts = {f"{node}/{_COUNT}": count for node, count in self._counts.items()}
         arrays = {f"{node}/{name}": array for node, own in self._averages.items() for name, array in own.items()}
         return {_COUNT: self.n_averaged, **counts, **arrays}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with these averages.
 
         Raises:
@@ -105,7 +105,7 @@ class WeightAveraging(Callback):
             raise StateError(
                 f"the state of WeightAveraging lacks {_COUNT}, of all or of a node",
                 available=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
-                hint="give what state() of such a callback gave",
+                hint="give what state_dict() of such a callback gave",
             )
         self._averages, self._counts, self.n_averaged = averages, counts, int(state[_COUNT])
 

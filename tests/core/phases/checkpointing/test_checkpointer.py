@@ -212,10 +212,10 @@ def test_other_callbacks_and_other_graphs_are_refused(line, experiment, tuned, t
 
 def test_a_callback_that_does_not_take_its_state(line, experiment, train, tmp_path):
     class Counter(Callback):
-        def state(self):
+        def state_dict(self):
             return {"seen": np.arange(3), "text": "a", "nan": float("nan"), "n": 3}
 
-        def load_state(self, state):
+        def load_state_dict(self, state):
             self.loaded = state
             state["missing"]
 

@@ -122,10 +122,10 @@ class Checkpointer:
             )
         for callback, (kind, state) in zip(self._callbacks, self.resumed.callbacks, strict=True):
             try:
-                callback.load_state(state)
+                callback.load_state_dict(state)
             except (KeyError, TypeError, ValueError) as error:
                 problem = f"callback {kind} does not take its state: {type(error).__name__}: {error}"
-                raise StateError(problem, hint="let load_state take what state() gives") from error
+                raise StateError(problem, hint="let load_state_dict take what state_dict() gives") from error
         self._run.history.extend(self.resumed.history)
         self._run.final_state = self.resumed.best
         if self.resumed.stop_reason:
@@ -208,7 +208,7 @@ class Checkpointer:
         )
 
     def _callback_states(self) -> CallbackStates:
-        return [(_kind(callback), dict(callback.state())) for callback in self._callbacks]
+        return [(_kind(callback), dict(callback.state_dict())) for callback in self._callbacks]
 
     def _best_state(self) -> Mapping[str, np.ndarray] | None:
         """The state of the graph that the run returns to; made once for each snapshot."""
