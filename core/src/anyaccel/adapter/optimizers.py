@@ -190,9 +190,12 @@ class Adam(PerParameterRule):
         return w - coefficients["rate"] * m / (xp.sqrt(v) / coefficients["root"] + self.eps), {"m": m, "v": v}
 
 
+_CONSTANT = Schedule()  # made once: a table of rates is made for each call of compiled steps
+
+
 def _rates(optimizer: Optimizer, step: int, count: int) -> np.ndarray:
     """The learning rates of `count` steps from `step` on, counted from 1."""
-    if optimizer.schedule == Schedule():
+    if optimizer.schedule == _CONSTANT:
         return np.full(count, optimizer.lr)
     return np.array([optimizer.rate(step - 1 + i) for i in range(count)])
 
