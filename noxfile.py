@@ -255,14 +255,15 @@ def lowest(session: nox.Session) -> None:
 def backend(session: nox.Session, plugin: str) -> None:
     """One plugin with its framework and no other: its own tests (the kit among them), and graphs over it.
 
-    One without a backend is tested with core's own, by its own tests alone.
+    One without a backend, or with another plugin's framework, is tested by its own tests alone: the graphs would be
+    the same.
     """
     libraries = ("models-sample",) if plugin == "torch" else ()
     install(session, *editable(plugin), *group("test", "guests", plugin, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
     env = {**ONE_THREAD, **compiled_once(session)}
     session.run("pytest", f"plugins/{plugin}/tests", *spread(), *session.posargs, env=env)
-    if has_backend(plugin):
+    if has_backend(plugin) and with_siblings(plugin) == [plugin]:
         session.run("pytest", "tests/integration", *OF_FRAMEWORKS, *spread(), *session.posargs, env=env)
 
 
