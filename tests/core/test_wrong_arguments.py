@@ -253,7 +253,10 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"monitor": "loss", "patience": 5, "min_delta": 0.0, "mode": "min", "restore_best": False},
     ),
     **{
-        f"{kind}.load_state": lambda kind=kind: (getattr(aa, kind)().load_state, {"state": getattr(aa, kind)().state()})
+        f"{kind}.load_state_dict": lambda kind=kind: (
+            getattr(aa, kind)().load_state_dict,
+            {"state": getattr(aa, kind)().state_dict()},
+        )
         for kind in ("EarlyStopping", "ReduceLROnPlateau", "WeightAveraging")
     },
     "Checkpoint": lambda: (
