@@ -406,9 +406,7 @@ def test_crossings_name_value_ends_route_and_bytes_each_place_once(table, mlp, s
     assert {(one.origin, one.destination) for one in made.crossings} == {(SIM0, SIM1), (SIM1, SIM0)}
 
 
-@pytest.mark.parametrize(
-    "change", [{"segments": 1}, {"columns": [{"odd": 1}]}, {"assignments": [{"device": "no where"}]}]
-)
+@pytest.mark.parametrize("change", [{"segments": 1}, {"columns": [{"odd": 1}]}, {"assignments": [{"device": "?"}]}])
 def test_a_malformed_plan_is_told(change, whole):
     with pytest.raises(ConfigError, match=r"is not a plan as plain data: .*Hint: give the dict that plan"):
         Plan.from_dict({**plan(whole, "sim:1").to_dict(), **change})
