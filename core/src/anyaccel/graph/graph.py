@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import arguments
+from anyaccel import arguments, saved_folder
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
-from anyaccel.graph import data_config, phase_runner, saved_folder, serialization, state_dict, topology
+from anyaccel.graph import data_config, phase_runner, serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.other_names import OTHER_NAMES
