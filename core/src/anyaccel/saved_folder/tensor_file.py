@@ -210,10 +210,12 @@ def _is_size(value: Any) -> bool:
 
 
 def _read_array(stream: IO[bytes], slot: _Slot) -> np.ndarray:
+    dtype = dtype_of(slot.code)
     try:
-        array = np.empty(slot.shape, dtype_of(slot.code))
+        array = np.empty(slot.shape, dtype)
     except (MemoryError, ValueError) as error:
-        raise StateError(f"tensor {slot.name} has no place in memory: {slot.end - slot.begin:,} bytes") from error
+        problem = f"tensor {slot.name} of {slot.end - slot.begin:,} bytes does not fit into memory"
+        raise StateError(problem, hint="load it on a machine with more memory") from error
     _read_all(stream, array.reshape(-1).view(np.uint8).data)
     array.setflags(write=False)
     return array
