@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel import interrupts
+from anyaccel import interrupts, saved_folder
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.errors import ConfigError, PhaseError, ResultError
-from anyaccel.graph import ModelGraph, Plan, phase_runner, saved_folder
+from anyaccel.graph import ModelGraph, Plan, phase_runner
 from anyaccel.graph.nodes import check_label
 from anyaccel.graph.serialization import checked_classes
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
@@ -297,7 +297,7 @@ class Experiment(AttributeHints):
         folder, and given to `load` again. What a callback has learned is not written.
 
         Args:
-            folder: made if it is not there; what `save` wrote there earlier is replaced at once.
+            folder: as of `ModelGraph.save`; what this method wrote there earlier is replaced at once.
 
         Raises:
             ConfigError, StateError: as `ModelGraph.save`, or the folder holds something else.

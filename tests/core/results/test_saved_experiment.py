@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -20,6 +18,7 @@ from anyaccel import (
     SequentialMLP,
     SimpleSampler,
     TrainPhase,
+    saved_folder,
 )
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.results import EvalResults
@@ -158,9 +157,9 @@ def test_a_folder_of_something_else_is_refused(experiment, tmp_path):
 )
 def test_a_malformed_folder_is_told(change, message, data, tmp_path):
     saved(data, tmp_path)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest, state = saved_folder.read(tmp_path, "graph")
     change(manifest["experiment"])
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    saved_folder.write(tmp_path, {"experiment": manifest["experiment"], "graph": manifest["graph"]}, state)
     with pytest.raises(ConfigError, match=message):
         Experiment.load(tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from anyaccel import (
     Same,
     SequentialMLP,
     TrainPhase,
+    saved_folder,
 )
 from anyaccel.errors import ColumnError, ConfigError, OutOfMemoryError, ResultError, SplitError, TransformError
 from anyaccel.results import EvalResults, FitResults, PhaseResults, TrainResults, compare
@@ -293,10 +293,9 @@ def test_a_graph_is_not_overwritten(experiment, trained, tmp_path):
 
 
 def changed(folder, change):
-    file = folder / "manifest.json"
-    manifest = json.loads(file.read_text())
+    manifest, arrays = saved_folder.read(folder, "results")
     change(manifest["results"])
-    file.write_text(json.dumps(manifest))
+    saved_folder.write(folder, {"results": manifest["results"]}, arrays)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import arguments
+from anyaccel import arguments, saved_folder
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
-from anyaccel.graph import data_config, phase_runner, saved_folder, serialization, state_dict, topology
+from anyaccel.graph import data_config, phase_runner, serialization, state_dict, topology
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.other_names import OTHER_NAMES
@@ -345,7 +345,7 @@ class ModelGraph(AttributeHints):
         to `load`.
 
         Args:
-            folder: made if it is not there.
+            folder: made if it is not there; or a URL that fsspec opens, such as `s3://bucket/model`.
             extra: further plain data for the manifest, by name.
 
         Raises:
@@ -379,7 +379,7 @@ class ModelGraph(AttributeHints):
         `new.transform_like(graph.feature_sets[LABEL])`.
 
         Args:
-            folder: that `save` wrote.
+            folder: that `save` wrote, or its URL.
             models: models of nodes whose model no backend names, by node label, built as when they were saved; they
                 get the saved parameters.
             feature_sets: data in place of those without rows; they must be transformed as the saved ones were.

@@ -7,15 +7,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from anyaccel import saved_folder
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.errors import ConfigError
-from anyaccel.graph import Plan, saved_folder
+from anyaccel.graph import Plan
 from anyaccel.graph.serialization import checked_classes
 from anyaccel.phases.events import Event
 from anyaccel.results import formatting
@@ -80,7 +80,7 @@ class PhaseResults(AttributeHints):
         class and its message. What is in the folder is replaced at once when all is written.
 
         Args:
-            folder: made if it is not there.
+            folder: made if it is not there; or a URL that fsspec opens, such as `s3://bucket/results`.
 
         Raises:
             ResultError: predictions that are neither numbers nor text.
@@ -130,7 +130,7 @@ def check_replaceable(folder: Any, part: str) -> None:
     Raises:
         ConfigError: it holds something else, such as a graph.
     """
-    if not isinstance(folder, (str, os.PathLike)) or not (Path(folder).expanduser() / saved_folder.MANIFEST).exists():
+    if saved_folder.MANIFEST not in (saved_folder.storage_of(folder).names() or ()):
         return
     try:
         saved_folder.part(folder, part)
