@@ -268,6 +268,16 @@ def backend(session: nox.Session, plugin: str) -> None:
 
 
 @nox.session(python=MAIN)
+def kits(session: nox.Session) -> None:
+    """The whole kit over every kind of model of the plugins; `backend` takes a sample of all but one kind of each."""
+    plugins = [name for name in PLUGINS if has_backend(name)]
+    install(session, *editable(*plugins), *group("test", "guests", *plugins))
+    env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD, **compiled_once(session)}
+    for name in plugins:
+        session.run("pytest", f"plugins/{name}/tests/test_conformance.py", *spread(), *session.posargs, env=env)
+
+
+@nox.session(python=MAIN)
 def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
     install(session, *editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))

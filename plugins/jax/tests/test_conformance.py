@@ -170,5 +170,10 @@ def keras_tied(keras):
     return keras.Model(inputs, keras.layers.Dense(3)(tied(tied(inputs))))
 
 
-globals().update(suite(Jax) | suite(Standard, "Standard"))
-globals().update(model_suite(OfNnx, "Nnx") | model_suite(OfEquinox, "Equinox") | model_suite(OfKeras, "Keras"))
+FURTHER = {
+    **suite(Standard, "Standard"),
+    **model_suite(OfNnx, "Nnx"),
+    **model_suite(OfEquinox, "Equinox"),
+    **model_suite(OfKeras, "Keras"),
+}
+globals().update(suite(Jax) | {name: pytest.mark.sampled(tests) for name, tests in FURTHER.items()})

@@ -67,4 +67,5 @@ class Module(Keras):
     float64_model = Subject.float64_model
 
 
-globals().update(suite(Standard, "Standard") | suite(Module, "Module") | model_suite(Keras, "Keras"))
+FURTHER = suite(Module, "Module") | model_suite(Keras, "Keras")
+globals().update(suite(Standard, "Standard") | {name: pytest.mark.sampled(tests) for name, tests in FURTHER.items()})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anyaccel.testing import Subject, model_suite, suite
 from anyaccel_torch.conformance import TorchSubject
 
@@ -18,4 +20,5 @@ class Standard(TorchSubject):
     dropout_free_model = Subject.dropout_free_model
 
 
-globals().update(suite(Torch) | model_suite(Standard, "Standard"))
+FURTHER = model_suite(Standard, "Standard")
+globals().update(suite(Torch) | {name: pytest.mark.sampled(tests) for name, tests in FURTHER.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,10 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyaccel import AppliedLoss, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode, SequentialMLP, TrainPhase
+from anyaccel import (
+    AppliedLoss,
+    EvalPhase,
+    Experiment,
+    FeatureSet,
+    ModelGraph,
+    ModelNode,
+    SequentialMLP,
+    TrainPhase,
+    saved_folder,
+)
 from anyaccel.data.padding import Pad
 from anyaccel.errors import ConfigError, PhaseError, SplitError, StateError
-from anyaccel.graph import saved_folder
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +67,13 @@ def trained(data):
 
 def predicted(graph, data, undo=False):
     return Experiment("p", graph, progress="none").run_phase(EvalPhase("p", data=data)).prediction("net", undo=undo)
+
+
+def write_manifest(folder, manifest):
+    """With the hash that belongs to it."""
+    manifest = {name: part for name, part in manifest.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(manifest, separators=(",", ":")).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "sha256": digest}))
 
 
 def assert_same(first, second):
@@ -181,7 +198,7 @@ def test_a_frameworks_own_optimizer_is_asked_for(tmp_path):
     graph.save(tmp_path / "named")
     manifest = json.loads((tmp_path / "named" / "manifest.json").read_text())
     manifest["graph"]["optimizer"] = {"own": "nadam"}
-    (tmp_path / "named" / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(tmp_path / "named", manifest)
     with pytest.raises(ConfigError, match=r"trained by the optimizer 'nadam'.*load\(folder, optimizer=...\)"):
         ModelGraph.load(tmp_path / "named")
     assert ModelGraph.load(tmp_path / "named", optimizer="adam").optimizer.name == "adam"
@@ -212,11 +229,11 @@ def test_a_folder_has_a_manifest_and_arrays_that_other_tools_read(tmp_path):
     graph = trained(raw())
     graph.save(tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names[0] == "manifest.json" and len(names) == 2
-    assert_same(load_file(tmp_path / names[1]), graph.state())
+    assert names[:2] == ["manifest.json", "model.safetensors.index.json"] and len(names) == 3
+    assert_same(load_file(tmp_path / names[2]), graph.state())
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert (manifest["format"], manifest["schema_version"]) == ("anyaccel", 1)
-    assert manifest["written_by"]["anyaccel"] and manifest["arrays"][0]["file"] == names[1]
+    assert (manifest["format"], manifest["schema_version"]) == ("anyaccel", 2)
+    assert manifest["written_by"]["anyaccel"] and manifest["arrays"][0]["file"] == names[2]
 
 
 def test_saving_again_replaces_and_leaves_nothing(tmp_path):
@@ -228,7 +245,7 @@ def test_saving_again_replaces_and_leaves_nothing(tmp_path):
     )
     graph.save(tmp_path)
     assert_same(ModelGraph.load(tmp_path).state(), graph.state())
-    assert len(list(tmp_path.iterdir())) == 3 and (tmp_path / "notes.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 4 and (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_reader_whose_files_are_replaced_reads_the_new_ones(tmp_path, monkeypatch):
@@ -305,7 +322,11 @@ def test_a_changed_or_missing_file_is_named(tmp_path):
         ("{", "is not a manifest of anyaccel"),
         ("[" * 100_000, "is not a manifest of anyaccel"),
         ('{"format": "other"}', "is not a manifest of anyaccel"),
-        ('{"format": "anyaccel", "schema_version": 2}', r"is of schema version 2.*reads versions up to 1"),
+        ('{"format": "anyaccel", "schema_version": 3}', r"is of schema version 3.*reads versions up to 2"),
+        ('{"format": "anyaccel", "schema_version": 2, "graph": {}}', r"manifest.json' is not as it was written"),
+        ('{"format": "anyaccel", "format": "anyaccel"}', "a key is there twice"),
+        ('{"format": "anyaccel", "schema_version": 1, "graph": {"lr": NaN}}', "NaN is not a finite number"),
+        ('{"format": "anyaccel", "schema_version": 1, "graph": {"lr": 1e999}}', "1e999 is not a finite number"),
         ('{"format": "anyaccel", "schema_version": 1, "arrays": []}', "holds no graph"),
         ('{"format": "anyaccel", "schema_version": 1, "arrays": 3, "graph": {}}', "names None, which is no file"),
         *(

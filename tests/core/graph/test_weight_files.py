@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from anyaccel import ConcatNode, ModelGraph, ModelNode
 from anyaccel.errors import GraphError, StateError
-from anyaccel.graph import safetensors_file
+from anyaccel.graph import weight_files
 from anyaccel.numpy_backend import BatchNorm, Dense, Sequential
 
 
@@ -112,7 +112,7 @@ def test_what_was_there_stays_if_writing_fails(fs, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         net(fs).save_weights(file)
     assert file.read_bytes() == b"before" and len(list(tmp_path.iterdir())) == 1
@@ -212,13 +212,7 @@ def test_a_damaged_file_is_refused(damage, fs, tmp_path):
     damaged = DAMAGE[damage](raw)
     assert damaged != raw
     file.write_bytes(damaged)
-    assert "is no complete safetensors file: " in refused(graph, file)
-
-
-def test_the_header_of_a_file_names_arrays_without_reading_them(fs, tmp_path):
-    net(fs).save_weights(tmp_path / "w.safetensors")
-    entry = safetensors_file.header(tmp_path / "w.safetensors")["0.weight"]
-    assert (entry.dtype, entry.shape, entry.nbytes) == (np.dtype("float32"), (4, 4), 64)
+    assert "w.safetensors' cannot be read as safetensors: it" in refused(graph, file)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "uint64", "float16", "float64", "complex64"])
@@ -228,13 +222,13 @@ def test_arrays_of_every_dtype_come_back(dtype, tmp_path):
         "empty": np.zeros((0, 3), dtype),
         "one": np.ones((), dtype),
     }
-    safetensors_file.write(tmp_path / "w.safetensors", arrays)
-    assert_same(safetensors_file.read(tmp_path / "w.safetensors"), arrays)
+    weight_files.write(tmp_path / "w.safetensors", arrays)
+    assert_same(weight_files.read(tmp_path / "w.safetensors"), arrays)
 
 
 def test_arrays_that_the_format_lacks_are_refused(tmp_path):
-    with pytest.raises(StateError, match=r"cannot be written as safetensors.*Available: <U1"):
-        safetensors_file.write(tmp_path / "w.safetensors", {"a": np.array(["x"])})
+    with pytest.raises(StateError, match=r"cannot be written as safetensors.*Available: they have <U1\. Hint: convert"):
+        weight_files.write(tmp_path / "w.safetensors", {"a": np.array(["x"])})
     assert not list(tmp_path.iterdir())
 
 

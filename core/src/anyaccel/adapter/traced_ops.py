@@ -211,8 +211,7 @@ class TracedOps(ArrayOps):
     ) -> VjpResult:
         """As in `ArrayOps`, by `apply` and `value_and_pullback`.
 
-        `key` may also come from `fold`. An input that is not to be differentiated is passed to the model as it is,
-        not as a tracer.
+        `key` may also come from `fold`. Inputs not to be differentiated reach the model as they are, not traced.
         """
         wanted = differentiate or [True] * len(inputs)
         active = [is_differentiable(self, x) and want for x, want in zip(inputs, wanted, strict=True)]

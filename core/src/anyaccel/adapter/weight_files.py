@@ -35,4 +35,4 @@ class WeightFiles(ABC):
 
     @abstractmethod
     def write_weights(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write a file of named arrays."""
+        """Write a new file of named arrays."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import arguments
+from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
@@ -17,7 +17,7 @@ from anyaccel.data.transforms.class_encoder import ClassEncoder
 from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table, new_rows, transformed_like
-from anyaccel.graph import AppliedLoss, ModelGraph, Plan, saved_folder
+from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.phases import EvalPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.specs import Loss

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import arguments
+from anyaccel import arguments, saved_folder
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
@@ -17,7 +17,6 @@ from anyaccel.graph import (
     data_config,
     graph_config,
     phase_runner,
-    saved_folder,
     serialization,
     state_dict,
     state_loading,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import numpy as np
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.arguments import shown
 from anyaccel.errors import NoBackendError, StateError
-from anyaccel.graph import safetensors_file
-from anyaccel.graph.saved_folder import MANIFEST
 from anyaccel.install_hints import distribution_for, install_line
 from anyaccel.registry import registry
+from anyaccel.saved_folder import MANIFEST, tensor_file
 
+SAFETENSORS = ".safetensors"
 _INDEX = ".index.json"
 _LARGEST_INDEX = 256 * 2**20
 USUAL_NAMES = ("model", "diffusion_pytorch_model", "pytorch_model", "adapter_model")
@@ -59,14 +60,14 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], file_format: str = "") -
         StateError: no installed plugin writes files of this ending, or not these arrays.
         OSError: it cannot be written.
     """
-    writer = None if path.suffix == safetensors_file.SUFFIX else _backend_for(path)
+    writer = None if path.suffix == SAFETENSORS else _backend_for(path)
     if path.is_dir():
         raise StateError(f"{str(path)!r} is a folder", hint="give the name of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     if writer is None:
-        safetensors_file.write(path, arrays, file_format)
+        _publish(path, lambda file: _write_safetensors(file, arrays, file_format))
     else:
-        safetensors_file.publish(path, lambda file: writer.write_weights(file, arrays))
+        _publish(path, lambda file: writer.write_weights(file, arrays))
 
 
 def checked_path(given: Any) -> Path:
@@ -92,9 +93,37 @@ def _host_array(name: object, value: Any) -> np.ndarray:
 
 
 def _read_file(path: Path) -> dict[str, np.ndarray]:
-    if path.suffix == safetensors_file.SUFFIX:
-        return safetensors_file.read(path)
-    return _backend_for(path).read_weights(path)
+    if path.suffix != SAFETENSORS:
+        return _backend_for(path).read_weights(path)
+    try:
+        with path.open("rb") as stream:
+            return tensor_file.read(stream, path.stat().st_size)
+    except StateError as error:
+        problem = f"{str(path)!r} cannot be read as safetensors: {error.problem}"
+        raise StateError(problem, hint=error.hint or "copy or download it again") from error
+
+
+def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], file_format: str) -> None:
+    try:
+        with path.open("wb") as stream:
+            tensor_file.write(stream, arrays, file_format)
+    except StateError as error:
+        kinds = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
+        problem = f"the weights cannot be written as safetensors: {error.problem}"
+        raise StateError(problem, available=f"they have {kinds}", hint="convert the model first") from error
+
+
+def _publish(path: Path, write_file: Callable[[Path], object]) -> None:
+    """Let a function write a file, which has its name when it is complete and on the disk."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        write_file(temporary)
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _backend_for(path: Path) -> WeightFiles:
@@ -103,11 +132,11 @@ def _backend_for(path: Path) -> WeightFiles:
         if path.suffix in backend.weight_suffixes:
             return backend
     distribution = distribution_for(FRAMEWORK_SUFFIXES.get(path.suffix, ""))
-    readable = dict.fromkeys([safetensors_file.SUFFIX, *(each for one in backends for each in one.weight_suffixes)])
+    readable = dict.fromkeys([SAFETENSORS, *(each for one in backends for each in one.weight_suffixes)])
     raise StateError(
         f"no installed plugin has files that end in {path.suffix!r}, as {str(path)!r}",
         available=", ".join(readable),
-        hint=install_line(distribution) if distribution else f"use {safetensors_file.SUFFIX}",
+        hint=install_line(distribution) if distribution else f"use {SAFETENSORS}",
     )
 
 
@@ -123,7 +152,7 @@ def _in_folder(folder: Path) -> Path:
             f"{str(folder)!r} is a saved graph or a checkpoint, not a file of weights",
             hint=f"load all of it with ModelGraph.load({str(folder)!r}), or what fits with strict=False",
         )
-    for suffix in (safetensors_file.SUFFIX, *FRAMEWORK_SUFFIXES):
+    for suffix in (SAFETENSORS, *FRAMEWORK_SUFFIXES):
         files = [name for name in names if name.endswith(suffix)]
         for name in (
             *(f"{usual}{suffix}{_INDEX}" for usual in USUAL_NAMES),
@@ -173,5 +202,5 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _is_plain_name(name: Any) -> bool:
     """Whether a name is that of a file of weights beside the index, and in no other place."""
-    endings = (safetensors_file.SUFFIX, *FRAMEWORK_SUFFIXES)
+    endings = (SAFETENSORS, *FRAMEWORK_SUFFIXES)
     return isinstance(name, str) and name.endswith(endings) and not set(name) & set("/\\:\x00")

@@ -53,8 +53,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a file that `torch.load(path, weights_only=True)` reads as a `state_dict`."""
-    with path.open("wb") as stream:
-        torch.save({name: copied(array) for name, array in arrays.items()}, stream)
+    torch.save({name: copied(array) for name, array in arrays.items()}, path)
 
 
 def _unreadable(path: Path, error: Exception) -> StateError:

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from anyaccel import saved_folder
 from anyaccel.errors import ConfigError, PhaseError, StateError
-from anyaccel.graph import saved_folder
 from anyaccel.phases.checkpointing.position import PART, Position
 
 LATEST = "latest"

@@ -1,0 +1,67 @@
+"""The dtypes of safetensors: their codes, such as "F32", and NumPy's dtypes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from anyaccel.errors import StateError
+
+_FORMATS = {
+    "BOOL": "?",
+    "I8": "i1",
+    "I16": "<i2",
+    "I32": "<i4",
+    "I64": "<i8",
+    "U8": "u1",
+    "U16": "<u2",
+    "U32": "<u4",
+    "U64": "<u8",
+    "F16": "<f2",
+    "F32": "<f4",
+    "F64": "<f8",
+    "C64": "<c8",
+}
+_DTYPES = {code: np.dtype(name) for code, name in _FORMATS.items()}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_BFLOAT16 = "BF16"  # NumPy has it from ml_dtypes only
+
+
+def dtype_of(code: str) -> np.dtype[Any]:
+    """NumPy's dtype for a code.
+
+    Raises:
+        KeyError: unknown.
+        StateError: NumPy has no bfloat16 here.
+    """
+    return _bfloat16() if code == _BFLOAT16 else _DTYPES[code]
+
+
+def code_of(dtype: np.dtype[Any]) -> str:
+    """The code for a dtype of NumPy, in any order of bytes.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _BFLOAT16 if dtype.name == "bfloat16" else _CODES[dtype.newbyteorder("<")]
+
+
+def itemsize_of(code: str) -> int:
+    """Bytes of an element.
+
+    Raises:
+        KeyError: unknown.
+    """
+    return 2 if code == _BFLOAT16 else _DTYPES[code].itemsize
+
+
+def _bfloat16() -> np.dtype[Any]:
+    """NumPy has it from ml_dtypes, which the plugins bring along whose frameworks have it."""
+    try:
+        import_module("ml_dtypes")
+    except ImportError as error:
+        problem, hint = "the state has arrays of bfloat16, which NumPy lacks", "python -m pip install ml_dtypes"
+        raise StateError(problem, hint=hint) from error
+    return np.dtype("bfloat16")

@@ -1,0 +1,147 @@
+"""Saved folder: written whole, or not at all; read whole, with every byte checked.
+
+The manifest names every other file, with its size and hashes. Files of arrays have names of their own and are never
+overwritten: who reads while another writes gets the old contents or the new, never a mixture.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyaccel.errors import ConfigError, StateError
+from anyaccel.saved_folder import shards
+from anyaccel.saved_folder.local_storage import LocalStorage
+from anyaccel.saved_folder.manifest import ARRAYS_FILE, MANIFEST, ArraysFile, arrays_files, encode, load, part_of
+from anyaccel.saved_folder.open_storage import storage_of
+from anyaccel.saved_folder.storage import Storage
+
+GROUP = "state"
+_TEMPORARY = re.compile(
+    r"\.(manifest\.json|model\.safetensors\.index\.json|(state|run)-[0-9a-f]{16}\.safetensors)\.[0-9a-f-]+\.tmp"
+)
+_LEFT_BEHIND_SECONDS = 3600.0  # no writer takes so long
+
+
+def write(
+    folder: str | os.PathLike[str] | Storage,
+    parts: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    run: Mapping[str, np.ndarray] | None = None,
+    *,
+    largest_shard: int = shards.LARGEST_SHARD,
+) -> None:
+    """Write plain data and arrays into a folder, which holds them or what it held before, whatever happens.
+
+    Args:
+        folder: made if it is not there.
+        parts: plain data by name, for the manifest.
+        arrays: of numbers, by name; they must not change meanwhile.
+        run: further arrays, which only a run needs to go on; in files of their own.
+        largest_shard: bytes of arrays in one file, unless a single one has more.
+
+    Raises:
+        ConfigError: the folder has a manifest or an index of something else, or `parts` are not plain.
+        StateError: arrays that safetensors does not know.
+        OSError: the folder cannot be written to.
+    """
+    storage = storage_of(folder)
+    earlier = _earlier(storage)
+    storage.create_folder()
+    files: list[ArraysFile] = []
+    try:
+        for group, given in ((GROUP, arrays), ("run", run or {})):
+            for file in shards.written(storage, group, given, largest_shard):
+                files.append(file)
+        storage.publish(MANIFEST, encode(storage.name, parts, files))
+    except BaseException:
+        with suppress(OSError, ConfigError):  # the first error is the one to tell
+            _remove_unused(storage, {file.file for file in files})
+        raise
+    storage.publish(shards.INDEX, shards.index_text([file for file in files if file.group == GROUP], arrays))
+    _remove_unused(storage, earlier)
+
+
+def read(
+    folder: str | os.PathLike[str] | Storage, part: str, group: str = GROUP
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The manifest of a folder, which must have `part`, and its arrays, of which every byte was checked.
+
+    The arrays are in memory of their own: they stay as they are when the folder is replaced or removed.
+
+    Args:
+        folder: that was written.
+        part: a name of the manifest.
+        group: `"state"`, or `"run"` for the arrays that only a run needs.
+
+    Raises:
+        ConfigError: no such folder, not a manifest of this library, one of a newer version, or one that was changed.
+        StateError: a file of arrays is missing, was changed, or is incomplete.
+    """
+    storage = storage_of(folder)
+    while True:
+        manifest = load(storage)
+        part_of(storage, manifest, part)
+        arrays: dict[str, np.ndarray] = {}
+        try:
+            for file in arrays_files(storage, manifest):
+                if file.group == group:
+                    arrays.update(shards.read(storage, file))
+            return manifest, arrays
+        except StateError:
+            if load(storage) == manifest:  # else it was replaced meanwhile, and the files that it named are gone
+                raise
+
+
+def part(folder: str | os.PathLike[str] | Storage, name: str) -> Any:
+    """A part of the manifest of a folder, without its arrays.
+
+    Raises:
+        ConfigError: as `read`.
+    """
+    storage = storage_of(folder)
+    return part_of(storage, load(storage), name)
+
+
+def publish(file: Path, contents: bytes) -> None:
+    """A file with these contents, all at once: written beside it, on the disk, and then renamed."""
+    LocalStorage(file.parent).publish(file.name, contents)
+
+
+def _earlier(storage: Storage) -> set[str]:
+    """The files of arrays that a folder has now.
+
+    Raises:
+        ConfigError: it is a file, or has a manifest or an index of something else, which is not overwritten.
+    """
+    if storage.is_file():
+        raise ConfigError(f"{storage.name!r} is a file", hint="choose a name for a new folder")
+    if shards.has_foreign_index(storage):
+        problem = f"{storage.name!r} has a {shards.INDEX} of something else"
+        raise ConfigError(problem, hint="choose a name for a new folder")
+    return _used(storage)
+
+
+def _used(storage: Storage) -> set[str]:
+    """The files of arrays that the manifest of a folder names; none if it has no manifest."""
+    if MANIFEST not in (storage.names() or ()):
+        return set()
+    return {file.file for file in arrays_files(storage, load(storage))}
+
+
+def _remove_unused(storage: Storage, replaced: set[str]) -> None:
+    """Remove the replaced files of arrays, and after an hour what writers that were killed have left behind."""
+    used = _used(storage)
+    for name in storage.names() or ():
+        is_arrays = ARRAYS_FILE.fullmatch(name) is not None and name not in used
+        if not (is_arrays or _TEMPORARY.fullmatch(name)):
+            continue
+        with suppress(OSError):  # another process may read it, or have removed it
+            if name in replaced or storage.seconds_since_change(name) > _LEFT_BEHIND_SECONDS:
+                storage.remove(name)

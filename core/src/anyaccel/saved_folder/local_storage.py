@@ -1,0 +1,101 @@
+"""Local storage: a folder of a file system; what is stored is on the disk, and replaced by renaming."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+class LocalStorage:
+    """A folder of this machine's file systems.
+
+    Args:
+        path: need not be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, str(path)
+
+    def subfolder(self, name: str) -> LocalStorage:
+        """A folder in this one, which need not be there."""
+        return LocalStorage(self.path / name)
+
+    def file_name(self, file: str) -> str:
+        """The whole name of a file, as messages show it."""
+        return str(self.path / file)
+
+    def create_folder(self) -> None:
+        """Make the folder and those above it, unless it is there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def names(self) -> list[str] | None:
+        """Of files and folders in it; None if there is no such folder."""
+        return [each.name for each in self.path.iterdir()] if self.path.is_dir() else None
+
+    def is_file(self) -> bool:
+        """Whether its name is that of a file, and no folder's."""
+        return self.path.is_file()
+
+    def size(self, file: str) -> int | None:
+        """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
+        path = self.path / file
+        return None if path.is_symlink() or not path.is_file() else path.stat().st_size
+
+    def seconds_since_change(self, file: str) -> float:
+        """Of a file."""
+        return time.time() - (self.path / file).stat().st_mtime
+
+    def open(self, file: str) -> IO[bytes]:
+        """A plain file, for reading."""
+        return (self.path / file).open("rb", buffering=0)
+
+    @contextmanager
+    def create(self, file: str) -> Iterator[IO[bytes]]:
+        """A new file, for writing; it is removed if an error leaves the block, and on the disk when it has ended."""
+        path = self.path / file
+        with path.open("xb", buffering=0) as stream:
+            try:
+                yield stream
+                os.fsync(stream.fileno())
+                self._sync_names()
+            except BaseException:
+                stream.close()  # Windows removes no open file
+                path.unlink(missing_ok=True)
+                raise
+
+    def publish(self, file: str, contents: bytes) -> None:
+        """A file with these contents, all at once: written beside it, on the disk, and then renamed."""
+        temporary = self.path / f".{file}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # threads may write at once
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(contents)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(self.path / file)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._sync_names()
+
+    def remove(self, file: str) -> None:
+        """Remove a file."""
+        (self.path / file).unlink()
+
+    def remove_folder(self) -> None:
+        """Remove the folder and all in it, as far as that is possible."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _sync_names(self) -> None:
+        """The names of files are on the disk, too."""
+        if os.name == "posix":
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,179 @@
+"""Manifest: the JSON file of a saved folder, with its configuration, and size and hashes of all other files in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from anyaccel.arguments import shown
+from anyaccel.errors import ConfigError
+from anyaccel.saved_folder import strict_json
+from anyaccel.saved_folder.storage import Storage
+from anyaccel.saved_folder.tensor_file import Digests
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 2
+ARRAYS_FILE = re.compile(r"(state|run)-[0-9a-f]{16}\.safetensors")
+_FORMAT = "anyaccel"
+_LARGEST = 256 * 2**20
+_OWN = ("format", "schema_version", "written_by", "arrays", "sha256")
+_HASH = re.compile(r"[0-9a-f]{64}")
+HINT = "give the folder that save() wrote"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraysFile:
+    """What a manifest says of a file of arrays.
+
+    Attributes:
+        file: its name, of a file right in the folder.
+        group: `"state"` or `"run"`.
+        size: in bytes.
+        digests: of its header and tensors; None in schema version 1.
+        sha256: of the whole file; `""` from schema version 2 on.
+    """
+
+    file: str
+    group: str
+    size: int
+    digests: Digests | None = None
+    sha256: str = ""
+
+
+def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile]) -> bytes:
+    """The text of a manifest.
+
+    Args:
+        name: of the folder, for messages.
+        parts: plain data by name.
+        files: of arrays, each with `digests`.
+
+    Raises:
+        ConfigError: `parts` are not plain data, or have a name that the manifest itself has.
+    """
+    taken = [key for key in parts if key in _OWN]
+    if taken:
+        raise ConfigError(
+            f"{', '.join(map(repr, taken))} cannot be saved in {name!r}: the manifest has a part of that name",
+            available=f"any name but {', '.join(_OWN)}",
+            hint="choose another name",
+        )
+    manifest = {
+        "format": _FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "written_by": {distribution: metadata.version(distribution) for distribution in ("anyaccel", "numpy")},
+        **parts,
+        "arrays": [_entry(file) for file in files],
+    }
+    try:
+        manifest = strict_json.parse(strict_json.canonical(manifest))  # as it is read: keys are text, tuples lists
+        manifest["sha256"] = _sha256(manifest)
+        return json.dumps(manifest, indent=1, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"what was to be saved in {name!r} is not plain data: {error}") from error
+
+
+def load(storage: Storage) -> dict[str, Any]:
+    """The manifest of a folder.
+
+    Raises:
+        ConfigError: there is none, it is of something else or of a newer version, or was changed.
+    """
+    size = storage.size(MANIFEST)
+    if size is None:
+        names = storage.names()
+        there = "no such folder" if names is None else ", ".join(sorted(names)[:10])
+        raise ConfigError(f"{storage.name!r} has no {MANIFEST}", available=there, hint=HINT)
+    file = storage.file_name(MANIFEST)
+    problem = f"{file!r} is not a manifest of {_FORMAT}"
+    if size > _LARGEST:
+        raise ConfigError(f"{problem}: it is too large", hint=HINT)
+    with storage.open(MANIFEST) as stream:
+        text = stream.read(_LARGEST)
+    try:
+        given = strict_json.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{problem}: {error}", hint=HINT) from error
+    if not isinstance(given, dict) or given.get("format") != _FORMAT:
+        raise ConfigError(problem, available="another format", hint=HINT)
+    _check_version(file, given)
+    if given["schema_version"] > 1 and given.pop("sha256", None) != _sha256(given):
+        raise ConfigError(
+            f"{file!r} is not as it was written: it was changed, or is incomplete",
+            hint="copy the folder again, or save again",
+        )
+    return given
+
+
+def part_of(storage: Storage, manifest: Mapping[str, Any], name: str) -> Any:
+    """A part of a manifest.
+
+    Raises:
+        ConfigError: it has no such part.
+    """
+    if name in _OWN or name not in manifest:
+        known = ", ".join(sorted(set(manifest) - set(_OWN)))
+        raise ConfigError(f"{storage.name!r} holds no {name}", available=known, hint=HINT)
+    return manifest[name]
+
+
+def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFile]:
+    """The files of arrays that a manifest names.
+
+    Raises:
+        ConfigError: an entry is malformed, or names a file in another place.
+    """
+    given = manifest.get("arrays")
+    found = []
+    for entry in given if isinstance(given, list) else [None]:
+        try:
+            found.append(_arrays_file(entry))
+        except (TypeError, KeyError, ValueError) as error:
+            problem = f"{storage.file_name(MANIFEST)!r} names {shown(entry)}, which is no file of arrays in its folder"
+            raise ConfigError(problem, hint=HINT) from error
+    return found
+
+
+def _sha256(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(strict_json.canonical(manifest)).hexdigest()
+
+
+def _check_version(file: str, manifest: Mapping[str, Any]) -> None:
+    version = manifest.get("schema_version")
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        raise ConfigError(
+            f"{file!r} is of schema version {shown(version)}, written by {shown(manifest.get('written_by'))}",
+            available=f"this version of anyaccel reads versions up to {SCHEMA_VERSION}",
+            hint="read it with the version of anyaccel that wrote it, or a newer one",
+        )
+
+
+def _entry(file: ArraysFile) -> dict[str, Any]:
+    if file.digests is None:
+        raise ValueError(f"{file.file} has no hashes")
+    header, tensors = file.digests.header, dict(file.digests.tensors)
+    return {"file": file.file, "group": file.group, "bytes": file.size, "header_sha256": header, "tensors": tensors}
+
+
+def _arrays_file(entry: Any) -> ArraysFile:
+    file, size = entry["file"], entry["bytes"]
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not ARRAYS_FILE.fullmatch(file):
+        raise ValueError(file)
+    group = file.partition("-")[0]
+    if entry.get("group", group) != group:
+        raise ValueError(group)
+    if "sha256" in entry:
+        return ArraysFile(file=file, group=group, size=size, sha256=_hash(entry["sha256"]))
+    tensors = {name: _hash(each) for name, each in entry["tensors"].items()}
+    return ArraysFile(file=file, group=group, size=size, digests=Digests(_hash(entry["header_sha256"]), tensors))
+
+
+def _hash(text: Any) -> str:
+    if not _HASH.fullmatch(text):
+        raise ValueError(text)
+    return str(text)

@@ -1,0 +1,121 @@
+"""Shards: the arrays of a folder in files of at most 5 GB, and the index by which other tools find them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from typing import IO
+
+import numpy as np
+
+from anyaccel.errors import StateError
+from anyaccel.saved_folder import strict_json, tensor_file
+from anyaccel.saved_folder.manifest import ArraysFile
+from anyaccel.saved_folder.storage import Storage
+
+INDEX = "model.safetensors.index.json"
+"""Name of the index that transformers, accelerate and others look for."""
+LARGEST_SHARD = 5 * 10**9
+_WRITER = "anyaccel"
+_LARGEST_INDEX = 256 * 2**20
+
+
+def written(storage: Storage, group: str, arrays: Mapping[str, np.ndarray], largest: int) -> Iterator[ArraysFile]:
+    """Write arrays into new files of a folder, one file for each step of this iterator.
+
+    Args:
+        storage: the folder.
+        group: begins the names of the files.
+        arrays: by name.
+        largest: bytes of arrays in one file, unless a single one has more.
+
+    Raises:
+        StateError: safetensors has no such dtype or name.
+        OSError: the folder cannot be written to.
+    """
+    for shard in _split(arrays, largest):
+        name = f"{group}-{secrets.token_hex(8)}.safetensors"
+        try:
+            with storage.create(name) as stream:
+                digests, size = tensor_file.write(stream, shard)
+        except StateError as error:
+            kinds = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
+            problem = f"the state cannot be written as safetensors: {error.problem}"
+            raise StateError(problem, available=f"it has {kinds}") from error
+        yield ArraysFile(file=name, group=group, size=size, digests=digests)
+
+
+def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
+    """The arrays of a file, of which every byte was checked.
+
+    Raises:
+        StateError: it is missing, was changed, or is incomplete.
+    """
+    name, size = storage.file_name(file.file), storage.size(file.file)
+    missing = StateError(f"{name!r} is missing, or not a plain file", hint="copy the whole folder")
+    if size is None:
+        raise missing
+    problem = "its size is another"
+    try:
+        if size == file.size:
+            with storage.open(file.file) as stream:
+                return _read_checked(stream, file)
+    except FileNotFoundError:  # removed a moment ago
+        raise missing from None
+    except StateError as error:
+        if error.hint:
+            raise
+        problem = error.problem
+    raise StateError(
+        f"{name!r} is not as it was written: {problem}",
+        available=f"{size:,} bytes; written: {file.size:,}",
+        hint="copy the folder again, or save again",
+    )
+
+
+def _read_checked(stream: IO[bytes], file: ArraysFile) -> dict[str, np.ndarray]:
+    if file.digests is not None:
+        return tensor_file.read(stream, file.size, file.digests)
+    contents = stream.read(file.size)  # of schema version 1, which has one hash of all
+    if hashlib.sha256(contents).hexdigest() != file.sha256:
+        raise StateError("its hash is another")
+    return tensor_file.read(BytesIO(contents), file.size)
+
+
+def index_text(files: Sequence[ArraysFile], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The index of files: which of them each array is in, in the form that transformers writes."""
+    total = sum(array.nbytes for array in arrays.values())
+    places = {name: file.file for file in files if file.digests is not None for name in file.digests.tensors}
+    index = {"metadata": {"total_size": total, "written_by": _WRITER}, "weight_map": dict(sorted(places.items()))}
+    return json.dumps(index, indent=1).encode()
+
+
+def has_foreign_index(storage: Storage) -> bool:
+    """Whether a folder has an index that something else wrote."""
+    size = storage.size(INDEX)
+    if size is None or size > _LARGEST_INDEX:
+        return INDEX in (storage.names() or ())
+    with storage.open(INDEX) as stream:
+        text = stream.read(size)
+    try:
+        given = strict_json.parse(text)
+        return bool(given["metadata"]["written_by"] != _WRITER)
+    except (ValueError, TypeError, KeyError):
+        return True
+
+
+def _split(arrays: Mapping[str, np.ndarray], largest: int) -> Iterator[dict[str, np.ndarray]]:
+    """Arrays in their order, cut where a shard would become too large."""
+    shard: dict[str, np.ndarray] = {}
+    size = 0
+    for name, array in arrays.items():
+        if shard and size + array.nbytes > largest:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = array
+        size += array.nbytes
+    if shard:
+        yield shard

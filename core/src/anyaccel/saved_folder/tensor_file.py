@@ -1,0 +1,222 @@
+"""Tensor files: safetensors, written tensor by tensor and read so, with a hash of each and of the header.
+
+The format is public: eight bytes with the length of the header, the header as JSON, the bytes of the tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.errors import StateError
+from anyaccel.saved_folder import strict_json
+from anyaccel.saved_folder.dtype_codes import code_of, dtype_of, itemsize_of
+
+_METADATA = "__metadata__"  # the one name in a header that is no tensor's
+_LARGEST_HEADER = 100_000_000  # what other readers of the format take
+_MOST_AXES = 32  # of NumPy 1
+_MOST_THREADS = 4  # a disk is slower than so many hashes
+_PIECE = 64 * 2**20  # what is written in one call; some systems write at most 2 GB
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """The hashes of a file: SHA-256, in hexadecimal.
+
+    Attributes:
+        header: of the length and the header.
+        tensors: of the bytes of each tensor, by name.
+    """
+
+    header: str
+    tensors: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a tensor is in a file: the bytes from `begin` to `end` after the header."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str = "pt") -> tuple[Digests, int]:
+    """Write a whole file, and give its hashes, computed meanwhile, and its size.
+
+    Args:
+        stream: at its beginning.
+        arrays: by name; they must not change meanwhile.
+        file_format: said in the header, for readers that ask whose file it is.
+
+    Raises:
+        StateError: the format has no such dtype or name.
+        OSError: the stream cannot be written.
+    """
+    if _METADATA in arrays:
+        raise StateError(f"no tensor can be called {_METADATA!r} in safetensors")
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so each begins where it is aligned
+    header = _header({name: arrays[name] for name in order}, file_format)
+    _write_all(stream, memoryview(header))
+    digests: dict[str, Future[str]] = {}
+    with _hash_threads() as executor:
+        for name in order:
+            contents = _bytes(arrays[name])
+            digests[name] = executor.submit(_digest, contents)
+            _write_all(stream, contents)
+        tensors = {name: digests[name].result() for name in arrays}
+    return Digests(_digest(header), tensors), len(header) + sum(array.nbytes for array in arrays.values())
+
+
+def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a file, read-only and in memory of their own.
+
+    Args:
+        stream: at its beginning.
+        size: bytes of the file; nothing beyond is read or allocated.
+        digests: what the hashes must be; None to check none.
+
+    Raises:
+        StateError: not such a file, or not with these hashes; the message names the tensor.
+        OSError: the stream cannot be read.
+    """
+    header = _read_header(stream, size)
+    if digests is not None and _digest(header) != digests.header:
+        raise StateError("its header is not as it was written")
+    slots = _slots(header, size)
+    if digests is not None and digests.tensors.keys() != {slot.name for slot in slots}:
+        raise StateError("it has other tensors than the manifest names")
+    if digests is None:
+        return {slot.name: _read_array(stream, slot) for slot in slots}
+    arrays: dict[str, np.ndarray] = {}
+    found: dict[str, Future[str]] = {}
+    with _hash_threads() as executor:
+        for slot in slots:
+            arrays[slot.name] = _read_array(stream, slot)
+            found[slot.name] = executor.submit(_digest, _bytes(arrays[slot.name]))
+        wrong = [name for name, digest in found.items() if digest.result() != digests.tensors[name]]
+    if wrong:
+        raise StateError(f"tensor {', '.join(wrong)} is not as it was written")
+    return arrays
+
+
+@contextmanager
+def _hash_threads() -> Iterator[Executor]:
+    """Threads that compute hashes, which hold no lock of Python meanwhile."""
+    executor = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "anyaccel-hash")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _header(arrays: Mapping[str, np.ndarray], file_format: str) -> bytes:
+    entries: dict[str, Any] = {_METADATA: {"format": file_format}}  # some readers refuse files without it
+    begin = 0
+    for name, array in arrays.items():
+        end = begin + array.nbytes
+        entries[name] = {"dtype": _code(array), "shape": list(array.shape), "data_offsets": [begin, end]}
+        begin = end
+    try:
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise StateError(f"a name of a tensor is no text: {shown(error.object[error.start : error.end])}") from error
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _code(array: np.ndarray) -> str:
+    try:
+        return code_of(array.dtype)
+    except KeyError as error:
+        raise StateError(f"safetensors has no dtype {array.dtype}") from error
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """The bytes of an array in the order of the format; a copy if the array is not so in memory."""
+    if array.dtype.str.startswith(">"):
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _digest(contents: bytes | memoryview) -> str:
+    return hashlib.sha256(contents).hexdigest()
+
+
+def _write_all(stream: IO[bytes], contents: memoryview) -> None:
+    while contents:
+        contents = contents[stream.write(contents[:_PIECE]) :]
+
+
+def _read_all(stream: IO[bytes], into: memoryview) -> None:
+    while into:
+        count = stream.readinto(into[:_PIECE])  # type: ignore[attr-defined]
+        if not count:
+            raise StateError("it ends too early")
+        into = into[count:]
+
+
+def _read_header(stream: IO[bytes], size: int) -> bytes:
+    if size < 8:
+        raise StateError("it is no file of safetensors")
+    length = bytearray(8)
+    _read_all(stream, memoryview(length))
+    count = int.from_bytes(length, "little")
+    if count > min(size - 8, _LARGEST_HEADER):
+        raise StateError("it is no file of safetensors")
+    text = bytearray(count)
+    _read_all(stream, memoryview(text))
+    return bytes(length + text)
+
+
+def _slots(header: bytes, size: int) -> list[_Slot]:
+    """Where the tensors are, in the order of the file, of which they fill all the rest without a gap."""
+    try:
+        given = strict_json.parse(header[8:])
+        if not isinstance(given, dict):
+            raise ValueError("its header is no dict")
+        slots = [_slot(name, entry) for name, entry in given.items() if name != _METADATA]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(f"its header is malformed: {type(error).__name__}: {error}") from error
+    slots.sort(key=lambda slot: (slot.begin, slot.end))
+    ends = [0, *(slot.end for slot in slots)]
+    if [slot.begin for slot in slots] != ends[:-1] or ends[-1] != size - len(header):
+        raise StateError("its header is malformed: the tensors overlap, or do not fill the file")
+    return slots
+
+
+def _slot(name: str, entry: Any) -> _Slot:
+    code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(map(_is_size, (*shape, begin, end))):
+        raise ValueError(f"{shown(entry)} is no tensor")
+    if end - begin != math.prod(shape) * itemsize_of(code):
+        raise ValueError(f"{shown(entry)} has not as many bytes as its shape says")
+    return _Slot(name, code, tuple(shape), begin, end)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _read_array(stream: IO[bytes], slot: _Slot) -> np.ndarray:
+    dtype = dtype_of(slot.code)
+    try:
+        array = np.empty(slot.shape, dtype)
+    except (MemoryError, ValueError) as error:
+        problem = f"tensor {slot.name} of {slot.end - slot.begin:,} bytes does not fit into memory"
+        raise StateError(problem, hint="load it on a machine with more memory") from error
+    _read_all(stream, array.reshape(-1).view(np.uint8).data)
+    array.setflags(write=False)
+    return array
