@@ -385,7 +385,7 @@ class ModelGraph(AttributeHints):
         to `load`.
 
         Args:
-            folder: made if it is not there.
+            folder: made if it is not there; or a URL that fsspec opens, such as `s3://bucket/model`.
             extra: further plain data for the manifest, by name.
 
         Raises:
@@ -420,7 +420,7 @@ class ModelGraph(AttributeHints):
         `new.transform_like(graph.feature_sets[LABEL])`.
 
         Args:
-            folder: that `save` wrote.
+            folder: that `save` wrote, or its URL.
             models: models of nodes whose model no backend names, by node label, built as when they were saved; they
                 get the saved parameters.
             feature_sets: data in place of those without rows; they must be transformed as the saved ones were.

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -91,6 +91,14 @@ class LocalStorage:
         """Remove the folder and all in it, as far as that is possible."""
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def lock(self, file: str) -> Callable[[], object] | None:
+        """Keep other processes from locking the file until what this gives is called; None if another has it locked."""
+        stream = (self.path / file).open("ab")
+        if _lock(stream):
+            return stream.close
+        stream.close()
+        return None
+
     def _sync_names(self) -> None:
         """The names of files are on the disk, too."""
         if os.name == "posix":
@@ -99,3 +107,23 @@ class LocalStorage:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def _lock(stream: IO[bytes]) -> bool:
+    """Lock a file for this process, which the system undoes when it ends; False if another has it."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        else:
+            import fcntl
+
+            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except PermissionError:  # what Windows says
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

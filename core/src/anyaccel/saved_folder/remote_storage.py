@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import IO, Any, TypeGuard, cast
@@ -33,9 +33,8 @@ def remote_storage(url: str) -> RemoteStorage:
         filesystem, path = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:  # fsspec says in both what it lacks
         problem = f"{url!r} cannot be opened: {error}"
-        raise ConfigError(
-            problem, hint="write a URL such as 's3://bucket/model', or a folder of this machine"
-        ) from error
+        hint = "install what it asks for, or name a folder of this machine"
+        raise ConfigError(problem, hint=hint) from error
     return RemoteStorage(filesystem, path.rstrip("/"), url.rstrip("/"))
 
 
@@ -118,3 +117,7 @@ class RemoteStorage:
         """Remove the folder and all in it, as far as that is possible."""
         with suppress(OSError):
             self._filesystem.rm(self._path, recursive=True)
+
+    def lock(self, file: str) -> Callable[[], object] | None:
+        """Nothing: stores have no locks."""
+        return lambda: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import IO, Protocol, runtime_checkable
 
@@ -51,3 +52,6 @@ class Storage(Protocol):
 
     def remove_folder(self) -> None:
         """Remove the folder and all in it, as far as that is possible."""
+
+    def lock(self, file: str) -> Callable[[], object] | None:
+        """Keep other processes from locking the file until what this gives is called; None if another has it locked."""

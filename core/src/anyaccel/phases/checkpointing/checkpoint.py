@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from anyaccel import arguments
+from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
 from anyaccel.suggestions import did_you_mean
@@ -28,10 +28,10 @@ class Checkpoint:
     process is asked to end (SIGTERM), too. The training waits for a copy of its state in memory, not for the disk.
 
     Args:
-        folder: of this one phase; made if it is not there. Each checkpoint is a folder in it, which `ModelGraph.load`
-            reads as well (unless a node has an optimizer of a framework), with the values after the last step; the
-            file `latest` has the name of the newest.
-        every: `"epoch"`; or a number of steps of an epoch, which are optimizer steps; or a duration: a timedelta, or
+        folder: of this one phase; made if it is not there; or a URL that fsspec opens. Each checkpoint is a folder in
+            it, which `ModelGraph.load` reads as well (unless a node has an optimizer of a framework), with the values
+            after the last step; the file `latest` has the name of the newest.
+        every: `"epoch"`; or a number of optimizer steps, counted over the whole run; or a duration: a timedelta, or
             text such as `"30s"`, `"10min"` and `"2h"`. One that is due while another is being written is late.
         keep: the newest so many are kept.
         keep_best: name of a value of an epoch, such as `"val_loss"`: the checkpoint of the best epoch is kept, too.
@@ -53,7 +53,8 @@ class Checkpoint:
     ) -> None:
         wanted = "the name of a folder"
         is_name = lambda it: isinstance(it, (str, os.PathLike)) and str(it)  # noqa: E731
-        self.folder = Path(arguments.check(PhaseError, _WHERE, "folder", folder, is_name, wanted, "'runs/a'"))
+        given = arguments.check(PhaseError, _WHERE, "folder", folder, is_name, wanted, "'runs/a'")
+        self.folder: Path | str = given if saved_folder.is_url(given) else Path(given)
         self.every = every
         self.every_n_steps, self.every_seconds = _interval(every)
         self.keep = arguments.integer(PhaseError, _WHERE, "keep", keep, 1, 3)

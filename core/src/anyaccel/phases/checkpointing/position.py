@@ -29,6 +29,8 @@ class Position:
         history: the completed epochs.
         losses: sums and weights of the steps of this epoch, by label.
         random: random state of each program, in their order; None at the start of an epoch.
+        source_draws: whether reading the data has drawn random numbers of a framework.
+        frameworks: of each node.
         callbacks: class and state of each callback.
         best: state of the graph that the run returns to at its end; None without one.
         stop_reason: why the run was asked to stop; `""` if it was not.
@@ -42,6 +44,8 @@ class Position:
     history: tuple[Epoch, ...] = ()
     losses: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     random: Sequence[Mapping[str, np.ndarray]] | None = None
+    source_draws: bool = False
+    frameworks: Mapping[str, str] = field(default_factory=dict)
     callbacks: Sequence[tuple[str, Mapping[str, Any]]] = ()
     best: Mapping[str, np.ndarray] | None = None
     stop_reason: str = ""
@@ -72,6 +76,8 @@ class Position:
             "history": [_epoch_parts(epoch) for epoch in self.history],
             "losses": {label: [_plain(total), _plain(weight)] for label, (total, weight) in self.losses.items()},
             "random": None if self.random is None else len(self.random),
+            "source_draws": self.source_draws,
+            "frameworks": dict(self.frameworks),
             "callbacks": callbacks,
             "has_best": self.best is not None,
             "stop_reason": self.stop_reason,
@@ -100,6 +106,8 @@ class Position:
                 history=tuple(_epoch(each) for each in parts["history"]),
                 losses={label: (float(pair[0]), float(pair[1])) for label, pair in parts["losses"].items()},
                 random=None if n_random is None else [_below(arrays, f"random/{i}/") for i in range(_count(n_random))],
+                source_draws=bool(parts.get("source_draws", False)),
+                frameworks={str(label): str(name) for label, name in parts.get("frameworks", {}).items()},
                 callbacks=callbacks,
                 best=_below(arrays, "best/") if parts["has_best"] else None,
                 stop_reason=str(parts["stop_reason"]),

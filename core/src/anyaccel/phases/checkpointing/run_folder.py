@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,48 +23,50 @@ class RunFolder:
     """The folder of a Checkpoint.
 
     Args:
-        path: made by `lock` if it is not there.
+        folder: a path or a URL; made by `lock` if it is not there.
+
+    Attributes:
+        path: of the folder, as text.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.expanduser()
-        self._locked: IO[bytes] | None = None
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._storage = saved_folder.storage_of(folder)
+        self.path = self._storage.name
+        self._unlock: Callable[[], object] | None = None
 
     def lock(self) -> None:
         """Make the folder and keep other processes from writing into it, until `unlock` or the end of this one.
+
+        Stores that are named by a URL have no locks.
 
         Raises:
             PhaseError: another run writes into it, or it cannot be written to.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            stream = (self.path / _LOCK).open("ab")
+            self._storage.create_folder()
+            self._unlock = self._storage.lock(_LOCK)
         except OSError as error:
-            problem = f"checkpoints cannot be written to {str(self.path)!r}: {error}"
+            problem = f"checkpoints cannot be written to {self.path!r}: {error}"
             raise PhaseError(problem, hint="choose a folder that can be written to") from error
-        if not _lock(stream):
-            stream.close()
+        if self._unlock is None:
             raise PhaseError(
-                f"another run writes its checkpoints into {str(self.path)!r}",
+                f"another run writes its checkpoints into {self.path!r}",
                 hint="wait until it has ended, or give each run a folder of its own",
             )
-        self._locked = stream
 
     def unlock(self) -> None:
         """Let other processes write into it; a second call is ignored."""
-        stream, self._locked = self._locked, None
-        if stream is not None:
-            stream.close()
+        unlock, self._unlock = self._unlock, None
+        if unlock is not None:
+            unlock()
 
     def names(self) -> list[str]:
         """The complete checkpoints, oldest first: a folder becomes one by its manifest, which is written last."""
-        found = self.path.iterdir() if self.path.is_dir() else ()
-        return sorted(
-            (each.name for each in found if _NAME.fullmatch(each.name) and (each / saved_folder.MANIFEST).is_file()),
-            key=lambda name: [int(part) for part in re.findall("[0-9]+", name)],
-        )
+        folders = filter(_NAME.fullmatch, self._storage.names() or ())
+        complete = [name for name in folders if self._storage.subfolder(name).size(saved_folder.MANIFEST) is not None]
+        return sorted(complete, key=lambda name: [int(part) for part in re.findall("[0-9]+", name)])
 
-    def write(self, position: Position, parts: Mapping[str, Any], state: Mapping[str, np.ndarray], keep: int) -> Path:
+    def write(self, position: Position, parts: Mapping[str, Any], state: Mapping[str, np.ndarray], keep: int) -> None:
         """Write a checkpoint, name it in `latest`, and remove those that are not to be kept.
 
         Args:
@@ -80,27 +80,26 @@ class RunFolder:
             StateError: the state has arrays that cannot be written.
         """
         own, arrays = position.to_parts()
-        path = self.path / position.name
-        saved_folder.write(path, {**parts, PART: own}, state, arrays)
-        saved_folder.publish(self.path / LATEST, f"{position.name}\n".encode())
+        saved_folder.write(self._storage.subfolder(position.name), {**parts, PART: own}, state, arrays)
+        self._storage.publish(LATEST, f"{position.name}\n".encode())
         self._prune(position.name, keep)
-        return path
 
     def _prune(self, newest: str, keep: int) -> None:
         names = [name for name in self.names() if name != newest]
         kept = {newest, *self._best([*names, newest]), *names[max(len(names) - keep + 1, 0) :]}
-        for path in list(self.path.iterdir()):
-            if _NAME.fullmatch(path.name) and path.name not in kept:
+        for name in self._storage.names() or ():
+            if _NAME.fullmatch(name) and name not in kept:
+                folder = self._storage.subfolder(name)
                 with suppress(OSError):  # without its manifest it is no checkpoint any more, should the rest stay
-                    (path / saved_folder.MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(path, ignore_errors=True)
+                    folder.remove(saved_folder.MANIFEST)
+                folder.remove_folder()
 
     def _best(self, names: list[str]) -> Iterator[str]:
         """The checkpoint with the lowest score, the earliest of equal ones."""
         scores = {}
         for name in names:
             with suppress(ConfigError):
-                score = saved_folder.part(self.path / name, PART).get("score")
+                score = saved_folder.part(self._storage.subfolder(name), PART).get("score")
                 if isinstance(score, (int, float)):
                     scores[name] = score
         if scores:
@@ -117,44 +116,24 @@ class RunFolder:
         names = self.names()
         for name in reversed(names):
             try:
-                position, state = read(self.path / name)
+                position, state = read(self._storage.subfolder(name))
             except StateError as error:
                 failures.append(error.problem)
                 continue
             return position, state, failures
         if failures:
-            problem = f"no checkpoint in {str(self.path)!r} can be read: {failures[0]}"
+            problem = f"no checkpoint in {self.path!r} can be read: {failures[0]}"
             raise StateError(problem, available=", ".join(names), hint="start anew in another folder")
         return None
 
 
-def read(path: Path) -> tuple[Position, dict[str, np.ndarray]]:
+def read(folder: str | os.PathLike[str] | saved_folder.Storage) -> tuple[Position, dict[str, np.ndarray]]:
     """Position and state of the graph of one checkpoint, of which every byte was checked.
 
     Raises:
         ConfigError: no checkpoint, or one of a newer version.
         StateError: a file was changed or is incomplete.
     """
-    manifest, arrays = saved_folder.read(path, PART, "run")
-    _, state = saved_folder.read(path, PART)
+    manifest, arrays = saved_folder.read(folder, PART, "run")
+    _, state = saved_folder.read(folder, PART)
     return Position.from_parts(manifest[PART], arrays), state
-
-
-def _lock(stream: IO[bytes]) -> bool:
-    """Lock a file for this process, which the system undoes when it ends; False if another has it."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        else:
-            import fcntl
-
-            fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except PermissionError:  # what Windows says
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
