@@ -1,0 +1,38 @@
+"""Termination: a process that is asked to end (SIGTERM) ends its step, writes a last checkpoint and exits with 143."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any, NoReturn
+
+from anyaccel import interrupts
+
+TERMINATED = 128 + 15
+"""Exit status of a process that was asked to end (SIGTERM), as shells tell it."""
+
+
+class Termination:
+    """Handles SIGTERM from its making to `close`, unless the program does so itself.
+
+    Python handles signals in the main thread alone: in another thread SIGTERM ends the process at once, and the last
+    checkpoint that was due is the newest.
+    """
+
+    def __init__(self) -> None:
+        self._old_handler: Any = None
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._old_handler = signal.signal(signal.SIGTERM, _terminate)
+            interrupts.renew()
+
+    def close(self) -> None:
+        """Set the handler that was there before."""
+        if self._old_handler is not None:
+            signal.signal(signal.SIGTERM, self._old_handler)
+            self._old_handler = None
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise SystemExit(TERMINATED)
