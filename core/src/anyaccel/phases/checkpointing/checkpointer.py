@@ -221,6 +221,8 @@ class Checkpointer:
 
     def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None, loader: BatchLoader) -> None:
         """The run ends early, and the values are those of whole steps: write, and wait for it."""
+        if self._termination is not None:
+            self._termination.begin_last()
         within = None if losses is None else pipeline
         self._write(self._position(within, losses, source_draws=loader.draws), wait=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any, NoReturn
+from typing import Any
 
 from anyaccel import interrupts
 
@@ -21,11 +21,16 @@ class Termination:
 
     def __init__(self) -> None:
         self._old_handler: Any = None
+        self._has_raised = self._is_ending = False
         if threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._old_handler = signal.signal(signal.SIGTERM, _terminate)
+            self._old_handler = signal.signal(signal.SIGTERM, self._terminate)
             interrupts.renew()
+
+    def begin_last(self) -> None:
+        """The last checkpoint is written now: if that is because of SIGTERM, another does not break it off."""
+        self._is_ending = self._has_raised
 
     def close(self) -> None:
         """Set the handler that was there before."""
@@ -33,6 +38,7 @@ class Termination:
             signal.signal(signal.SIGTERM, self._old_handler)
             self._old_handler = None
 
-
-def _terminate(number: int, frame: object) -> NoReturn:
-    raise SystemExit(TERMINATED)
+    def _terminate(self, number: int, frame: object) -> None:
+        if not self._is_ending:
+            self._has_raised = True
+            raise SystemExit(TERMINATED)
