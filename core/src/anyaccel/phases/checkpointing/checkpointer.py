@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,6 +20,13 @@ from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.checkpointing.run_folder import RunFolder
+from anyaccel.phases.checkpointing.run_settings import (
+    different_data,
+    different_settings,
+    optimizers_of,
+    sample_of,
+    settings_of,
+)
 from anyaccel.phases.checkpointing.writer import BackgroundWriter
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.loader import BatchLoader
@@ -66,6 +73,7 @@ class Checkpointer:
         self.resumed: Position | None = None
         self._folder.lock()
         try:
+            self._settings, self._optimizers = settings_of(run.phase), optimizers_of(run.graph)
             self._parts = _graph_part(run)
             self.resumed = self._resume(resume)
         except BaseException:
@@ -92,8 +100,12 @@ class Checkpointer:
         if position.phase != label:
             problem = f"{path!r} has checkpoints of phase {position.phase!r}, not of {label!r}"
             raise PhaseError(problem, hint="give each phase a folder of its own")
+        if position.settings:
+            self._compare(position, different_settings(position.settings, self._settings))
+        own_seed = self._run.graph.seed
         self._run.graph.load_state(state)
         self._run.graph.progress[label] = position.number
+        self._warn_of_changes(position, own_seed)
         others = self._other_frameworks(position)
         since = f"; {others}, so that what models draw (dropout) differs from now on" if others else ""
         self._run.log_event("checkpoint", f"goes on from {path}, {position.name}{since}")
@@ -106,6 +118,29 @@ class Checkpointer:
         changed = [label for label in now if label in before and now[label] != before[label]]
         return ", ".join(f"{label!r} was {before[label]} and is {now[label]}" for label in changed)
 
+    def _compare(self, position: Position, differences: Sequence[str]) -> None:
+        """Between two epochs a run may go on with other settings; within one, rows would be left out or come twice.
+
+        Raises:
+            PhaseError: the checkpoint is within an epoch.
+        """
+        if not differences:
+            return
+        shown_differences = "; ".join(differences)
+        if position.step:
+            raise PhaseError(
+                f"the checkpoint {position.name} is within an epoch, and its run is not this one: {shown_differences}",
+                hint="go on with what the run had to the end of the epoch, or start anew in another folder",
+            )
+        self._warn(f"goes on after an epoch with another run: {shown_differences}")
+
+    def _warn_of_changes(self, position: Position, own_seed: int) -> None:
+        if self._run.graph.seed != own_seed:
+            self._warn(f"the seed of the graph is that of the checkpoint, {self._run.graph.seed}, not {own_seed}")
+        changed = different_settings(position.optimizers, self._optimizers) if position.optimizers else []
+        if changed:
+            self._warn(f"goes on with other optimizers: {'; '.join(changed)}")
+
     def _handle_sigterm(self) -> None:
         """Let a process that is asked to end write a last checkpoint first, unless its program handles that itself."""
         if threading.current_thread() is not threading.main_thread():
@@ -116,14 +151,20 @@ class Checkpointer:
 
     # -- going on --------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _sample(self) -> dict[str, np.ndarray]:
+        return sample_of(self._run)
+
     def restore_run(self) -> None:
         """Set the records of the run, and give the callbacks their states, after these were told of the beginning.
 
         Raises:
+            PhaseError: the checkpoint is within an epoch, and the data have changed.
             StateError: the run has other callbacks, or one does not take its state.
         """
         if self.resumed is None:
             return
+        self._compare(self.resumed, different_data(self.resumed.data, self._sample))
         saved, now = [kind for kind, _ in self.resumed.callbacks], [_kind(each) for each in self._callbacks]
         if saved != now:
             raise StateError(
@@ -239,6 +280,9 @@ class Checkpointer:
             best=self._best_state(),
             stop_reason=run.stop_reason if losses is None else "",
             score=self._score(),
+            settings=self._settings,
+            optimizers=self._optimizers,
+            data=self._sample,
         )
 
     def _callback_states(self) -> CallbackStates:

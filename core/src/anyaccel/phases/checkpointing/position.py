@@ -35,6 +35,9 @@ class Position:
         best: state of the graph that the run returns to at its end; None without one.
         stop_reason: why the run was asked to stop; `""` if it was not.
         score: of the last completed epoch, the lower the better; None without one.
+        settings: what the order of the rows and the losses follow from.
+        optimizers: configurations of the optimizers.
+        data: some values of the rows; like the two before it, to see later whether they changed.
     """
 
     phase: str
@@ -50,6 +53,9 @@ class Position:
     best: Mapping[str, np.ndarray] | None = None
     stop_reason: str = ""
     score: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    optimizers: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -68,6 +74,7 @@ class Position:
             plain = {name: _plain(value) for name, value in state.items() if name not in held}
             callbacks.append({"class": kind, "state": plain})
         arrays.update({f"best/{name}": array for name, array in (self.best or {}).items()})
+        arrays.update({f"data/{name}": array for name, array in self.data.items()})
         parts = {
             "phase": self.phase,
             "epoch": self.epoch,
@@ -82,6 +89,8 @@ class Position:
             "has_best": self.best is not None,
             "stop_reason": self.stop_reason,
             "score": self.score,
+            "settings": dict(self.settings),
+            "optimizers": dict(self.optimizers),
         }
         return parts, arrays
 
@@ -112,6 +121,9 @@ class Position:
                 best=_below(arrays, "best/") if parts["has_best"] else None,
                 stop_reason=str(parts["stop_reason"]),
                 score=None if parts["score"] is None else float(parts["score"]),
+                settings=dict(parts.get("settings", {})),
+                optimizers=dict(parts.get("optimizers", {})),
+                data=_below(arrays, "data/"),
             )
         except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             problem = f"the position in a checkpoint is malformed: {type(error).__name__}: {error}"
