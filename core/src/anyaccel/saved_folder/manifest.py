@@ -169,6 +169,8 @@ def _arrays_file(entry: Any) -> ArraysFile:
         raise ValueError(group)
     if "sha256" in entry:
         return ArraysFile(file=file, group=group, size=size, sha256=_hash(entry["sha256"]))
+    if not isinstance(entry["tensors"], dict):
+        raise ValueError("tensors")
     tensors = {name: _hash(each) for name, each in entry["tensors"].items()}
     return ArraysFile(file=file, group=group, size=size, digests=Digests(_hash(entry["header_sha256"]), tensors))
 
