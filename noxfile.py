@@ -64,7 +64,8 @@ PLACEMENT = ("--capability", "backend", "--capability", "exchange", "--capabilit
 # Integration tests that use NumPy alone run once, in `kit`, and not beside each framework.
 OF_FRAMEWORKS = ("-m", "not without_framework")
 OF_NO_FRAMEWORK = (
-    *("tests/integration/test_interrupts.py", "tests/integration/test_out_of_memory.py"),
+    *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),
+    "tests/integration/test_out_of_memory.py",
     *("-m", "without_framework"),
 )
 MAIN = FOUND[0]  # the oldest found: sessions that run once run where the least is promised
@@ -281,10 +282,18 @@ def kits(session: nox.Session) -> None:
 def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
     install(session, *editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
-    names = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses")
+    names = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses", "resume_across")
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)
+
+
+@nox.session(python=MAIN)
+def kills(session: nox.Session) -> None:
+    """A thousand processes that write checkpoints, killed at random instants; `kit` kills a sample."""
+    install(session, *editable(*PLUGINS), *group("test", "guests", *PLUGINS))
+    env = {"ANYACCEL_TEST_KILLS": "1000", **ONE_THREAD, **compiled_once(session)}
+    session.run("pytest", "tests/integration/test_kills.py", "-rP", *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

@@ -146,6 +146,13 @@ def saved() -> str:
 
 
 @functools.cache
+def weights() -> str:
+    """A file of weights."""
+    graph().save_weights(file := f"{removed_at_exit()}/w.safetensors")
+    return file
+
+
+@functools.cache
 def csv() -> str:
     """A table in a file."""
     file = Path(removed_at_exit(), "table.csv")
@@ -402,11 +409,20 @@ CALLS: dict[str, Callable[[], Call]] = {
     "load": lambda: (aa.load, {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": ()}),
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
-        {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()},
+        {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()}
+        | {"strict": True},
     ),
+    "ModelGraph.load_weights": lambda: (
+        graph().load_weights,
+        {"path": weights(), "node": "net", "names": None, "change": None, "strict": True},
+    ),
+    "ModelGraph.save_weights": lambda: (graph().save_weights, {"path": weights(), "node": None}),
     "ModelGraph.run": lambda: (one(graph().run), {"given": train(), "callbacks": (), "progress": "none"}),
     "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
-    "ModelGraph.load_state": lambda: (graph().build().load_state, {"given": graph().build().state()}),
+    "ModelGraph.load_state": lambda: (
+        graph().build().load_state,
+        {"given": graph().build().state(), "strict": True},
+    ),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
     "ModelGraph.unfreeze": lambda: (one(graph().unfreeze), {"given": "net"}),

@@ -124,6 +124,39 @@ def test_a_run_that_was_broken_off_goes_on_to_the_bit(kind: str, residency: str,
     assert_goes_on(make, tmp_path, (1, 9), compile="off", residency=residency)
 
 
+class Noisy:
+    """A data set whose items have noise of torch's global generator."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> Any:
+        torch = pytest.importorskip("torch")
+        x = torch.full((4,), index / 96)
+        return x + torch.randn(4), x[:1]
+
+
+def test_what_a_data_set_draws_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """Steps before the checkpoint are read again, so that those after it get the noise that they would have had."""
+
+    def source() -> aa.MapSource:
+        return aa.MapSource("data", Noisy(), features="x", targets="y")
+
+    def own(at: int, folder: Path | None = None) -> Any:
+        graph = aa.ModelGraph([aa.ModelNode("net", torch_model(), source().example.reference())], "adam", seed=1)
+        settings: Any = {"checkpoint": folder, "callbacks": [BreakOff(at)], "compile": "off"}
+        losses = [aa.AppliedLoss("mse")]
+        phase = aa.TrainPhase("t", data={"data": source()}, losses=losses, sampler=16, n_epochs=3, **settings)
+        resume = "never" if folder is None else "auto"
+        return aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
+
+    expected = own(-1)
+    for at in (3, 9):
+        with pytest.raises(KeyboardInterrupt):
+            own(at, tmp_path / str(at))
+        np.testing.assert_array_equal(own(-1, tmp_path / str(at)).loss, expected.loss)
+
+
 def test_compiled_steps_go_on_to_the_bit(tmp_path: Path) -> None:
     """Random numbers inside of what JAX has compiled."""
 

@@ -14,7 +14,11 @@ FRAMEWORKS = {
 }
 
 # Where names of frameworks are data: whole files (None), or the values of these names.
-TABLES: dict[str, set[str] | None] = {"install_hints.py": None, "device.py": {"ALIASES"}}
+TABLES: dict[str, set[str] | None] = {
+    "install_hints.py": None,
+    "device.py": {"ALIASES"},
+    "graph/weight_files.py": {"FRAMEWORK_SUFFIXES", "USUAL_NAMES"},
+}
 
 
 def words(text: str) -> set[str]:

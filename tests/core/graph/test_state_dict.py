@@ -395,6 +395,97 @@ def test_a_state_that_does_not_fit_is_refused_before_anything_is_changed(mistake
     assert_same(graph.state(), before)
 
 
+def changed(fs):
+    """A graph, and what became of it: a wider layer, a node that is gone, and one that is new."""
+    before = ModelGraph(
+        [
+            ModelNode("body", Sequential(Dense(4), Activation("tanh"), Dense(4)), fs.reference()),
+            ModelNode("old", Dense(2), "body"),
+            ModelNode("head", Dense(1), "body"),
+        ],
+        "adam",
+        seed=1,
+    )
+    after = ModelGraph(
+        [
+            ModelNode("body", Sequential(Dense(4), Activation("tanh"), Dense(5)), fs.reference()),
+            ModelNode("new", Dense(2), "body"),
+            ModelNode("head", Dense(1), "new"),
+        ],
+        "adam",
+        seed=2,
+    )
+    return before, after
+
+
+def test_all_differences_of_a_graph_that_changed_are_in_one_error(table):
+    before, after = changed(table())
+    kept = after.state()
+    with pytest.raises(StateError) as caught:
+        after.load_state(before.state())
+    assert str(caught.value) == (
+        "the state does not fit graph 'graph': the state has 'old/parameters/bias', 'old/parameters/weight', but graph "
+        "'graph' has no node 'old'; body/parameters/2.weight is float32[4, 4] in the state and float32[5, 4] in the "
+        "graph; body/parameters/2.bias is float32[4] in the state and float32[5] in the graph; the state of node 'new' "
+        "does not fit: it lacks parameters/bias, parameters/weight; head/parameters/weight is float32[1, 4] in the "
+        "state and float32[1, 2] in the graph. Available: body, new, head. Hint: load it into the graph that it was "
+        "taken from, or what fits of it with strict=False."
+    )
+    assert_same(after.state(), kept)
+
+
+def test_what_fits_of_a_state_is_loaded_without_strict_and_the_rest_is_warned_of(table):
+    before, after = changed(table())
+    kept, state = after.state(), before.state()
+    with pytest.warns(
+        UserWarning, match=r"^left out of graph 'graph': the state has 'old/.*\[1, 2\] in the graph\.$"
+    ) as told:
+        assert after.load_state(state, strict=False) is after
+    assert told[0].filename == __file__
+    now = after.state()
+    for name in ("body/parameters/0.weight", "body/parameters/0.bias", "head/parameters/bias", "seed"):
+        assert np.array_equal(now[name], state[name]), name
+    for name in ("body/parameters/2.weight", "head/parameters/weight", "new/parameters/weight"):
+        assert np.array_equal(now[name], kept[name]), name
+
+
+def test_a_folder_is_loaded_in_part_into_models_that_changed(table, tmp_path):
+    before = one_node(table(y=((1,), "float32")))
+    before.save(tmp_path)
+    with pytest.raises(StateError, match=r"the node has no parameters/bias\. Hint: .* strict=False"):
+        ModelGraph.load(tmp_path, models={"head": Dense(1, bias=False)})
+    with pytest.warns(UserWarning, match="left out of graph 'graph': ") as told:
+        graph = ModelGraph.load(tmp_path, models={"head": Dense(1, bias=False)}, strict=False)
+    assert told[0].filename == __file__
+    assert np.array_equal(graph.state()["head/parameters/weight"], before.state()["head/parameters/weight"])
+
+
+def test_nothing_that_fits_of_a_state_is_an_error_without_strict_too(table):
+    graph = build(table())
+    before = graph.state()
+    with pytest.raises(
+        StateError, match=r"^nothing of the state fits graph 'graph': the state has 'x/parameters/w', but"
+    ):
+        graph.load_state({"x/parameters/w": ONE}, strict=False)
+    assert_same(graph.state(), before)
+    with pytest.raises(StateError, match=r"load_state: strict=1 is not True or False"):
+        graph.load_state({}, strict=1)
+
+
+def test_an_optimizer_state_is_loaded_only_with_all_of_its_node(table):
+    fs = table(y=((1,), "float32"))
+    source, graph = one_node(fs), one_node(fs)
+    run(source, 1)
+    state = source.state()
+    graph.load_state(state, strict=False)
+    assert_same(graph.state(), state)
+    state["head/parameters/bias"] = np.zeros(5, "float32")
+    told = r"head/parameters/bias is float32\[5\] .*; the optimizer state of node 'head' is left out, it starts anew\.$"
+    with pytest.warns(UserWarning, match=told):
+        graph.load_state(state, strict=False)
+    assert not graph.optimizer_states
+
+
 @pytest.mark.parametrize("given", [None, [], "state.npz", 3])
 def test_an_object_that_is_not_a_state_is_refused(given, table):
     with pytest.raises(StateError, match=r"the state of a graph must be a mapping, got .*\. Hint: give what state"):

@@ -25,6 +25,7 @@ from anyaccel.adapter.optimizer_step import weighted_sum
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
+from anyaccel.errors import StateError
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 
 
@@ -63,7 +64,13 @@ class ArrayProgram(MultiStepProgram):
         return {"draws": np.array(self._draws, dtype=np.int64)}
 
     def load_random_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on after so many draws."""
+        """Go on after so many draws.
+
+        Raises:
+            StateError: it is that of another program.
+        """
+        if set(state) != {"draws"} or np.asarray(state["draws"]).shape != ():
+            raise StateError("the random state is not one of this framework", available=", ".join(sorted(state)))
         self._draws = int(state["draws"])
 
     # -- forward and back ------------------------------------------------------------------------------------------

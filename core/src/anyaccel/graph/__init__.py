@@ -1,7 +1,7 @@
 """Graphs: models of any framework connected to data and to each other, and the plan of a phase over them.
 
-Offers ModelGraph with its nodes, `resolve` from a graph and a phase's request to a Plan, and copying weights. Stands on
-`data`, `saved_folder`, `display`, `adapter`, `numpy_backend` and the kernel.
+Offers ModelGraph with its nodes, `resolve` from a graph and a phase's request to a Plan, and weights in files and
+copied. Stands on `data`, `saved_folder`, `display`, `adapter`, `numpy_backend` and the kernel.
 """
 
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -12,6 +12,7 @@ from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.resolve import resolve
+from anyaccel.graph.weight_loading import LoadedWeights
 
 __all__ = [
     "AppliedLoss",
@@ -19,6 +20,7 @@ __all__ = [
     "Column",
     "ConcatNode",
     "Crossing",
+    "LoadedWeights",
     "ModelGraph",
     "ModelNode",
     "Part",

@@ -13,12 +13,22 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
-from anyaccel.graph import data_config, phase_runner, serialization, state_dict, topology
+from anyaccel.graph import (
+    data_config,
+    graph_config,
+    phase_runner,
+    serialization,
+    state_dict,
+    state_loading,
+    topology,
+    weight_loading,
+)
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.other_names import OTHER_NAMES
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
+from anyaccel.graph.weight_loading import LoadedWeights
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
@@ -164,17 +174,9 @@ class ModelGraph(AttributeHints):
             GraphError: there is no such node, or the new one does not fit; the graph is then as it was.
         """
         label = topology.label_of(label, self._nodes, self.label)
-        topology.check_node(node)
-        upstreams = {name: other.upstreams for name, other in self._nodes.items()}
         states = self.optimizer_states.without(label)
-        others = self._nodes.values()
-        nodes = [node if other.label == label else topology.rewired(other, label, node.label) for other in others]
-        try:
-            self._become(nodes)
-        except BaseException:
-            for name, other in self._nodes.items():
-                other.upstreams = upstreams[name]
-            raise
+        with topology.upstreams_kept(self._nodes):
+            self._become(topology.replaced(label, node, self._nodes))
         self.optimizer_states.replace(states)
         return self
 
@@ -185,14 +187,8 @@ class ModelGraph(AttributeHints):
             GraphError: there is no such node, or others depend on it.
         """
         label = topology.label_of(label, self._nodes, self.label)
-        dependents = topology.consumers(label, self._nodes)
-        if dependents:
-            raise GraphError(
-                f"node {label!r} feeds {', '.join(map(repr, dependents))}",
-                hint="remove or rewire these first, or use replace_node",
-            )
         states = self.optimizer_states.without(label)
-        self._become([node for name, node in self._nodes.items() if name != label])
+        self._become(topology.removed(label, self._nodes))
         self.optimizer_states.replace(states)
         return self
 
@@ -278,17 +274,71 @@ class ModelGraph(AttributeHints):
             self.refresh()
         return state_dict.state(self)
 
-    def load_state(self, given: Mapping[str, Any]) -> ModelGraph:
+    def load_state(self, given: Mapping[str, Any], *, strict: bool = True) -> ModelGraph:
         """Load what `state` gave; all of it is checked before anything changes.
+
+        Args:
+            given: the state.
+            strict: False loads what has the same name, shape and dtype, and warns of all that it leaves out. A node's
+                optimizer state is then loaded only where everything of the node is.
 
         Raises:
             StateError: names, shapes or dtypes are not those of this graph, its data are transformed in another way
-                than those that the state was trained on, or a phase is running.
+                than those that the state was trained on, or a phase is running; the message has all differences.
+        """
+        self._check_idle("load a state")
+        state_loading.load_state(self, given, strict=arguments.flag(StateError, "load_state: ", "strict", strict))
+        return self
+
+    def save_weights(self, path: str | os.PathLike[str], node: str | Node | None = None) -> tuple[str, ...]:
+        """Write parameters and buffers into one file for other tools, and return their names.
+
+        The names are those of the framework: of torch those of `state_dict()`, of others the paths of attributes; with
+        `NODE.` before them where several nodes are written. A model that nodes share is written for the first.
+
+        Args:
+            path: a `.safetensors` file; with the plugin for torch also `.pt`. An existing one is replaced.
+            node: the only one to write; without it, all that have weights.
+
+        Raises:
+            StateError: no weights, or no plugin writes such files.
         """
         if self.refresh is not None:
-            raise StateError(f"a phase of graph {self.label!r} is running", hint="load a state before or after it")
-        state_dict.load_state(self, given)
-        return self
+            self.refresh()
+        return weight_loading.save(self, path, node)
+
+    def load_weights(
+        self,
+        path: str | os.PathLike[str] | Mapping[str, Any],
+        node: str | Node | None = None,
+        *,
+        names: Mapping[str, str | None] | Callable[[str], str | None] | None = None,
+        change: Callable[[str, np.ndarray], np.ndarray] | None = None,
+        strict: bool = True,
+    ) -> LoadedWeights:
+        """Load weights that `save_weights` or another tool wrote; all of it is checked before anything changes.
+
+        Floating values are cast to the model's wider dtypes. Optimizer states, seed and progress stay as they are.
+
+        Args:
+            path: a `.safetensors` file; a folder with one, or with shards and their index; with the plugin for torch
+                also a `state_dict` (`.pt`, `.pth`, `.bin`), of which no code is run; or a dict of names and arrays.
+            node: the only one to load into; without it, all that have weights.
+            names: the name in the model for each in the file, where they differ; None leaves an array out.
+            change: called with the name in the model and the file's array; gives the array to load. Needed where the
+                order of axes may differ: an array with another name and equal axes is refused without.
+            strict: False loads what fits, also rounded to narrower floats, and warns of the rest.
+
+        Raises:
+            StateError: names, shapes or dtypes do not fit (all are named), a damaged file, or a phase is running.
+        """
+        self._check_idle("load weights")
+        strict = arguments.flag(StateError, "load_weights: ", "strict", strict)
+        return weight_loading.load(self, path, node, names, change, strict)
+
+    def _check_idle(self, act: str) -> None:
+        if self.refresh is not None:
+            raise StateError(f"a phase of graph {self.label!r} is running", hint=f"{act} before or after it")
 
     # -- configuration ---------------------------------------------------------------------------------------------
 
@@ -300,12 +350,7 @@ class ModelGraph(AttributeHints):
         Raises:
             ConfigError: an optimizer is a framework's own.
         """
-        return self._config(self.optimizer.get_config() if self.optimizer else None)
-
-    def _config(self, optimizer: dict[str, Any] | None) -> dict[str, Any]:
-        nodes = serialization.node_configs(self._nodes.values())
-        data, _ = data_config.data_configs(self._nodes.values())
-        return {"label": self.label, "seed": self.seed, "optimizer": optimizer, "nodes": nodes, "data": data}
+        return graph_config.config(self, self.optimizer.get_config() if self.optimizer else None)
 
     @classmethod
     def from_config(
@@ -328,17 +373,7 @@ class ModelGraph(AttributeHints):
             ConfigError: malformed, names something that is not registered and not given, or the data are transformed
                 in another way than those of the configuration.
         """
-        plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes", "data"}, {"nodes"}, "a graph")
-        sets = serialization.by_label(feature_sets)
-        own = arguments.mapping(ConfigError, "", "models", models, "{'NODE': model}")
-        classes = serialization.checked_classes(allow)
-        nodes = serialization.read_nodes(serialization.entries(plain, "nodes", "a graph"), sets, own, classes)
-        optimizer = serialization.read_optimizer(plain.get("optimizer"))
-        graph = cls(nodes, optimizer, plain.get("label", "graph"), seed=plain.get("seed", 0))
-        for label in own:
-            graph[label]
-        data_config.check_transforms(plain.get("data"), sets, nodes)
-        return graph
+        return cls(**graph_config.read(given, feature_sets, models, allow))
 
     # -- folders ---------------------------------------------------------------------------------------------------
 
@@ -366,7 +401,7 @@ class ModelGraph(AttributeHints):
         Raises:
             ConfigError: the optimizer of a node is a framework's own.
         """
-        return self._config(serialization.optimizer_entry(self.optimizer))
+        return graph_config.config(self, serialization.optimizer_entry(self.optimizer))
 
     @classmethod
     def load(
@@ -377,6 +412,7 @@ class ModelGraph(AttributeHints):
         feature_sets: Iterable[Any] = (),
         optimizer: Optimizer | str | type | None = None,
         allow: Iterable[type] = (),
+        strict: bool = True,
     ) -> ModelGraph:
         """The graph that `save` wrote, in its state, on the CPU. Runs no code of the folder.
 
@@ -390,6 +426,7 @@ class ModelGraph(AttributeHints):
             feature_sets: data in place of those without rows; they must be transformed as the saved ones were.
             optimizer: in place of the saved one; needed if that was a framework's own.
             allow: classes of models and transforms that the folder may name besides those that are registered.
+            strict: False loads what fits the given models, and warns of the rest; see `load_state`.
 
         Raises:
             ConfigError: not such a folder, of a newer version, or it names something that is not registered and not
@@ -402,4 +439,5 @@ class ModelGraph(AttributeHints):
         sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
         graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
         graph.optimizer = own or graph.optimizer
-        return graph.load_state(arrays)
+        state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
+        return graph

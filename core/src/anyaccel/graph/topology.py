@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from anyaccel.arguments import shown
@@ -214,6 +215,43 @@ def rewired(node: Node, old: str, new: str) -> Node:
 
     node.upstreams = tuple(map(rename, node.upstreams))
     return node
+
+
+def replaced(label: str, new: Node, nodes: Mapping[str, Node]) -> list[Node]:
+    """Nodes with another in place of one, which feeds what the old one fed; rewires the nodes themselves.
+
+    Raises:
+        GraphError: the new one is not a node.
+    """
+    check_node(new)
+    return [new if name == label else rewired(node, label, new.label) for name, node in nodes.items()]
+
+
+def removed(label: str, nodes: Mapping[str, Node]) -> list[Node]:
+    """Nodes without one of them.
+
+    Raises:
+        GraphError: it feeds others.
+    """
+    dependents = consumers(label, nodes)
+    if dependents:
+        raise GraphError(
+            f"node {label!r} feeds {', '.join(map(repr, dependents))}",
+            hint="remove or rewire these first, or use replace_node",
+        )
+    return [node for name, node in nodes.items() if name != label]
+
+
+@contextmanager
+def upstreams_kept(nodes: Mapping[str, Node]) -> Iterator[None]:
+    """Give nodes that are rewired the upstreams that they had, if the block fails."""
+    upstreams = {name: node.upstreams for name, node in nodes.items()}
+    try:
+        yield
+    except BaseException:
+        for name, node in nodes.items():
+            node.upstreams = upstreams[name]
+        raise
 
 
 def checked_seed(label: str, seed: Any) -> int:

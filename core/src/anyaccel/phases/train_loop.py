@@ -129,6 +129,7 @@ class TrainLoop:
                 self._progress.advance(epoch.steps)
                 self._progress.epoch(epoch.figures)
             self._progress.advance(resumed.step)
+            self._policy.loader.draws = resumed.source_draws
         self._is_whole = True
         return len(self._run.history)
 
@@ -137,7 +138,7 @@ class TrainLoop:
         if self._checkpointer is None or not self._is_whole:
             return
         try:
-            self._checkpointer.after_error(self._pipeline, self._losses)
+            self._checkpointer.after_error(self._pipeline, self._losses, self._policy.loader)
         except Exception as failure:
             error.add_note(f"the last checkpoint could not be written: {type(failure).__name__}: {failure}")
 
@@ -342,7 +343,7 @@ class TrainLoop:
             self._run.step = first + n_steps
         self._snapshots.after_step(self._run.step, losses)
         if self._checkpointer is not None:
-            self._checkpointer.after_step(self._pipeline, losses)
+            self._checkpointer.after_step(self._pipeline, losses, self._policy.loader)
         interrupts.check()
 
     def _tell_listeners(self, step_losses: list[Losses], last: int) -> None:

@@ -53,12 +53,13 @@ class _Slot:
     end: int
 
 
-def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> tuple[Digests, int]:
+def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str = "pt") -> tuple[Digests, int]:
     """Write a whole file, and give its hashes, computed meanwhile, and its size.
 
     Args:
         stream: at its beginning.
         arrays: by name; they must not change meanwhile.
+        file_format: said in the header, for readers that ask whose file it is.
 
     Raises:
         StateError: the format has no such dtype or name.
@@ -67,7 +68,7 @@ def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> tuple[Digests,
     if _METADATA in arrays:
         raise StateError(f"no tensor can be called {_METADATA!r} in safetensors")
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so each begins where it is aligned
-    header = _header({name: arrays[name] for name in order})
+    header = _header({name: arrays[name] for name in order}, file_format)
     _write_all(stream, memoryview(header))
     digests: dict[str, Future[str]] = {}
     with _hash_threads() as executor:
@@ -121,8 +122,8 @@ def _hash_threads() -> Iterator[Executor]:
         executor.shutdown(cancel_futures=True)
 
 
-def _header(arrays: Mapping[str, np.ndarray]) -> bytes:
-    entries: dict[str, Any] = {_METADATA: {"format": "pt"}}  # some readers refuse files that do not say so
+def _header(arrays: Mapping[str, np.ndarray], file_format: str) -> bytes:
+    entries: dict[str, Any] = {_METADATA: {"format": file_format}}  # some readers refuse files without it
     begin = 0
     for name, array in arrays.items():
         end = begin + array.nbytes

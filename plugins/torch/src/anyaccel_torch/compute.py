@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.output_activations import warn_of_activations
+from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Program
 from anyaccel.errors import StateError
 from anyaccel.install_hints import HINTS
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(TorchPlacement, KeywordCompute):
+class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
+    weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
+    safetensors_format: ClassVar[str] = "pt"
     keeps_modes = True
     own_steps = True
     parameter_groups = True
@@ -132,6 +136,24 @@ class TorchCompute(TorchPlacement, KeywordCompute):
                 if name.removeprefix("buffers/") not in extra:
                     tensor.copy_(copied(np.asarray(state[name])))
         load_extra(model, {name: state[f"buffers/{name}"] for name in extra})
+
+    def weight_names(self, model: Any) -> Mapping[str, str]:
+        """As `WeightFiles.weight_names`: those of `state_dict()`; with Keras layers, the paths of attributes."""
+        from anyaccel_torch.weight_files import state_dict_names
+
+        return state_dict_names(model, _named_state(model))
+
+    def read_weights(self, path: FilePath) -> dict[str, np.ndarray]:
+        """As `WeightFiles.read_weights`, with `torch.load(path, weights_only=True)`."""
+        from anyaccel_torch.weight_files import read_weights
+
+        return read_weights(path)
+
+    def write_weights(self, path: FilePath, arrays: Mapping[str, np.ndarray]) -> None:
+        """As `WeightFiles.write_weights`, with `torch.save`."""
+        from anyaccel_torch.weight_files import write_weights
+
+        write_weights(path, arrays)
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """As `Compute.unsupported_reason`; takes Keras losses, and says what to use instead of Keras optimizers."""

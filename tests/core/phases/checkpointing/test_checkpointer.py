@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyaccel import AppliedLoss, ConcatNode, Estimator, ModelGraph, ModelNode, TrainPhase
+from anyaccel import AppliedLoss, ConcatNode, Estimator, MapSource, ModelGraph, ModelNode, TrainPhase
 from anyaccel.errors import PhaseError, StateError
 from anyaccel.numpy_backend import SequentialMLP
 from anyaccel.phases import Callback, Checkpoint
@@ -71,7 +72,7 @@ def test_what_a_killed_process_had_written_last_is_enough(
     with pytest.raises(Broken):
         experiment(line(dropping()), callbacks=[Kill()]).run_phase(phase)
     monkeypatch.undo()
-    lost = {"epoch": "epoch-000001-step-000000000", 1: "epoch-000001-step-000000002", 3: "epoch-000000-step-000000003"}
+    lost = {"epoch": "epoch-000001-step-000000000", 1: "epoch-000001-step-000000002", 3: "epoch-000001-step-000000002"}
     assert names(tmp_path)[-1] == lost.get(every, names(tmp_path)[-1])
 
     class Quiet(Kill):
@@ -83,6 +84,48 @@ def test_what_a_killed_process_had_written_last_is_enough(
     results = experiment(graph, callbacks=[Quiet()]).run_phase(tuned(tmp_path), resume="auto")
     like(results, expected)
     same(values(graph), values(whole))
+
+
+def test_steps_between_checkpoints_are_counted_over_epochs(line, experiment, tuned, break_off, same, values, tmp_path):
+    """An epoch may be shorter; and a run that goes on writes at the steps at which the first would have."""
+    experiment(line()).run_phase(tuned(tmp_path / "whole", every=6, keep=9))
+    expected = [f"epoch-00000{epoch}-step-00000000{step}" for epoch, step in ((1, 2), (2, 4), (3, 0))]
+    assert names(tmp_path / "whole") == expected
+    with pytest.raises(KeyboardInterrupt):
+        experiment(line()).run_phase(tuned(tmp_path / "again", break_off("step_end", 5), every=6, keep=9))
+    experiment(line()).run_phase(tuned(tmp_path / "again", break_off(), every=6, keep=9), resume="auto")
+    assert names(tmp_path / "again") == [names(tmp_path / "again")[0], *expected]
+
+
+class Noisy:
+    """A data set whose items have noise of a global generator."""
+
+    def __init__(self, draw):
+        self._draw = draw
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        x = np.full(3, index / 16, "float32")
+        return x + np.float32(self._draw()), x[:1]
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (random.random, "draws from Python's random, whose state no checkpoint has: .*made of the row's number"),
+        (np.random.random, "draws from NumPy's np.random, whose state no checkpoint has"),
+        (np.random.default_rng(0).random, ""),
+    ],
+)
+def test_a_data_set_that_draws_from_global_generators_is_told(experiment, train, tmp_path, draw, message):
+    source = MapSource("data", Noisy(draw), features="x", targets="y")
+    graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
+    phase = train(data={"data": source}, checkpoint=tmp_path)
+    told = pytest.warns(RuntimeWarning, match=message) if message else contextlib.nullcontext()
+    with told:
+        experiment(graph).run_phase(phase)
 
 
 def test_several_interruptions_of_one_run(line, experiment, tuned, break_off, like, same, values, tmp_path):

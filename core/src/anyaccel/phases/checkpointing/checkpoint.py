@@ -31,7 +31,7 @@ class Checkpoint:
         folder: of this one phase; made if it is not there; or a URL that fsspec opens. Each checkpoint is a folder in
             it, which `ModelGraph.load` reads as well (unless a node has an optimizer of a framework), with the values
             after the last step; the file `latest` has the name of the newest.
-        every: `"epoch"`; or a number of steps of an epoch, which are optimizer steps; or a duration: a timedelta, or
+        every: `"epoch"`; or a number of optimizer steps, counted over the whole run; or a duration: a timedelta, or
             text such as `"30s"`, `"10min"` and `"2h"`. One that is due while another is being written is late.
         keep: the newest so many are kept.
         keep_best: name of a value of an epoch, such as `"val_loss"`: the checkpoint of the best epoch is kept, too.

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,8 +20,16 @@ from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.checkpointing.run_folder import RunFolder
+from anyaccel.phases.checkpointing.run_settings import (
+    different_data,
+    different_settings,
+    optimizers_of,
+    sample_of,
+    settings_of,
+)
 from anyaccel.phases.checkpointing.writer import BackgroundWriter
 from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.monitoring import monitored_value
 from anyaccel.phases.run import Run
@@ -60,9 +68,12 @@ class Checkpointer:
         self._old_handler: Any = None
         self._callbacks_before: CallbackStates | None = None
         self._written = ""  # name of the last position
+        self._counted_epoch, self._counted_steps = 0, 0
+        self._has_warned = False
         self.resumed: Position | None = None
         self._folder.lock()
         try:
+            self._settings, self._optimizers = settings_of(run.phase), optimizers_of(run.graph)
             self._parts = _graph_part(run)
             self.resumed = self._resume(resume)
         except BaseException:
@@ -89,11 +100,46 @@ class Checkpointer:
         if position.phase != label:
             problem = f"{path!r} has checkpoints of phase {position.phase!r}, not of {label!r}"
             raise PhaseError(problem, hint="give each phase a folder of its own")
+        if position.settings:
+            self._compare(position, different_settings(position.settings, self._settings))
+        own_seed = self._run.graph.seed
         self._run.graph.load_state(state)
         self._run.graph.progress[label] = position.number
-        self._run.log_event("checkpoint", f"goes on from {path}, {position.name}")
+        self._warn_of_changes(position, own_seed)
+        others = self._other_frameworks(position)
+        since = f"; {others}, so that what models draw (dropout) differs from now on" if others else ""
+        self._run.log_event("checkpoint", f"goes on from {path}, {position.name}{since}")
         self._written = position.name
         return position
+
+    def _other_frameworks(self, position: Position) -> str:
+        """The nodes whose framework is not that of the checkpoint, as text."""
+        now, before = _frameworks(self._run), position.frameworks
+        changed = [label for label in now if label in before and now[label] != before[label]]
+        return ", ".join(f"{label!r} was {before[label]} and is {now[label]}" for label in changed)
+
+    def _compare(self, position: Position, differences: Sequence[str]) -> None:
+        """Between two epochs a run may go on with other settings; within one, rows would be left out or come twice.
+
+        Raises:
+            PhaseError: the checkpoint is within an epoch.
+        """
+        if not differences:
+            return
+        shown_differences = "; ".join(differences)
+        if position.step:
+            raise PhaseError(
+                f"the checkpoint {position.name} is within an epoch, and its run is not this one: {shown_differences}",
+                hint="go on with what the run had to the end of the epoch, or start anew in another folder",
+            )
+        self._warn(f"goes on after an epoch with another run: {shown_differences}")
+
+    def _warn_of_changes(self, position: Position, own_seed: int) -> None:
+        if self._run.graph.seed != own_seed:
+            self._warn(f"the seed of the graph is that of the checkpoint, {self._run.graph.seed}, not {own_seed}")
+        changed = different_settings(position.optimizers, self._optimizers) if position.optimizers else []
+        if changed:
+            self._warn(f"goes on with other optimizers: {'; '.join(changed)}")
 
     def _handle_sigterm(self) -> None:
         """Let a process that is asked to end write a last checkpoint first, unless its program handles that itself."""
@@ -105,14 +151,20 @@ class Checkpointer:
 
     # -- going on --------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _sample(self) -> dict[str, np.ndarray]:
+        return sample_of(self._run)
+
     def restore_run(self) -> None:
         """Set the records of the run, and give the callbacks their states, after these were told of the beginning.
 
         Raises:
+            PhaseError: the checkpoint is within an epoch, and the data have changed.
             StateError: the run has other callbacks, or one does not take its state.
         """
         if self.resumed is None:
             return
+        self._compare(self.resumed, different_data(self.resumed.data, self._sample))
         saved, now = [kind for kind, _ in self.resumed.callbacks], [_kind(each) for each in self._callbacks]
         if saved != now:
             raise StateError(
@@ -133,7 +185,7 @@ class Checkpointer:
 
     def restore_random(self, pipeline: Pipeline) -> None:
         """Let random streams go on within an epoch."""
-        if self.resumed is None or self.resumed.random is None:
+        if self.resumed is None or self.resumed.random is None or self._other_frameworks(self.resumed):
             return
         try:
             pipeline.load_random_state(self.resumed.random)
@@ -145,13 +197,22 @@ class Checkpointer:
     def steps_until_due(self, step: int) -> int | None:
         """How many steps of an epoch may be done in one call after its first `step` ones; None for any number."""
         every = self._checkpoint.every_n_steps
-        return None if every is None else every - step % every
+        return None if every is None else every - (self._steps_before_epoch() + step) % every
 
-    def after_step(self, pipeline: Pipeline, losses: LossAccumulator) -> None:
+    def after_step(self, pipeline: Pipeline, losses: LossAccumulator, loader: BatchLoader) -> None:
         """So many steps are done, and `run.step` says how many: write if it is time."""
+        self._warn_of_unsaved(loader)
         every = self._checkpoint.every_n_steps
-        if self._is_time() or (every is not None and self._run.step % every == 0):
-            self._write(self._position(pipeline, losses), wait=False)
+        if self._is_time() or (every is not None and (self._steps_before_epoch() + self._run.step) % every == 0):
+            self._write(self._position(pipeline, losses, source_draws=loader.draws), wait=False)
+
+    def _steps_before_epoch(self) -> int:
+        """Of the run, up to the epoch that is going on; counted once for each."""
+        epoch = self._run.epoch
+        if self._counted_epoch != epoch:
+            self._counted_epoch = epoch
+            self._counted_steps = sum(each.steps for each in self._run.history[:epoch])
+        return self._counted_steps
 
     def epoch_ends(self) -> None:
         """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""
@@ -169,9 +230,10 @@ class Checkpointer:
         seconds = self._checkpoint.every_seconds
         return seconds is not None and not self._writer.is_busy and time.monotonic() - self._last >= seconds
 
-    def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None) -> None:
+    def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None, loader: BatchLoader) -> None:
         """The run ends early, and the values are those of whole steps: write, and wait for it."""
-        self._write(self._position(None if losses is None else pipeline, losses), wait=True)
+        within = None if losses is None else pipeline
+        self._write(self._position(within, losses, source_draws=loader.draws), wait=True)
 
     def end(self) -> None:
         """All epochs are done; models still have the values of the last one: write, unless that is done."""
@@ -189,7 +251,18 @@ class Checkpointer:
                 signal.signal(signal.SIGTERM, self._old_handler)
                 self._old_handler = None
 
-    def _position(self, pipeline: Pipeline | None = None, losses: LossAccumulator | None = None) -> Position:
+    def _warn_of_unsaved(self, loader: BatchLoader) -> None:
+        if loader.unsaved_draws and not self._has_warned:
+            self._has_warned = True
+            names = " and ".join(loader.unsaved_draws)
+            self._warn(
+                f"the data draws from {names}, whose state no checkpoint has: a run that goes on draws other numbers. "
+                "Hint: draw from a generator that is made of the row's number and the epoch"
+            )
+
+    def _position(
+        self, pipeline: Pipeline | None = None, losses: LossAccumulator | None = None, *, source_draws: bool = False
+    ) -> Position:
         """Where the run is: within an epoch if there are losses of it, else between two."""
         run, label = self._run, self._run.phase.label
         history = run.history if losses is None else run.history[: run.epoch]
@@ -201,10 +274,15 @@ class Checkpointer:
             history=tuple(history),
             losses={} if losses is None else losses.sums(),
             random=None if pipeline is None else pipeline.random_state(),
+            source_draws=source_draws,
+            frameworks=_frameworks(run),
             callbacks=self._callback_states() if self._callbacks_before is None else self._callbacks_before,
             best=self._best_state(),
             stop_reason=run.stop_reason if losses is None else "",
             score=self._score(),
+            settings=self._settings,
+            optimizers=self._optimizers,
+            data=self._sample,
         )
 
     def _callback_states(self) -> CallbackStates:
@@ -287,6 +365,10 @@ def checkpointer_for(
 
 def _terminate(number: int, frame: object) -> NoReturn:
     raise SystemExit(TERMINATED)
+
+
+def _frameworks(run: Run) -> dict[str, str]:
+    return {label: backend.framework for label, backend in run.graph.shapes.backends.items()}
 
 
 def _kind(callback: Callback) -> str:

@@ -30,10 +30,15 @@ class Position:
         history: the completed epochs.
         losses: sums and weights of the steps of this epoch, by label.
         random: random state of each program, in their order; None at the start of an epoch.
+        source_draws: whether reading the data has drawn random numbers of a framework.
+        frameworks: of each node.
         callbacks: class and state of each callback.
         best: state of the graph that the run returns to at its end; None without one.
         stop_reason: why the run was asked to stop; `""` if it was not.
         score: of the last completed epoch, the lower the better; None without one.
+        settings: what the order of the rows and the losses follow from.
+        optimizers: configurations of the optimizers.
+        data: some values of the rows; like the two before it, to see later whether they changed.
     """
 
     phase: str
@@ -43,10 +48,15 @@ class Position:
     history: tuple[Epoch, ...] = ()
     losses: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     random: Sequence[Mapping[str, np.ndarray]] | None = None
+    source_draws: bool = False
+    frameworks: Mapping[str, str] = field(default_factory=dict)
     callbacks: Sequence[tuple[str, Mapping[str, Any]]] = ()
     best: Mapping[str, np.ndarray] | None = None
     stop_reason: str = ""
     score: float | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    optimizers: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -65,6 +75,7 @@ class Position:
             plain = {name: _plain(value) for name, value in state.items() if name not in held}
             callbacks.append({"class": kind, "state": plain})
         arrays.update({f"best/{name}": array for name, array in (self.best or {}).items()})
+        arrays.update({f"data/{name}": array for name, array in self.data.items()})
         parts = {
             "phase": self.phase,
             "epoch": self.epoch,
@@ -73,10 +84,14 @@ class Position:
             "history": [_epoch_parts(epoch) for epoch in self.history],
             "losses": {label: [_plain(total), _plain(weight)] for label, (total, weight) in self.losses.items()},
             "random": None if self.random is None else len(self.random),
+            "source_draws": self.source_draws,
+            "frameworks": dict(self.frameworks),
             "callbacks": callbacks,
             "has_best": self.best is not None,
             "stop_reason": self.stop_reason,
             "score": self.score,
+            "settings": dict(self.settings),
+            "optimizers": dict(self.optimizers),
         }
         return parts, arrays
 
@@ -100,10 +115,15 @@ class Position:
                 history=_history(parts),
                 losses={label: (_float(total), _float(weight)) for label, (total, weight) in parts["losses"].items()},
                 random=_random(parts["random"], arrays),
+                source_draws=_flag(parts.get("source_draws", False)),
+                frameworks={label: _text(name) for label, name in parts.get("frameworks", {}).items()},
                 callbacks=callbacks,
                 best=_below(arrays, "best/") if _flag(parts["has_best"]) else None,
                 stop_reason=_text(parts["stop_reason"]),
                 score=None if parts["score"] is None else _float(parts["score"]),
+                settings=dict(parts.get("settings", {}).items()),
+                optimizers=dict(parts.get("optimizers", {}).items()),
+                data=_below(arrays, "data/"),
             )
         except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError) as error:
             problem = f"the position in a checkpoint is malformed: {type(error).__name__}: {error}"

@@ -37,6 +37,8 @@ class BatchLoader(ABC):
         repeatable: whether an epoch can be loaded again from any step on, with the same rows.
         one_shape: whether all chunks have columns of one shape, but for the number of their rows.
         n_steps: steps of an epoch; None if that is not known beforehand.
+        draws: whether reading draws random numbers of a framework, so that steps which are left out are read, too.
+        unsaved_draws: names of the other global generators that reading draws from; no checkpoint has their state.
     """
 
     residency: ClassVar[str]
@@ -44,6 +46,8 @@ class BatchLoader(ABC):
     repeatable: bool = True
     one_shape: bool = True
     n_steps: int | None
+    draws: bool = False
+    unsaved_draws: tuple[str, ...] = ()
 
     @abstractmethod
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -19,7 +19,7 @@ from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_orders
-from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, uniform_range
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock, StepRange, uniform_range
 from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
 from anyaccel.phases.loading.prefetch import on_demand, prefetch
@@ -160,6 +160,7 @@ class BatchSourceLoader(BatchLoader):
                     buffer.wait()
                     with randomness.drawing():
                         sizes = self._fill(buffer, left, epoch)
+                    self.unsaved_draws = self.unsaved_draws or randomness.unsaved
                     if not sizes:
                         break
                     yield self._copied(buffer, sizes)
@@ -257,8 +258,10 @@ class MapSourceLoader(StreamingLoader):
         self._randomness = SourceRandomness(seed)
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
-        """As of `StreamingLoader`."""
+        """As of `StreamingLoader`; a data set that draws is read from the epoch's start, so that it draws the same."""
         self._randomness = self._randomness.next(rng.key(self._seed, "source", self._source.label, epoch))
+        if start_step and self.draws:
+            return _without_first(super().chunks(epoch), start_step)
         return super().chunks(epoch, start_step)
 
     def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
@@ -268,6 +271,8 @@ class MapSourceLoader(StreamingLoader):
             order = block.orders[stream]
             with self._randomness.drawing():
                 batch = self._source.gather(order)
+            self.draws = self.draws or self._randomness.has_drawn
+            self.unsaved_draws = self.unsaved_draws or self._randomness.unsaved
             for column in self._columns:
                 if stream_of(column) == stream:
                     if column.ragged:
@@ -276,3 +281,15 @@ class MapSourceLoader(StreamingLoader):
                     with error_context(f"source {self._source.label!r}"):
                         copy_batch(column, batch, filled[column.name][: len(order)], self._ranges.get(column.name))
         return filled
+
+
+def _without_first(chunks: Generator[Chunk], n_steps: int) -> Generator[Chunk]:
+    """Chunks without the first so many steps."""
+    with closing(chunks):
+        for chunk in chunks:
+            skipped = min(n_steps, sum(steps.n_steps for steps in chunk.steps))
+            n_steps -= skipped
+            left = EpochSteps(chunk.steps, chunk.host_orders).skip(skipped).steps
+            if left:
+                yield replace(chunk, steps=left)
+            del chunk

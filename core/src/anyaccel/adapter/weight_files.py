@@ -1,0 +1,38 @@
+"""WeightFiles: what a framework calls the weights of its models, and the files that it keeps them in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+
+class WeightFiles(ABC):
+    """A capability beside Compute, for a framework that has names or files of weights of its own.
+
+    Without it, the names are those of a state after `parameters/` and `buffers/`, and files are safetensors.
+    """
+
+    weight_suffixes: ClassVar[tuple[str, ...]] = ()
+    """Endings of the framework's own files, such as `.pt`."""
+    safetensors_format: ClassVar[str] = ""
+    """The word for the framework in the metadata of safetensors (`format`), which some readers ask for."""
+
+    @abstractmethod
+    def weight_names(self, model: Any) -> Mapping[str, str]:
+        """The name in `Compute.state` for each name that the framework gives; several if a value has several names."""
+
+    @abstractmethod
+    def read_weights(self, path: Path) -> dict[str, np.ndarray]:
+        """The arrays of a file, by name. Runs no code of the file.
+
+        Raises:
+            StateError: the file is damaged, or holds anything else than named arrays.
+        """
+
+    @abstractmethod
+    def write_weights(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write a new file of named arrays."""

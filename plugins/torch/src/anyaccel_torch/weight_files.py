@@ -1,0 +1,92 @@
+"""Names of weights as in a `state_dict`, and files that `torch.save` wrote of one, read without running their code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyaccel.errors import StateError
+from anyaccel_torch import keras
+from anyaccel_torch.error_translation import first_line
+from anyaccel_torch.host_transfer import copied
+from anyaccel_torch.numpy_views import as_array
+
+_REFUSED = re.compile(r"GLOBAL (\S+)")
+"""The class in the error of `torch.load` for one that it does not make."""
+_PARTS = ("state_dict", "model_state_dict", "model", "module", "net")
+"""Where training scripts keep the weights in a dict of more."""
+
+
+def state_dict_names(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str, str]:
+    """The name in a state for each name in `module.state_dict()`; shared tensors have several of the latter.
+
+    With Keras layers in the module they are the paths of its attributes, as on the other frameworks that Keras runs on.
+
+    Args:
+        module: that has the names.
+        named: its tensors, by their names in a state.
+    """
+    keys = {id(tensor): key for key, tensor in named.items()}
+    given = {} if keras.outermost(module) else module.state_dict(keep_vars=True)
+    found = {name: keys[id(value)] for name, value in given.items() if id(value) in keys}
+    return found | {key.partition("/")[2]: key for key in named if key not in found.values()}
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a file by name.
+
+    Raises:
+        StateError: it is damaged, or holds anything else than named tensors.
+    """
+    try:
+        given = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds: archives, bytes, and what torch refuses to make
+        raise _unreadable(path, error) from error
+    return {name: _array(path, name, value) for name, value in _named_tensors(path, given).items()}
+
+
+def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a file that `torch.load(path, weights_only=True)` reads as a `state_dict`."""
+    torch.save({name: copied(array) for name, array in arrays.items()}, path)
+
+
+def _unreadable(path: Path, error: Exception) -> StateError:
+    refused = _REFUSED.search(str(error))
+    if refused is None:
+        problem = f"{str(path)!r} cannot be read as a file of torch: {type(error).__name__}: {first_line(error)}"
+        return StateError(problem, hint="copy or download it again")
+    return StateError(
+        f"{str(path)!r} holds more than tensors: a {refused[1]}, and only code could make it, which is not run",
+        hint="where you trust the file, load it with torch yourself, and give load_weights(model.state_dict())",
+    )
+
+
+def _named_tensors(path: Path, given: Any) -> Mapping[str, Tensor]:
+    if not isinstance(given, Mapping):
+        raise StateError(
+            f"{str(path)!r} holds a {type(given).__name__}, no names and tensors",
+            hint="save it again with torch.save(model.state_dict(), 'weights.pt')",
+        )
+    others = [str(name) for name, value in given.items() if not isinstance(value, Tensor)]
+    if others:
+        part = next((name for name in _PARTS if isinstance(given.get(name), Mapping)), "NAME")
+        loaded = f"torch.load({str(path)!r}, weights_only=True)[{part!r}]"
+        raise StateError(
+            f"{str(path)!r} holds more than names and tensors: {', '.join(others[:10])}",
+            hint=f"give its part with the weights: load_weights({loaded})",
+        )
+    return {str(name): value for name, value in given.items()}
+
+
+def _array(path: Path, name: str, tensor: Tensor) -> np.ndarray:
+    try:
+        return as_array(tensor.detach())
+    except (TypeError, RuntimeError) as error:
+        problem = f"{name} in {str(path)!r} is {tensor.dtype} ({tensor.layout}), which NumPy lacks"
+        raise StateError(problem, hint="save it again as a dense tensor of numbers") from error
