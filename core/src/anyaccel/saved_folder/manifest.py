@@ -94,7 +94,7 @@ def load(storage: Storage) -> dict[str, Any]:
     if size > _LARGEST:
         raise ConfigError(f"{problem}: it is too large", hint=HINT)
     with storage.open(MANIFEST) as stream:
-        text = stream.read(_LARGEST)
+        text = stream.read(size)
     try:
         given = strict_json.parse(text)
     except ValueError as error:
