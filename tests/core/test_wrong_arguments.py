@@ -171,6 +171,20 @@ def saved_fit() -> str:
     return folder
 
 
+@functools.cache
+def saved_experiment() -> str:
+    """A folder with an experiment."""
+    experiment().save(folder := removed_at_exit())
+    return folder
+
+
+@functools.cache
+def saved_results(number: int) -> str:
+    """A folder with the results of a training (0) or an evaluation (1)."""
+    history()[number].save(folder := removed_at_exit())
+    return folder
+
+
 def train(**settings: Any) -> aa.TrainPhase:
     return aa.TrainPhase("t", data="train", losses=[LOSS], sampler=4, **settings)
 
@@ -284,6 +298,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         | {"losses": [LOSS], **PHASE, **MODES},
     ),
     "EvalPhase.from_split": lambda: (aa.EvalPhase.from_split, {"label": "v", "split": "val"}),
+    "EvalResults.load": lambda: (aa.EvalResults.load, {"folder": saved_results(1), "allow": ()}),
     "EvalResults.plot": lambda: (history()[1].plot, {"name": "net", "ax": None, "targets": None, "undo": False}),
     "EvalResults.prediction": lambda: (history()[1].prediction, {"name": "net", "undo": False}),
     "EvalResults.to_arrow": lambda: (history()[1].to_arrow, {"undo": False}),
@@ -299,7 +314,13 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "Experiment.plan": lambda: (experiment().plan, {"phase": train()}),
     "Experiment.plot": lambda: (done().plot, {"figure": "loss", "ax": None}),
-    "Experiment.run": lambda: (one(experiment().run), {"given": train()}),
+    "Experiment.load": lambda: (
+        aa.Experiment.load,
+        {"folder": saved_experiment(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "phases": [train()]}
+        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none"},
+    ),
+    "Experiment.run": lambda: (one(experiment().run), {"given": train(), "resume": "never"}),
+    "Experiment.save": lambda: (experiment().save, {"folder": saved_experiment()}),
     "Experiment.run_phase": lambda: (experiment().run_phase, {"phase": train(), "resume": "never"}),
     "FeatureSet": lambda: (aa.FeatureSet, {"label": "d", "table": data().to_arrow()}),
     "FeatureSet.add_split": lambda: (copied().add_split, {"name": "n", "rows": [0]}),
@@ -400,7 +421,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.fit,
         {"model": aa.SequentialMLP(1), "data": csv(), "loss": "mse", "target": "y", "features": ["x"]}
         | {"validation": 0.5, "metrics": ["mse"], "epochs": 1, "batch_size": 2, "optimizer": "adam"}
-        | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"},
+        | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"}
+        | {"checkpoint": None, "resume": "never"},
     ),
     "prepare": lambda: (
         lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
@@ -412,12 +434,15 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()}
         | {"strict": True},
     ),
+    "ModelGraph.run": lambda: (
+        one(graph().run),
+        {"given": train(), "callbacks": (), "progress": "none", "resume": "never"},
+    ),
     "ModelGraph.load_weights": lambda: (
         graph().load_weights,
         {"path": weights(), "node": "net", "names": None, "change": None, "strict": True},
     ),
     "ModelGraph.save_weights": lambda: (graph().save_weights, {"path": weights(), "node": None}),
-    "ModelGraph.run": lambda: (one(graph().run), {"given": train(), "callbacks": (), "progress": "none"}),
     "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
     "ModelGraph.load_state": lambda: (
         graph().build().load_state,
@@ -458,6 +483,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"epoch": 0},
     ),
     "Plan.device": lambda: (history()[0].plan.device, {"node": "net"}),
+    "Plan.from_dict": lambda: (aa.Plan.from_dict, {"given": history()[0].plan.to_dict()}),
     "Plan.explain": lambda: (history()[0].plan.explain, {"node": "net"}),
     "Reference": lambda: (aa.Reference, {"feature_set": data(), **COLUMNS, "stream": None}),
     "Reference.from_config": lambda: (
@@ -499,6 +525,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "TrainPhase.from_config": lambda: (aa.TrainPhase.from_config, {"config": train().get_config()}),
     "TrainPhase.from_split": lambda: (aa.TrainPhase.from_split, {"label": "t", "split": "val"}),
+    "TrainResults.save": lambda: (history()[0].save, {"folder": saved_results(0)}),
     "TrainResults.curve": lambda: (history()[0].curve, {"name": "loss"}),
     "TrainResults.figure": lambda: (history()[0].figure, {"name": "loss"}),
     "TrainResults.losses": lambda: (history()[0].losses, {"label": "net"}),

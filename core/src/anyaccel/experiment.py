@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from anyaccel import interrupts
+import numpy as np
+
+from anyaccel import interrupts, saved_folder
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan, phase_runner
 from anyaccel.graph.nodes import check_label
+from anyaccel.graph.serialization import checked_classes
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
 from anyaccel.phases.evaluation import compared
 from anyaccel.phases.phase import checked_callbacks
+from anyaccel.phases.phase_config import callback_parts, phase_parts, read_callbacks, read_phase
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.results import (
     Comparison,
@@ -29,9 +34,12 @@ from anyaccel.results import (
     plots,
     runs_html,
 )
+from anyaccel.results.base import check_replaceable, read_results, results_parts
 from anyaccel.results.formatting import unknown_name
 
 __all__ = ["Experiment", "ModelGraph"]
+
+_PART, _RUN = "experiment", "run"
 
 
 class Experiment(AttributeHints):
@@ -78,8 +86,8 @@ class Experiment(AttributeHints):
         "predict transform": "use run_phase(EvalPhase('predict', data='all')).prediction('NODE')",
         "results runs losses metrics": "they are in experiment.history, and those of the last run in last_run",
         "model net nodes": "use experiment.graph, and experiment.graph['NODE'].model",
-        "save state state_dict": "use experiment.graph.state()",
-        "load load_state load_state_dict": "use experiment.graph.load_state(state)",
+        "state state_dict": "use experiment.graph.state(), or save(folder)",
+        "load_state load_state_dict": "use experiment.graph.load_state(state), or Experiment.load(folder)",
         "add add_phase append": "give phases to run(phase, ...)",
         "to cuda device": "say where to a phase: TrainPhase(..., accelerator='cpu')",
         "start execute launch run_phases run_all": "use run(phase, ...)",
@@ -208,11 +216,15 @@ class Experiment(AttributeHints):
         """
         return compare(self.history, figures=figures)
 
-    def run(self, *phases: Phase) -> list[Any]:
+    def run(self, *phases: Phase, resume: str = "never") -> list[Any]:
         """Run the given phases in order, or those of the experiment.
 
         They are checked before the first starts, up to one that fits estimators, as what these give is known only then,
         or that has a callback of your own, which may change the graph.
+
+        Args:
+            phases: to run.
+            resume: as of `run_phase`, for those phases that have a `checkpoint`; others run anew.
 
         Returns:
             a list of results.
@@ -225,9 +237,12 @@ class Experiment(AttributeHints):
             raise PhaseError(
                 f"experiment {self.label!r} has no phases", hint="write Experiment(..., phases=[...]), or run(phase)"
             )
+        with_checkpoint = [phase for phase in to_run if getattr(phase, "checkpoint", None) is not None]
+        resumed = with_checkpoint or to_run  # without any, the first is an error
         if len(to_run) > 1:
+            checked_resume(resume)
             self._check_ahead(to_run)
-        return [self.run_phase(phase) for phase in to_run]
+        return [self.run_phase(phase, resume=resume if phase in resumed else "never") for phase in to_run]
 
     def _check_ahead(self, phases: Iterable[Phase]) -> None:
         """Plan phases as long as the graph of each is known to be that of now."""
@@ -275,11 +290,85 @@ class Experiment(AttributeHints):
         graph = ModelGraph.from_config(config["graph"], **given)
         return cls(config.get("label", "experiment"), graph, [Phase.from_config(phase) for phase in phases])
 
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write graph, phases, callbacks and all results into a folder, which `ModelGraph.load` reads, too; no pickle.
 
-def _run(graph: ModelGraph, phases: tuple[Any, ...], callbacks: Iterable[Any], progress: Any) -> list[Any]:
+        A phase or callback without a configuration (steps or losses of your own, data without a name) is named in the
+        folder, and given to `load` again. What a callback has learned is not written.
+
+        Args:
+            folder: as of `ModelGraph.save`; what this method wrote there earlier is replaced at once.
+
+        Raises:
+            ConfigError, StateError: as `ModelGraph.save`, or the folder holds something else.
+            ResultError: a run has predictions that are neither numbers nor text.
+        """
+        check_replaceable(folder, _PART)
+        arrays: dict[str, np.ndarray] = {}
+        part = {
+            "label": self.label,
+            "phases": [phase_parts(phase) for phase in self.phases],
+            "callbacks": callback_parts(self.callbacks),
+            "results": [results_parts(results, arrays, f"{i}/") for i, results in enumerate(self.history)],
+        }
+        saved_folder.write(folder, {_PART: part, "graph": self.graph.saved_config()}, self.graph.state(), arrays)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        models: Mapping[str, Any] | None = None,
+        feature_sets: Iterable[Any] = (),
+        optimizer: Any = None,
+        phases: Iterable[Phase] | None = None,
+        callbacks: Iterable[Callback] | None = None,
+        allow: Iterable[type] = (),
+        progress: Any = "auto",
+    ) -> Experiment:
+        """The experiment that `save` wrote, with its graph in its state on the CPU, and its results.
+
+        Args:
+            folder: that `save` wrote.
+            models, feature_sets, optimizer: as of `ModelGraph.load`.
+            phases: in place of the saved ones; needed if one of them has no configuration.
+            callbacks: likewise.
+            allow: classes of models, transforms and callbacks that the folder may name besides those that are known.
+            progress: as of an Experiment.
+
+        Raises:
+            ConfigError: as `ModelGraph.load`, or a phase or callback must be given.
+            StateError: as `ModelGraph.load`.
+        """
+        classes = checked_classes(allow)
+        part, arrays = _read(folder)
+        given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer}
+        graph = ModelGraph.load(folder, **given, allow=classes)
+        hint = "give them: load(folder, callbacks=[...]); callbacks=[] for none"
+        if phases is None:
+            phases = [read_phase(each, classes) for each in part["phases"]]
+        if callbacks is None:
+            callbacks = read_callbacks(part["callbacks"], classes, f"experiment {part['label']!r}", hint)
+        experiment = cls(part["label"], graph, phases, callbacks=callbacks, progress=progress)
+        read: Iterable[Any] = (read_results(each, arrays, classes) for each in part["results"])
+        experiment.history.extend(read)
+        return experiment
+
+
+def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
+    """What `Experiment.save` wrote besides the graph: plain data, and the arrays of results."""
+    manifest, arrays = saved_folder.read(folder, _PART, _RUN)
+    part = manifest[_PART]
+    keys = ("phases", "callbacks", "results")
+    if not isinstance(part, Mapping) or "label" not in part or not all(isinstance(part.get(key), list) for key in keys):
+        raise ConfigError(f"{shown(part)} is not a saved experiment", hint="give the folder that save() wrote")
+    return part, arrays
+
+
+def _run(graph: ModelGraph, phases: tuple[Any, ...], callbacks: Iterable[Any], progress: Any, resume: str) -> list[Any]:
     if not phases:
         raise PhaseError(f"graph {graph.label!r} was given no phases", hint="write graph.run(TrainPhase(...))")
-    return Experiment(graph, callbacks=callbacks, progress=progress).run(*phases)
+    return Experiment(graph, callbacks=callbacks, progress=progress).run(*phases, resume=resume)
 
 
 phase_runner.register(_run)

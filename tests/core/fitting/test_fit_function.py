@@ -175,8 +175,7 @@ print(json.dumps(aa.load(sys.argv[1]).predict(json.loads(sys.argv[2])).tolist())
     again = aa.load(tmp_path / "kinds")
     np.testing.assert_array_equal(again.predict(new, outputs=True), fitted.predict(new, outputs=True))
     assert again.evaluate(table()).loss == fitted.evaluate(table()).loss
-    with pytest.raises(ResultError, match="this model was not trained here"):
-        again.plot()
+    assert again.results == fitted.results
 
 
 def test_a_folder_of_a_graph_alone_is_no_fitted_model(tmp_path):
@@ -262,3 +261,17 @@ def test_text_of_three_classes_as_the_target_of_yes_or_no():
     with pytest.raises(PhaseError, match=message):
         fit(data, target="kind", loss="binary_cross_entropy")
     assert fit(data, aa.SequentialMLP(3), target="kind", loss="cross_entropy").results.loss.size == 2  # as hinted
+
+
+def test_results_of_a_model_that_was_not_trained_are_an_error():
+    with pytest.raises(ResultError, match=r"this model was not trained here\. Hint: run a phase: model\.experiment"):
+        aa.FittedModel(aa.Experiment(fit().graph)).plot()
+
+
+def test_it_goes_on_from_a_checkpoint(tmp_path):
+    whole, short = fit(epochs=4), fit(epochs=2, checkpoint=tmp_path)
+    longer = fit(epochs=4, checkpoint=tmp_path, resume="auto")
+    assert len(short.results.epochs) == 2
+    np.testing.assert_array_equal(longer.results.loss, whole.results.loss)
+    for name, array in whole.graph.state().items():
+        np.testing.assert_array_equal(longer.graph.state()[name], array)

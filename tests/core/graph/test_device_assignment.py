@@ -9,7 +9,7 @@ import pytest
 
 from anyaccel import Accelerator, AppliedLoss, ConcatNode, FeatureSet, ModelGraph, ModelNode, Optimizer
 from anyaccel.device import Device
-from anyaccel.errors import DeviceUnavailableError, FrameworkError, GraphError, PluginError
+from anyaccel.errors import ConfigError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import Plan, PolicyNode, Request, precedence, resolve
 from anyaccel.registry import registry
 from anyaccel.testing.fake_plugins import plugin_module
@@ -406,9 +406,16 @@ def test_crossings_name_value_ends_route_and_bytes_each_place_once(table, mlp, s
     assert {(one.origin, one.destination) for one in made.crossings} == {(SIM0, SIM1), (SIM1, SIM0)}
 
 
+@pytest.mark.parametrize("change", [{"segments": 1}, {"columns": [{"odd": 1}]}, {"assignments": [{"device": "?"}]}])
+def test_a_malformed_plan_is_told(change, whole):
+    with pytest.raises(ConfigError, match=r"is not a plan as plain data: .*Hint: give the dict that plan"):
+        Plan.from_dict({**plan(whole, "sim:1").to_dict(), **change})
+
+
 def test_a_plan_is_plain_data(whole):
     made = plan(whole, "sim:1")
     told = json.loads(json.dumps(made.to_dict()))
+    assert Plan.from_dict(told) == made and str(Plan.from_dict(told)) == str(made)
     assert told["phase"] == "p" and told["graph"] == "whole"
     assert told["assignments"][0] == {
         "node": "a",

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from anyaccel import AppliedLoss, Experiment, FeatureSet, ModelGraph, ModelNode, Optimizer, TrainPhase, errors
+from anyaccel import AppliedLoss, Experiment, FeatureSet, ModelGraph, ModelNode, Optimizer, Plan, TrainPhase, errors
 from anyaccel.adapter import ArrayProgram, VjpResult
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
@@ -143,6 +143,7 @@ def test_a_plan_names_each_value_and_its_gradient(serve, chain):
     ]
     assert "cross gradient of b: numpy cpu -> guest cpu by shared memory, 12 B a sample" in str(plan).replace(":0", "")
     assert plan.to_dict()["crossings"][1]["gradient"] is True
+    assert Plan.from_dict(plan.to_dict()) == plan
 
 
 def test_frozen_nodes_get_no_gradient(serve, chain):

@@ -17,6 +17,7 @@ from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import Beyond, Different, PairCondition, Same, Where, Within
 from anyaccel.data.sampling.pair_samplers import PairSampler, TripletSampler, sampler_from_config
 from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler
+from anyaccel.data.saved_rows import SavedRows, saved_rows
 from anyaccel.data.streaming.base import BatchSource, Source
 from anyaccel.data.streaming.dataloader_workers import suggested_num_workers
 from anyaccel.data.streaming.infer_source import as_source
@@ -46,6 +47,7 @@ __all__ = [
     "Rows",
     "Same",
     "Sampler",
+    "SavedRows",
     "SimpleSampler",
     "Source",
     "TripletSampler",
@@ -58,5 +60,6 @@ __all__ = [
     "joined_spec",
     "loadable_array",
     "sampler_from_config",
+    "saved_rows",
     "suggested_num_workers",
 ]

@@ -38,6 +38,8 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     seed: int = 0,
     callbacks: Iterable[Callback] = (),
     progress: Any = "auto",
+    checkpoint: Any = None,
+    resume: str = "never",
 ) -> FittedModel:
     """Train a model on a table, and return it with the graph and the experiment that were made for it.
 
@@ -51,9 +53,10 @@ def fit(  # noqa: PLR0913 - keywords, each documented
     own = [*checked_callbacks("fit", callbacks), *_stopping(early_stopping, prepared)]
     loop: Any = {"sampler": batch_size, "n_epochs": epochs, "callbacks": own, "accelerator": accelerator}
     checks = _validation(prepared, metrics)
-    phase = TrainPhase(data=prepared.train, losses=AppliedLoss(spec, on=NODE), validation=checks, **loop)
+    loop |= {"validation": checks, "checkpoint": checkpoint}
+    phase = TrainPhase(data=prepared.train, losses=AppliedLoss(spec, on=NODE), **loop)
     experiment = Experiment("fit", graph, progress=progress)
-    experiment.run_phase(phase)
+    experiment.run_phase(phase, resume=resume)
     return FittedModel(experiment, spec if spec.own is None else None)
 
 
@@ -82,6 +85,8 @@ _ARGUMENTS = """
         seed: of the random split, the order of rows and all random streams; the model's own parameters are its own.
         callbacks: Callback objects, besides.
         progress: as of an Experiment.
+        checkpoint: as of a TrainPhase: a Checkpoint, or the name of a folder.
+        resume: `"auto"` goes on from the newest checkpoint in this folder, if there is one; as of `run_phase`.
 
     Raises:
         PhaseError: settings that do not fit each other, or no target.

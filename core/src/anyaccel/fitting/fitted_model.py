@@ -20,6 +20,7 @@ from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
 from anyaccel.phases import EvalPhase
 from anyaccel.results import EvalResults, TrainResults
+from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
 
 _PART = "fit"
@@ -69,12 +70,12 @@ class FittedModel:
         """Results of the training: `loss`, `figure("val_loss")`, `stop_reason`, ...
 
         Raises:
-            ResultError: it was loaded, and not trained since.
+            ResultError: it was saved before it was trained.
         """
         for results in reversed(self.experiment.history):
             if isinstance(results, TrainResults):
                 return results
-        raise ResultError("this model was not trained here", hint="results are of the process that trained it")
+        raise ResultError("this model was not trained here", hint="run a phase: model.experiment.run_phase(...)")
 
     @property
     def plan(self) -> Plan | None:
@@ -175,13 +176,15 @@ class FittedModel:
     # -- folders ---------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write everything that predictions need into a folder, for `load`; see `ModelGraph.save`.
+        """Write everything that predictions need, and results of the training, into a folder for `load`.
 
         Raises:
             ConfigError, StateError: as `ModelGraph.save`.
         """
         loss = None if self.loss is None else self.loss.get_config()
-        self.graph.save(folder, extra={_PART: {"loss": loss, "columns": self._columns}})
+        runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
+        results = [results_parts(run, {}) for run in runs]  # these have no arrays
+        self.graph.save(folder, extra={_PART: {"loss": loss, "columns": self._columns, "results": results}})
 
 
 def _warn_of_nan(values: np.ndarray) -> None:
@@ -218,4 +221,11 @@ def load(
         raise ConfigError(problem, hint="give the folder that save() wrote")
     graph = ModelGraph.load(folder, models=models, optimizer=optimizer, allow=allow)
     loss = None if part.get("loss") is None else Loss.from_config(part["loss"])
-    return FittedModel(Experiment("fit", graph), loss, part["columns"])
+    experiment = Experiment("fit", graph)
+    results = part.get("results", ())
+    if not isinstance(results, (list, tuple)):
+        problem = f"{str(folder)!r} holds {shown(results)} in place of results"
+        raise ConfigError(problem, hint="give the folder that save() wrote")
+    runs: Iterable[Any] = (read_results(run, {}) for run in results)
+    experiment.history.extend(runs)
+    return FittedModel(experiment, loss, part["columns"])

@@ -61,8 +61,7 @@ class ModelGraph(AttributeHints):
         self.seed = topology.checked_seed(self.label, seed)
         self.optimizer_states = state_dict.OptimizerStates()
         self.progress: dict[str, int] = {}
-        self.refresh: Callable[[], None] | None = None
-        """While a phase runs: updates models and optimizer states from its programs."""
+        self.refresh: Callable[[], None] | None = None  # while a phase runs: updates models and optimizer states
         self._shapes: Shapes | None = None
         self._built_with: dict[ModelNode, Any] = {}
         self._nodes: dict[str, Node] = {}
@@ -224,21 +223,19 @@ class ModelGraph(AttributeHints):
                 node.frozen, node.frozen_mode = frozen, mode
         return self
 
-    # -- phases ----------------------------------------------------------------------------------------------------
+    # -- phases and display ----------------------------------------------------------------------------------------
 
-    def run(self, *phases: Any, callbacks: Iterable[Any] = (), progress: Any = "auto") -> Any:
+    def run(self, *phases: Any, callbacks: Iterable[Any] = (), progress: Any = "auto", resume: str = "never") -> Any:
         """Run a phase on this graph, or several in order, as an Experiment does, which also keeps their results.
 
         Args:
             phases: one, several, or a list of them; several give a list of results.
-            callbacks, progress: as of an Experiment.
+            callbacks, progress: as of an Experiment; `resume` as of its `run`.
 
         Raises:
             AnyaccelError: there are no phases, or one of them cannot run.
         """
-        return phase_runner.run(self, phases, callbacks, progress)
-
-    # -- display ---------------------------------------------------------------------------------------------------
+        return phase_runner.run(self, phases, callbacks, progress, resume)
 
     def summary(self) -> str:
         """A table of the nodes with framework, inputs, outputs, parameters and device. Builds the graph."""
@@ -340,7 +337,7 @@ class ModelGraph(AttributeHints):
         if self.refresh is not None:
             raise StateError(f"a phase of graph {self.label!r} is running", hint=f"{act} before or after it")
 
-    # -- configuration ---------------------------------------------------------------------------------------------
+    # -- configuration and folders ---------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
         """The nodes, their connections, and columns and transforms of their data as plain data, ready for JSON.
@@ -374,8 +371,6 @@ class ModelGraph(AttributeHints):
                 in another way than those of the configuration.
         """
         return cls(**graph_config.read(given, feature_sets, models, allow))
-
-    # -- folders ---------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
         """Write the graph into a folder: its state as safetensors, all else as a `manifest.json`; no pickle.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
+from anyaccel.arguments import shown
 from anyaccel.device import Device
 from anyaccel.display import guarded
-from anyaccel.errors import GraphError
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
+from anyaccel.errors import ConfigError, GraphError
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, read_entry
 from anyaccel.graph.plan_html import plan_page
 from anyaccel.html import text
 from anyaccel.segment import TensorSpec
@@ -21,6 +22,13 @@ _ROUTES = {
     "copy": "shared memory and a copy, because the node may write to it",
     "host": "a copy through host memory",
 }
+_ENTRIES: dict[str, tuple[str, type]] = {
+    "assignments": ("assignments", Assignment),
+    "columns": ("columns", Column),
+    "crossings": ("crossings", Crossing),
+    "parts": ("segments", Part),
+}
+"""The lists of a plan: the key in `to_dict`, and the class of the entries."""
 _LONGEST = 400  # characters of a cell
 
 
@@ -84,14 +92,23 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, ready for JSON."""
-        lists = {
-            "assignments": self.assignments,
-            "columns": self.columns,
-            "crossings": self.crossings,
-            "segments": self.parts,
-        }
-        plain = {key: [_to_dict(entry) for entry in entries] for key, entries in lists.items()}
+        plain = {key: [_to_dict(entry) for entry in getattr(self, name)] for name, (key, _) in _ENTRIES.items()}
         return {"phase": self.phase, "graph": self.graph, **plain, "notes": list(self.notes)}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+        """The plan that `to_dict` wrote, equal to it; its entries have no backend, as nothing is run by it.
+
+        Raises:
+            ConfigError: not such a dict.
+        """
+        try:
+            lists = {name: [read_entry(entry, each) for each in given[key]] for name, (key, entry) in _ENTRIES.items()}
+            tuples: dict[str, Any] = {name: tuple(entries) for name, entries in lists.items()}
+            return cls(phase=given["phase"], graph=given["graph"], notes=tuple(given["notes"]), **tuples)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = f"{shown(given)} is not a plan as plain data: {type(error).__name__}: {error}"
+            raise ConfigError(problem, hint="give the dict that plan.to_dict() made") from error
 
     def _repr_html_(self) -> str:
         title = f"of {self.phase} on {self.graph}"

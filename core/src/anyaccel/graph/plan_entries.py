@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from anyaccel.backend import ComputingBackend
@@ -20,7 +21,8 @@ class Assignment:
     Attributes:
         device, native_name: the device, and the framework's own name for it.
         backend, native_device: what computes the node, and its own handle of the device (`torch.device`, ...). They
-            are looked up here once, and are neither compared nor part of `Plan.to_dict`.
+            are looked up here once, and are neither compared nor part of `Plan.to_dict`; both None in a plan that was
+            read.
         reason: what decided: `node`, `phase`, `policy`, `default`, `fallback`, or, for a ConcatNode, `neighbour`.
         requested: the device as it was written; the policy's name; for a ConcatNode the neighbour's label.
         parameters, nbytes: number and bytes of the model's parameters.
@@ -116,3 +118,22 @@ class Part:
     label: str
     framework: str
     nodes: tuple[str, ...]
+
+
+_DEVICES, _SPECS, _TUPLES = ("device", "origin", "destination"), ("spec", "stored"), ("columns", "joined", "nodes")
+
+
+def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
+    """An entry of a plan from plain data; its backend is None.
+
+    Raises:
+        KeyError, TypeError, ValueError: malformed.
+    """
+    plain = dict(given)
+    read: dict[str, Any] = {
+        **{name: Device.parse(plain.pop(name)) for name in _DEVICES if name in plain},
+        **{name: TensorSpec(tuple(spec["shape"]), spec["dtype"]) for name in _SPECS if (spec := plain.pop(name, None))},
+        **{name: tuple(plain.pop(name)) for name in _TUPLES if name in plain},
+    }
+    backend = {"backend": None} if any(each.name == "backend" for each in fields(cls)) else {}
+    return cls(**plain, **read, **backend)

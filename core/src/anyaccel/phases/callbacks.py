@@ -39,6 +39,8 @@ class Callback:
             call of its own; with 50, listening costs next to nothing. Steps left over at the end of an epoch are not
             told of.
 
+    A callback that has `get_config()`, which gives its arguments as plain data, is saved with an experiment.
+
     Raises:
         PhaseError: when a class is derived: a public method is called almost like a hook (`epoch_ends`) or like the
             same hook of another library (`on_epoch_end`), and would never be called.
@@ -201,6 +203,12 @@ class EarlyStopping(Callback):
         self.sign = {"min": 1.0, "max": -1.0, "": 0.0}[mode_of(self.monitor, mode, where)]
         self.restore_best = arguments.flag(PhaseError, where, "restore_best", restore_best)
         self._reset()
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments as plain data."""
+        mode = {1.0: "min", -1.0: "max"}.get(self.sign, "auto")
+        stopping = {"monitor": self.monitor, "patience": self.patience, "min_delta": self.min_delta}
+        return {**stopping, "mode": mode, "restore_best": self.restore_best}
 
     def _reset(self) -> None:
         self.best, self.best_epoch, self.waited = math.nan, -1, 0

@@ -266,16 +266,18 @@ class TrainPhase(Phase):
             "accumulate": self.accumulate,
             "microbatching": self.microbatching,
             "on_nan": self.on_nan,
+            "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
         }
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """See Phase."""
-        validation = settings.get("validation")
+        validation, checkpoint = settings.get("validation"), settings.get("checkpoint")
         return {
             **settings,
             "sampler": samplers_from(settings.get("sampler", {})),
             "validation": None if validation is None else Phase.from_config(validation),
+            "checkpoint": Checkpoint(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint,
         }
 
 

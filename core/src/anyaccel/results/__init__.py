@@ -1,8 +1,9 @@
 """Results of phases: values per epoch, metrics, predictions; as Arrow, pandas, plots, HTML and plain data.
 
-Stands on `phases`, `graph`, `data` and `display`.
+Stands on `phases`, `graph`, `data`, `saved_folder` and `display`.
 """
 
+from anyaccel.results.base import PhaseResults
 from anyaccel.results.comparison import Comparison, Results, compare
 from anyaccel.results.evaluation import EvalResults, eval_results
 from anyaccel.results.fit import FitResults
@@ -13,6 +14,7 @@ __all__ = [
     "Comparison",
     "EvalResults",
     "FitResults",
+    "PhaseResults",
     "Results",
     "TrainResults",
     "compare",

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, TypeVar
 
+import numpy as np
+
+from anyaccel import saved_folder
+from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.errors import ConfigError
 from anyaccel.graph import Plan
+from anyaccel.graph.serialization import checked_classes
 from anyaccel.phases.events import Event
 from anyaccel.results import formatting
+from anyaccel.results.saved_values import FieldReader, parts_of
+
+PART = "results"
+"""Name of results in the manifest of a saved folder."""
+_HINT = "give the folder that save() wrote"
+_Class = TypeVar("_Class", bound=type)
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -58,6 +71,48 @@ class PhaseResults(AttributeHints):
         """
         return formatting.to_pandas(self.to_arrow())
 
+    # -- folders ---------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write everything that these results show into a folder: a manifest and safetensors; no pickle.
+
+        Of the data, targets and tags are written, and features that predictions are compared with. Of an error, its
+        class and its message. What is in the folder is replaced at once when all is written.
+
+        Args:
+            folder: made if it is not there; or a URL that fsspec opens, such as `s3://bucket/results`.
+
+        Raises:
+            ResultError: predictions that are neither numbers nor text.
+            ConfigError: the folder has a manifest of something else.
+            TransformError: results that were loaded without a transform of their data.
+        """
+        check_replaceable(folder, PART)
+        arrays: dict[str, np.ndarray] = {}
+        saved_folder.write(folder, {PART: results_parts(self, arrays)}, arrays)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], *, allow: Iterable[type] = ()) -> Self:
+        """The results that `save` wrote; needs neither their models nor a framework, and runs no code of the folder.
+
+        `PhaseResults.load` finds out of which kind they are.
+
+        Args:
+            folder: that `save` wrote.
+            allow: classes of transforms that the folder may name besides those that are known, for `undo=True`.
+
+        Raises:
+            ConfigError: not such a folder, of a newer version, or of results of another kind of phase.
+            StateError: a file was changed or is incomplete.
+        """
+        classes = checked_classes(allow)
+        manifest, arrays = saved_folder.read(folder, PART)
+        results = read_results(manifest[PART], arrays, classes)
+        if not isinstance(results, cls):
+            found = type(results).__name__
+            raise ConfigError(f"these are {found}, not {cls.__name__}", hint=f"write {found}.load")
+        return results
+
     def run_record(self) -> dict[str, Any]:
         """What every `to_dict` has: error, events, number, start (ISO 8601) and duration in seconds."""
         return {
@@ -67,3 +122,66 @@ class PhaseResults(AttributeHints):
             "started": self.started.isoformat() if self.started is not None else None,
             **formatting.finite({"seconds": self.seconds}),
         }
+
+
+def check_replaceable(folder: Any, part: str) -> None:
+    """Check that a folder to be written to is new, or has this part already, so that nothing else is lost.
+
+    Raises:
+        ConfigError: it holds something else, such as a graph.
+    """
+    if saved_folder.MANIFEST not in (saved_folder.storage_of(folder).names() or ()):
+        return
+    try:
+        saved_folder.part(folder, part)
+    except ConfigError as error:
+        problem = f"{error.problem}, and would be overwritten"
+        raise ConfigError(problem, available=error.available, hint="choose a name for a new folder") from None
+
+
+KINDS: dict[str, type[PhaseResults]] = {}
+"""The kinds of results by the name that saved folders have for them."""
+
+
+def saved_as(kind: str) -> Callable[[_Class], _Class]:
+    """Decorator of a class of results: the name of its kind."""
+
+    def register(cls: _Class) -> _Class:
+        KINDS[kind] = cls
+        return cls
+
+    return register
+
+
+def kind_of(results: PhaseResults) -> str:
+    """The name of the kind of some results: `"train"`, ..."""
+    return next(kind for kind, cls in KINDS.items() if isinstance(results, cls))
+
+
+def results_parts(results: PhaseResults, arrays: dict[str, np.ndarray], prefix: str = "") -> dict[str, Any]:
+    """Results as plain data, ready for JSON; their arrays are added to `arrays`, named with `prefix`.
+
+    Raises:
+        ResultError, TransformError: as `PhaseResults.save`.
+    """
+    return {"kind": kind_of(results), "fields": parts_of(results, arrays, prefix)}
+
+
+def read_results(parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> PhaseResults:
+    """What `results_parts` gave.
+
+    Raises:
+        ConfigError: malformed.
+    """
+    kind = parts.get("kind") if isinstance(parts, Mapping) else None
+    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ConfigError(f"{shown(parts)} are not saved results", available=", ".join(sorted(KINDS)), hint=_HINT)
+    reader = FieldReader(arrays, allow)
+    try:
+        return cls(**{name: reader.field(name, value) for name, value in parts["fields"].items()})
+    except ConfigError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        problem = f"the saved results are malformed: {type(error).__name__}: {error}"
+        raise ConfigError(problem, hint=_HINT) from error

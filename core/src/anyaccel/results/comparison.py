@@ -13,14 +13,14 @@ from anyaccel.arguments import shown
 from anyaccel.errors import ResultError
 from anyaccel.phases.metrics import is_higher_better
 from anyaccel.results import formatting
-from anyaccel.results.base import PhaseResults
+from anyaccel.results.base import PhaseResults, kind_of
 from anyaccel.results.evaluation import EvalResults
 from anyaccel.results.fit import FitResults
+from anyaccel.results.saved_errors import class_name
 from anyaccel.results.train import TrainResults
 
 Results = TrainResults | EvalResults | FitResults
 
-_KINDS = {TrainResults: "train", EvalResults: "eval", FitResults: "fit"}
 _FACTS = ("run", "phase", "kind", "epochs", "seconds")
 
 
@@ -123,11 +123,11 @@ def _named(runs: Iterable[Any]) -> Iterator[tuple[str | None, PhaseResults]]:
 
 def _run_facts(name: str | None, run: PhaseResults) -> dict[str, Any]:
     number = "" if run.number is None else str(run.number)
-    kind = next(kind for cls, kind in _KINDS.items() if isinstance(run, cls))
+    kind = kind_of(run)
     return {
         "run": number if name is None else name,
         "phase": run.label,
-        "kind": kind if run.error is None else f"{kind} ({type(run.error).__name__})",
+        "kind": kind if run.error is None else f"{kind} ({class_name(run.error)})",
         "epochs": len(run.epochs) if isinstance(run, TrainResults) else None,
         "seconds": None if np.isnan(run.seconds) else run.seconds,
     }

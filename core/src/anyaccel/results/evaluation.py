@@ -15,12 +15,13 @@ from anyaccel.errors import ResultError
 from anyaccel.phases import EvaluationValues
 from anyaccel.phases.evaluation import Compared
 from anyaccel.results import formatting, inverse_transform, plots, prediction_columns
-from anyaccel.results.base import PhaseResults
+from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import NamedValues
 from anyaccel.results.notebook import eval_html
 from anyaccel.results.prediction_columns import Target
 
 
+@saved_as("eval")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class EvalResults(PhaseResults):
     """Results of an EvalPhase.

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from anyaccel.phases import Fitted
-from anyaccel.results.base import PhaseResults
+from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import ended
 from anyaccel.results.notebook import fit_html
 
 
+@saved_as("fit")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class FitResults(PhaseResults):
     """Results of a FitPhase: one entry of `fitted` for each node, in the order of fitting.

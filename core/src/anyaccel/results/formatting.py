@@ -8,6 +8,7 @@ from typing import Any
 
 from anyaccel.errors import ResultError
 from anyaccel.phases.events import Event
+from anyaccel.results.saved_errors import class_name
 from anyaccel.suggestions import did_you_mean
 
 
@@ -87,7 +88,7 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 def error_text(error: BaseException | None) -> str | None:
     """`TypeName: message`, or None."""
-    return None if error is None else f"{type(error).__name__}: {error}"
+    return None if error is None else f"{class_name(error)}: {error}"
 
 
 def summary(values: Mapping[str, float]) -> str:
@@ -99,4 +100,4 @@ def ended(error: BaseException | None, events: Sequence[Event] = ()) -> str:
     """The end of a one-line repr: how often memory ran out, and the type of the exception that ended the run."""
     count = sum(event.kind == "memory" for event in events)
     memory = f", {count:,} times short of memory" if count > 1 else ", once short of memory" if count else ""
-    return f"{memory}, ended by {type(error).__name__}" if error is not None else memory
+    return f"{memory}, ended by {class_name(error)}" if error is not None else memory

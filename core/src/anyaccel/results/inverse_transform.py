@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from anyaccel.data import FeatureSet, FeatureSetView, Rows
+from anyaccel.data import FeatureSet, FeatureSetView, Rows, SavedRows
 from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.row_filters import column_values
 from anyaccel.data.transforms.fitted_transform import join
@@ -35,14 +35,18 @@ def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: 
     label, columns = compared.get(name, ("", ()))
     if label in rows:
         source = rows[label].base
-        return source.inverse(values, columns) if isinstance(source, FeatureSet) else values
-    if not any(getattr(table.base, "transforms", ()) for table in rows.values()):
+        return source.inverse(values, columns) if isinstance(source, (FeatureSet, SavedRows)) else values
+    if not any(_is_transformed(table.base) for table in rows.values()):
         return values
     raise TransformError(
         f"the transforms cannot be undone for predictions of {name!r}: no loss, metric or target says which columns "
         "they stand for",
         hint=f"name the columns: feature_set.inverse(results.prediction({name!r}), columns=[...])",
     )
+
+
+def _is_transformed(base: Rows) -> bool:
+    return base.is_transformed if isinstance(base, SavedRows) else bool(getattr(base, "transforms", ()))
 
 
 def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> np.ndarray:
@@ -57,7 +61,7 @@ def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> n
         TransformError: a transform has no inverse.
     """
     source, whole = rows.base, original_rows(rows)
-    if whole is rows or not isinstance(source, FeatureSet):
+    if whole is rows or not isinstance(source, (FeatureSet, SavedRows)):
         return values
     if not set(columns) <= set(whole.columns):
         return source.inverse(values, columns)
@@ -68,6 +72,8 @@ def original_values(rows: Rows, columns: Sequence[str], values: np.ndarray) -> n
 def original_rows(rows: Rows) -> Rows:
     """The same rows before their transforms; a view keeps its selection of targets and tags."""
     source = rows.base
+    if isinstance(source, SavedRows):
+        return source.undo_transforms()
     if not isinstance(source, FeatureSet) or not source.transforms:
         return rows
     whole = source.undo_transforms()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyaccel.data import Rows, joined_array
+from anyaccel.data import Rows, SavedRows, joined_array
 from anyaccel.errors import ResultError
 
 
@@ -118,6 +118,8 @@ def is_map(prediction: np.ndarray, values: np.ndarray) -> bool:
 def class_count(target: Target, rows: Rows) -> int:
     """Number of classes: one more than the largest index in the whole feature set."""
     whole = rows.base
+    if isinstance(whole, SavedRows) and (largest := whole.largest(target.columns)) is not None:
+        return 1 + largest
     is_stored = target.columns[0] in whole.columns
     return 1 + int(joined_array(whole, target.columns).max() if is_stored else target.values.max())
 

@@ -10,10 +10,11 @@ import numpy as np
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.phases import Epoch
 from anyaccel.results import formatting, plots
-from anyaccel.results.base import PhaseResults
+from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.notebook import train_html
 
 
+@saved_as("train")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class TrainResults(PhaseResults):
     """Results of a TrainPhase: one entry of `epochs` for each complete epoch.

@@ -170,7 +170,7 @@ class PlainReader:
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{shown(given)} is not a value in the state of a transform", hint=_HINT) from error
+            raise ConfigError(f"{shown(given)} is not a value as it was saved", hint=_HINT) from error
 
     def array(self, given: Mapping[str, Any]) -> np.ndarray:
         """An array: of numbers by its name, or of text and objects by its items."""

@@ -68,6 +68,12 @@ class Checkpoint:
             raise PhaseError(problem, available=", ".join(map(repr, ON_FAILURE)), hint=hint)
         self.on_failure = on_failure
 
+    def get_config(self) -> dict[str, Any]:
+        """The arguments as plain data; a timedelta as text."""
+        every = f"{self.every_seconds}s" if isinstance(self.every, timedelta) else self.every
+        kept = {"keep": self.keep, "keep_best": self.keep_best, "on_failure": self.on_failure}
+        return {"folder": str(self.folder), "every": every, **kept}
+
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.folder)!r}, every={self.every!r})"
 

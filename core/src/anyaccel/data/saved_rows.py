@@ -1,0 +1,228 @@
+"""SavedRows: some columns of rows as results keep them in a folder, with the way back to original units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from anyaccel.arguments import shown
+from anyaccel.data.arrow_columns import check_complete, contiguous, read_only, to_numpy
+from anyaccel.data.roles import Names, WithRoles, no_column
+from anyaccel.data.rows import Rows
+from anyaccel.data.transforms import feature_set_transforms as transforming
+from anyaccel.data.transforms.fitted_transform import FittedTransform, relevant_transforms
+from anyaccel.data.transforms.plain_state import PlainReader
+from anyaccel.data.transforms.transform_config import read_transform, transform_config
+from anyaccel.data.transforms.transform_log import AppliedTransform
+from anyaccel.errors import AnyaccelError, ConfigError, SplitError, TransformError
+
+_ROLE = b"anyaccel.role"
+_KEYS = {"feature_set", "n_rows", "table", "original", "is_transformed", "transforms", "largest"}
+_HINT = "give the folder that save() wrote"
+
+
+class SavedRows(Rows):
+    """The rows of loaded results: targets and tags; features only where predictions are compared with them.
+
+    `inverse` and `undo_transforms` do what those of the FeatureSet did. There are no splits, and nothing to train on.
+
+    Attributes:
+        is_transformed: whether the feature set had transforms, of these columns or of others.
+    """
+
+    def __init__(self, label: str, table: Any, n_rows: int) -> None:
+        roles = {field.name: (field.metadata or {}).get(_ROLE, b"tag").decode() for field in table.schema}
+        WithRoles.__init__(self, label, roles)  # of Rows, it would ask for a feature
+        self._schema, self._table, self._n_rows = table.schema, table, n_rows
+        self._transforms: tuple[FittedTransform, ...] = ()
+        self._error: TransformError | None = None
+        self._original: SavedRows | None = None
+        self._largest: Mapping[str, int] = {}
+        self.is_transformed = False
+
+    def __repr__(self) -> str:
+        return f"SavedRows({self.label!r}, {self._n_rows:,} rows of {', '.join(self.columns) or 'no columns'})"
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    @property
+    def transforms(self) -> tuple[FittedTransform, ...]:
+        """The transforms of these columns that could be read, the oldest first."""
+        return self._transforms
+
+    def largest(self, columns: Sequence[str]) -> int | None:
+        """The largest number in columns of integers over the whole feature set; None of other columns."""
+        known = [self._largest.get(name) for name in columns]
+        return max((number for number in known if number is not None), default=None) if None not in known else None
+
+    def column(self, name: str) -> Any:
+        """See `Rows`."""
+        if name not in self._roles:
+            error = no_column(self.label, name, self.columns)
+            raise type(error)(error.problem, available=error.available, hint="results keep no features; take the data")
+        return self._table.column(name)
+
+    def array(self, name: str) -> np.ndarray:
+        """See `Rows`."""
+        column, ragged = self.column(name), self.ragged_column(name)
+        if ragged is not None:
+            return read_only(ragged.padded())
+        self.spec(name)
+        check_complete(name, column)
+        return read_only(to_numpy(name, contiguous(column)))
+
+    def to_arrow(self) -> Any:
+        """See `Rows`."""
+        return self._table
+
+    def check_transforms(self) -> None:
+        """Check that all transforms could be saved and read.
+
+        Raises:
+            TransformError: one could not.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def inverse(self, values: Any, columns: Names) -> np.ndarray:
+        """Values of transformed columns in their original units; see `FeatureSet.inverse`.
+
+        Raises:
+            TransformError: a transform has no inverse, or could not be saved or read.
+        """
+        self.check_transforms()
+        log = tuple(AppliedTransform(fitted, {}) for fitted in self._transforms)
+        return transforming.inverse(self, log, values, columns)
+
+    def undo_transforms(self) -> SavedRows:
+        """The same rows before their transforms; these rows themselves if there were none."""
+        return self if self._original is None else self._original
+
+    def view(self) -> NoReturn:
+        """There is none.
+
+        Raises:
+            SplitError: always.
+        """
+        raise self._no_view()
+
+    def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> NoReturn:
+        """There is none; see `view`.
+
+        Raises:
+            SplitError: always.
+        """
+        raise self._no_view()
+
+    def _no_view(self) -> SplitError:
+        problem = f"the rows of loaded results of {self.label!r} cannot be selected"
+        return SplitError(problem, hint="take the FeatureSet, or to_arrow()")
+
+    @classmethod
+    def read(cls, parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[type] = ()) -> SavedRows:
+        """What `saved_rows` wrote. A transform that cannot be read is an error of `inverse` only.
+
+        Args:
+            parts: plain data.
+            arrays: by name.
+            allow: classes of transforms that may be named besides those known here.
+
+        Raises:
+            ConfigError: malformed.
+        """
+        if not isinstance(parts, Mapping) or set(parts) != _KEYS:
+            raise ConfigError(f"{shown(parts)} are not saved rows", hint=_HINT)
+        try:
+            label, n_rows = str(parts["feature_set"]), int(parts["n_rows"])
+            rows = cls(label, _table(arrays, parts["table"]), n_rows)
+            rows._original = (
+                None if parts["original"] is None else cls(label, _table(arrays, parts["original"]), n_rows)
+            )
+            rows.is_transformed = bool(parts["is_transformed"])
+            rows._largest = {str(name): int(value) for name, value in parts["largest"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+            raise ConfigError(f"saved rows are malformed: {type(error).__name__}: {error}", hint=_HINT) from error
+        try:
+            reader = PlainReader(arrays, allow)
+            rows._transforms = tuple(read_transform(config, reader) for config in parts["transforms"])
+        except AnyaccelError as error:
+            rows._error = _cannot_undo(label, error)
+        return rows
+
+
+def _cannot_undo(label: str, error: AnyaccelError) -> TransformError:
+    available = f"{error.problem}. {error.available}" if error.available else error.problem
+    problem = f"the transforms of {label!r} cannot be undone in loaded results"
+    hint = "name the class if you trust it: load(folder, allow=[MyTransform]); or undo them by the data: data.inverse"
+    return TransformError(problem, available=available, hint=error.hint if "pip install" in error.hint else hint)
+
+
+def saved_rows(
+    rows: Rows, original: Rows, compared: Iterable[str], arrays: dict[str, np.ndarray], prefix: str
+) -> dict[str, Any]:
+    """Rows as plain data: their targets, tags and compared columns; `arrays` gets the contents, under `prefix`.
+
+    Args:
+        rows: of a feature set, or a view of them.
+        original: the same before their transforms.
+        compared: names of further columns that predictions are compared with.
+        arrays: is added to.
+        prefix: of the names in `arrays`.
+    """
+    base, compared = rows.base, list(compared)
+    if isinstance(base, SavedRows):
+        base.check_transforms()
+    kept, transforms = _kept(rows, compared), getattr(base, "transforms", ())
+    relevant = relevant_transforms(transforms, [*rows.targets, *compared])[::-1]
+    before = None if original is rows else _chosen(original, _kept(original, compared))
+    paths = [f"{prefix}/{name}" for name in ("table", "original", "transforms")]
+    return {
+        "feature_set": rows.label,
+        "n_rows": len(rows),
+        "table": _stored(_chosen(rows, kept), arrays, paths[0]),
+        "original": None if before is None else _stored(before, arrays, paths[1]),
+        "is_transformed": bool(getattr(base, "is_transformed", transforms)),
+        "transforms": [transform_config(each, arrays, f"{paths[2]}/{i}") for i, each in enumerate(relevant)],
+        "largest": {name: largest for name in kept if (largest := _largest(base, name)) is not None},
+    }
+
+
+def _kept(rows: Rows, compared: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*rows.targets, *rows.tags, *(name for name in compared if name in rows.columns)]))
+
+
+def _chosen(rows: Rows, names: Sequence[str]) -> Any:
+    """Some columns of rows as an Arrow table; no other column is read."""
+    return pa.table(
+        [rows.column(name) for name in names], schema=pa.schema([rows.schema.field(name) for name in names])
+    )
+
+
+def _largest(base: Rows, name: str) -> int | None:
+    """The largest number of a column of integers over the whole feature set, by which classes are counted."""
+    if isinstance(base, SavedRows):
+        return base.largest([name])
+    if base.role(name) == "tag" or np.dtype(base.spec(name).dtype).kind not in "iu":
+        return None
+    numbers = base.array(name)
+    return int(numbers.max()) if numbers.size else None
+
+
+def _stored(table: Any, arrays: dict[str, np.ndarray], path: str) -> str:
+    """A table as the bytes of Arrow's stream, which has every type and the roles of columns."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    arrays[path] = np.frombuffer(sink.getvalue(), dtype=np.uint8)
+    return path
+
+
+def _table(arrays: Mapping[str, np.ndarray], path: str) -> Any:
+    with pa.ipc.open_stream(pa.py_buffer(arrays[path].tobytes())) as reader:
+        table = reader.read_all()
+    table.validate(full=True)
+    return table
