@@ -113,7 +113,7 @@ class Program(ABC):
 
     @abstractmethod
     def optimizer_states(self) -> dict[str, NodeState]:
-        """The current optimizer state by node; tensors of the framework, on their devices."""
+        """The current optimizer state by node; tensors of the framework on their devices, which no step changes."""
 
     def sync_models(self) -> None:
         """Copy the current values into the user's models; by default nothing, as for a program that works in place."""

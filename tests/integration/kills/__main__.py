@@ -167,8 +167,9 @@ def main(name: str, count: int, seed: int) -> None:
         while done < count:
             done += killed.run(count - done)
             n_runs += 1
-    result = {"loop": name, "kills": done, "runs": n_runs, "seconds": round(time.monotonic() - began)}
-    print(json.dumps({**result, "stages": dict(killed.stages), "lost steps": dict(sorted(killed.lost.items()))}))
+            result = {"loop": name, "kills": done, "runs": n_runs, "seconds": round(time.monotonic() - began)}
+            lost = dict(sorted(killed.lost.items()))
+            print(json.dumps({**result, "stages": dict(killed.stages), "lost steps": lost}), flush=True)
 
 
 if __name__ == "__main__":

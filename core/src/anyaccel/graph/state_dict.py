@@ -108,11 +108,16 @@ class OptimizerStates(MutableMapping[str, NodeState]):
         }
 
 
-def state(graph: HasState) -> dict[str, np.ndarray]:
+def state(graph: HasState, *, copy: bool = True) -> dict[str, np.ndarray]:
     """Everything that is needed to continue elsewhere; see `ModelGraph.state` for the names.
 
     Nodes that share a model have one entry, under the first label. Fitted estimators are not included: they are Python
     objects of the user, which only pickle could write.
+
+    Args:
+        graph: whose state it is.
+        copy: False takes the optimizer state as the programs of the running phase gave it, which no step changes and
+            nobody may write to.
     """
     arrays: dict[str, np.ndarray] = {"seed": np.array(graph.seed, dtype=np.int64)}
     for label in models_of(graph):
@@ -122,8 +127,8 @@ def state(graph: HasState) -> dict[str, np.ndarray]:
             arrays[f"{label}/{STEP}"] = np.array(optimizer.step, dtype=np.int64)
             for parameter, slots in optimizer.slots.items():
                 for slot, value in slots.items():
-                    array = np.array(graph.shapes.backends[label].to_host(value))
-                    arrays[f"{label}/{SLOTS}{slot}/{parameter}"] = array
+                    array = graph.shapes.backends[label].to_host(value)
+                    arrays[f"{label}/{SLOTS}{slot}/{parameter}"] = np.array(array) if copy else array
     arrays.update(data_config.transform_arrays(graph.nodes.values()))
     arrays.update({f"{PROGRESS}{phase}": np.array(epochs, dtype=np.int64) for phase, epochs in graph.progress.items()})
     return arrays

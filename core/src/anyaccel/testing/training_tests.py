@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -178,7 +178,7 @@ class LifecycleTests(Subject):
 
     @pytest.mark.parametrize("name", SLOTS)
     def test_optimizer_states_have_the_slots_of_the_formulas(self, harness: Harness, model: Make, name: str) -> None:
-        """By node: the step count, and for each parameter its slots, on the node's device."""
+        """By node: the step count, and for each parameter its slots, on the node's device; later steps change none."""
         prepared = harness.prepare_model(model)
         program = harness.build(prepared, optimizer=Optimizer(name, lr=0.01))
         harness.train(program, BATCH, 1)
@@ -190,6 +190,10 @@ class LifecycleTests(Subject):
             assert set(slots) == SLOTS[name]
             assert all(harness.backend.device_of(slot) == harness.device for slot in slots.values())
             assert all(harness.to_numpy(slot).shape == spec.shape for slot in slots.values())
+        kept = {parameter: _host_copies(harness, slots) for parameter, slots in states[NODE].slots.items()}
+        harness.train(program, BATCH, 1)
+        for parameter, slots in states[NODE].slots.items():
+            assert_close(_host_copies(harness, slots), kept[parameter])
 
     def test_close_writes_the_result_to_the_users_model(self, harness: Harness, model: Make) -> None:
         """The user's model object has the trained values, on its device."""
@@ -281,3 +285,7 @@ class LifecycleTests(Subject):
 
 class TrainingTests(OptimizerStepTests, LifecycleTests):
     """Everything that `Program` promises about training."""
+
+
+def _host_copies(harness: Harness, slots: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.array(harness.to_numpy(value)) for name, value in slots.items()}

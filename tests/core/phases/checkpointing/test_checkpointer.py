@@ -18,7 +18,7 @@ from anyaccel import AppliedLoss, ConcatNode, Estimator, MapSource, ModelGraph, 
 from anyaccel.errors import PhaseError, StateError
 from anyaccel.numpy_backend import SequentialMLP
 from anyaccel.phases import Callback, Checkpoint
-from anyaccel.phases.checkpointing import checkpointer, run_folder
+from anyaccel.phases.checkpointing import checkpointer, run_folder, termination
 from anyaccel.specs import Optimizer
 
 from .conftest import Broken
@@ -357,7 +357,7 @@ def run_script(folder, epochs=3, stop_after=None, number=None):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, checkpointer.TERMINATED), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, termination.TERMINATED), (signal.SIGKILL, -9)])
 def test_a_process_that_is_asked_to_end_or_killed_goes_on(tmp_path, number, status):
     whole = run_script(tmp_path / "whole")
     ended = run_script(tmp_path / "broken", stop_after=11, number=number)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from anyaccel import interrupts
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
+from anyaccel.graph import ModelGraph, state_dict
 from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.checkpointing.position import Position
@@ -27,6 +25,7 @@ from anyaccel.phases.checkpointing.run_settings import (
     sample_of,
     settings_of,
 )
+from anyaccel.phases.checkpointing.termination import Termination
 from anyaccel.phases.checkpointing.writer import BackgroundWriter
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.loader import BatchLoader
@@ -36,8 +35,6 @@ from anyaccel.phases.run import Run
 
 CallbackStates = list[tuple[str, dict[str, Any]]]
 RESUME = ("auto", "never")
-TERMINATED = 128 + 15
-"""Exit status of a process that was asked to end (SIGTERM), as shells tell it."""
 
 
 class Checkpointer:
@@ -65,7 +62,7 @@ class Checkpointer:
         self._writer = BackgroundWriter()
         self._last = time.monotonic()
         self._best: tuple[Any, Mapping[str, np.ndarray]] | None = None
-        self._old_handler: Any = None
+        self._termination: Termination | None = None
         self._callbacks_before: CallbackStates | None = None
         self._written = ""  # name of the last position
         self._counted_epoch, self._counted_steps = 0, 0
@@ -79,7 +76,7 @@ class Checkpointer:
         except BaseException:
             self._folder.unlock()
             raise
-        self._handle_sigterm()
+        self._termination = Termination()
 
     def _resume(self, resume: str) -> Position | None:
         names, path = self._folder.names(), str(self._folder.path)
@@ -140,14 +137,6 @@ class Checkpointer:
         changed = different_settings(position.optimizers, self._optimizers) if position.optimizers else []
         if changed:
             self._warn(f"goes on with other optimizers: {'; '.join(changed)}")
-
-    def _handle_sigterm(self) -> None:
-        """Let a process that is asked to end write a last checkpoint first, unless its program handles that itself."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._old_handler = signal.signal(signal.SIGTERM, _terminate)
-            interrupts.renew()
 
     # -- going on --------------------------------------------------------------------------------------------------
 
@@ -232,6 +221,8 @@ class Checkpointer:
 
     def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None, loader: BatchLoader) -> None:
         """The run ends early, and the values are those of whole steps: write, and wait for it."""
+        if self._termination is not None:
+            self._termination.begin_last()
         within = None if losses is None else pipeline
         self._write(self._position(within, losses, source_draws=loader.draws), wait=True)
 
@@ -247,9 +238,8 @@ class Checkpointer:
             self._guarded(self._writer.wait)
         finally:
             self._folder.unlock()
-            if self._old_handler is not None:
-                signal.signal(signal.SIGTERM, self._old_handler)
-                self._old_handler = None
+            if self._termination is not None:
+                self._termination.close()
 
     def _warn_of_unsaved(self, loader: BatchLoader) -> None:
         if loader.unsaved_draws and not self._has_warned:
@@ -297,7 +287,7 @@ class Checkpointer:
             now = self._run.snapshot()
             self._run.restore(snapshot)
             try:
-                self._best = snapshot, self._run.graph.state()
+                self._best = snapshot, _state_of(self._run.graph)
             finally:
                 self._run.restore(now)
         return self._best[1]
@@ -314,7 +304,7 @@ class Checkpointer:
 
     def _write(self, position: Position, *, wait: bool) -> None:
         given = self._checkpoint
-        write = partial(self._folder.write, position, self._parts, self._run.graph.state(), given.keep)
+        write = partial(self._folder.write, position, self._parts, _state_of(self._run.graph), given.keep)
         self._last, self._written = time.monotonic(), position.name
         self._guarded(partial(self._writer.start, write))
         if wait:
@@ -363,8 +353,12 @@ def checkpointer_for(
     return Checkpointer(checkpoint, run, callbacks, resume)
 
 
-def _terminate(number: int, frame: object) -> NoReturn:
-    raise SystemExit(TERMINATED)
+def _state_of(graph: ModelGraph) -> dict[str, np.ndarray]:
+    """The state of a graph, copied once: what a running phase gives out is not changed by its steps."""
+    if graph.refresh is None:
+        return graph.state()
+    graph.refresh()
+    return state_dict.state(graph, copy=False)
 
 
 def _frameworks(run: Run) -> dict[str, str]:
