@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.saved_folder import strict_json
-from anyaccel.saved_folder.dtype_codes import code_of, dtype_of, itemsize_of
+from anyaccel.saved_folder.dtype_codes import code_of, dtype_of, itemsize_of, name_of
 
 _METADATA = "__metadata__"  # the one name in a header that is no tensor's
 _LARGEST_HEADER = 100_000_000  # what other readers of the format take
@@ -42,6 +42,14 @@ class Digests:
     tensors: Mapping[str, str]
 
 
+class TensorEntry(NamedTuple):
+    """A tensor of a file: the name of its dtype, its shape, and its size in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Slot:
     """Where a tensor is in a file: the bytes from `begin` to `end` after the header."""
@@ -59,7 +67,7 @@ def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str 
     Args:
         stream: at its beginning.
         arrays: by name; they must not change meanwhile.
-        file_format: said in the header, for readers that ask whose file it is.
+        file_format: said in the header, for readers that refuse files without it; `""` for none.
 
     Raises:
         StateError: the format has no such dtype or name.
@@ -78,6 +86,21 @@ def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str 
             _write_all(stream, contents)
         tensors = {name: digests[name].result() for name in arrays}
     return Digests(_digest(header), tensors), len(header) + sum(array.nbytes for array in arrays.values())
+
+
+def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
+    """What is in a file, by name; the tensors themselves are not read.
+
+    Args:
+        stream: at its beginning.
+        size: bytes of the file.
+
+    Raises:
+        StateError: not such a file.
+        OSError: the stream cannot be read.
+    """
+    slots = _slots(_read_header(stream, size), size)
+    return {slot.name: TensorEntry(name_of(slot.code), slot.shape, slot.end - slot.begin) for slot in slots}
 
 
 def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[str, np.ndarray]:
@@ -123,7 +146,7 @@ def _hash_threads(count: int) -> Iterator[Executor]:
 
 
 def _header(arrays: Mapping[str, np.ndarray], file_format: str) -> bytes:
-    entries: dict[str, Any] = {_METADATA: {"format": file_format}}  # some readers refuse files without it
+    entries: dict[str, Any] = {_METADATA: {"format": file_format}} if file_format else {}
     begin = 0
     for name, array in arrays.items():
         end = begin + array.nbytes
