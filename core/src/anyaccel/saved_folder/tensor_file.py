@@ -25,7 +25,7 @@ from anyaccel.saved_folder.dtype_codes import code_of, dtype_of, itemsize_of, na
 _METADATA = "__metadata__"  # the one name in a header that is no tensor's
 _LARGEST_HEADER = 100_000_000  # what other readers of the format take
 _MOST_AXES = 32  # of NumPy 1
-_MOST_THREADS = 4  # a disk is slower than so many hashes
+_MOST_READING = 4  # threads; a disk is slower than so many hashes
 _PIECE = 64 * 2**20  # what is written in one call; some systems write at most 2 GB
 
 
@@ -79,7 +79,7 @@ def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str 
     header = _header({name: arrays[name] for name in order}, file_format)
     _write_all(stream, memoryview(header))
     digests: dict[str, Future[str]] = {}
-    with _hash_threads() as executor:
+    with _hash_threads(1) as executor:  # as fast as a disk; the others are for the training that goes on
         for name in order:
             contents = _bytes(arrays[name])
             digests[name] = executor.submit(_digest, contents)
@@ -125,7 +125,7 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
         return {slot.name: _read_array(stream, slot) for slot in slots}
     arrays: dict[str, np.ndarray] = {}
     found: dict[str, Future[str]] = {}
-    with _hash_threads() as executor:
+    with _hash_threads(min(_MOST_READING, os.cpu_count() or 1)) as executor:
         for slot in slots:
             arrays[slot.name] = _read_array(stream, slot)
             found[slot.name] = executor.submit(_digest, _bytes(arrays[slot.name]))
@@ -136,9 +136,9 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
 
 
 @contextmanager
-def _hash_threads() -> Iterator[Executor]:
+def _hash_threads(count: int) -> Iterator[Executor]:
     """Threads that compute hashes, which hold no lock of Python meanwhile."""
-    executor = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "anyaccel-hash")
+    executor = ThreadPoolExecutor(count, "anyaccel-hash")
     try:
         yield executor
     finally:
