@@ -117,6 +117,17 @@ def test_logits_taken_for_probabilities_are_warned_of(make: Callable[[], Any], l
         train(make(), loss, (CLASSES > 0).astype("float32")[:, None] if make is sigmoid else CLASSES)
 
 
+def test_a_softmax_is_warned_of_once_also_where_outputs_show_it() -> None:
+    rows = aa.FeatureSet.from_dict("data", {"x": X, "y": CLASSES}, ["x"], ["y"])
+    rows.add_split("val", range(8))
+    graph = aa.ModelGraph([aa.ModelNode("net", probabilities(), rows.reference("x"))], "sgd")
+    validation = aa.EvalPhase(data="val", metrics=["accuracy"])
+    phase = aa.TrainPhase(data="all", losses=aa.AppliedLoss("cross_entropy"), validation=validation)
+    with pytest.warns(UserWarning) as told:
+        graph.run(phase, progress="none")
+    assert len([each for each in told if "softmax" in str(each.message)]) == 1
+
+
 @pytest.mark.parametrize(
     ("make", "loss"),
     [

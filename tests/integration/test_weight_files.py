@@ -57,6 +57,22 @@ def test_square_layers_of_torch_are_not_loaded_into_flax_untransposed(tmp_path) 
     np.testing.assert_allclose(predictions(after), predictions(before), rtol=1e-5, atol=1e-6)
 
 
+def test_square_layers_are_not_copied_untransposed() -> None:
+    torch, linen = pytest.importorskip("torch"), pytest.importorskip("flax.linen")
+    net, flax = graph_of(torch.nn.Linear(4, 4)), graph_of(linen.Dense(4))
+    models = net.build()["net"].model, flax.build()["net"].model
+    with pytest.raises(StateError) as caught:
+        aa.copy_weights(*models, names={"kernel": "weight"})
+    assert str(caught.value) == (
+        "the order of the axes of kernel is not known, because the source has another name for it, and its shape is "
+        "the same in another order. Hint: say what the order is: change=lambda name, array: array.T if "
+        "name.endswith('kernel') and array.ndim == 2 else array; or, where it is that of the target, "
+        "change=lambda name, array: array."
+    )
+    aa.copy_weights(*models, names={"kernel": "weight"}, change=lambda name, array: array.T)
+    np.testing.assert_allclose(predictions(flax), predictions(net), rtol=1e-5, atol=1e-6)
+
+
 def test_weights_of_flax_have_the_paths_of_its_parameters(tmp_path) -> None:
     linen, traverse = pytest.importorskip("flax.linen"), pytest.importorskip("flax.traverse_util")
     from safetensors.numpy import load_file

@@ -32,10 +32,10 @@ SCHEDULES: dict[str, Callable[..., float]] = {
 _CLIPPING = ("clip_norm", "clip_value")
 _CLASSES = {"ignore_index": None, "class_weights": None, "class_axis": -1, "label_smoothing": 0.0}
 LOSSES: dict[str, dict[str, Any]] = {"mse": {}, "mae": {}, "cross_entropy": _CLASSES, "binary_cross_entropy": {}}
-FROM_OUTPUT = "from_output"
-"""The name of a loss that a model computes itself."""
+FROM_OUTPUT = "from_output"  # the name of a loss that a model computes itself
 LOSS_ALIASES = {"mean_squared_error": "mse", "l2": "mse", "mean_absolute_error": "mae", "l1": "mae"}
 LOSS_ALIASES |= {"ce": "cross_entropy", "bce": "binary_cross_entropy"}
+_MEANT = {f"{kind}categorical_crossentropy": "write 'cross_entropy', which takes logits" for kind in ("", "sparse_")}
 
 
 class Spec:
@@ -296,7 +296,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:
     own = "" if what == "schedule" else f", or the node's own framework's {what}"
-    hint = did_you_mean(str(name).lower(), known, f"use one of these names{own}")
+    hint = _MEANT.get(str(name).lower()) or did_you_mean(str(name).lower(), known, f"use one of these names{own}")
     return SpecError(f"no {what} is called {name!r}", available=", ".join(known), hint=hint)
 
 

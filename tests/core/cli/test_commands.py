@@ -39,7 +39,17 @@ def register(*backends: object) -> None:
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize(
     "command",
-    [(), ("completion",), ("conform",), ("demo",), ("devices",), ("env",), ("new-plugin",), ("plugins",)],
+    [
+        (),
+        ("checkpoint",),
+        ("completion",),
+        ("conform",),
+        ("demo",),
+        ("devices",),
+        ("env",),
+        ("new-plugin",),
+        ("plugins",),
+    ],
 )
 def test_examples_in_the_help_are_valid_commands(flag, command, call):
     answer = call(*command, flag)
@@ -52,7 +62,7 @@ def test_examples_in_the_help_are_valid_commands(flag, command, call):
 
 def test_the_help_lists_every_command_with_a_sentence(call):
     listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
-    names = ["completion", "conform", "demo", "devices", "env", "new-plugin", "plugins"]
+    names = ["checkpoint", "completion", "conform", "demo", "devices", "env", "new-plugin", "plugins"]
     assert [line.split()[0] for line in listed] == names
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 

@@ -60,6 +60,19 @@ def test_a_class_takes_arguments():
             "no loss is called 'cross_entropi'. Available: mse, mae, cross_entropy, binary_cross_entropy. "
             "Hint: did you mean 'cross_entropy'?",
         ),
+        *(
+            (
+                {"loss": name},
+                f"no loss is called {name!r}. Available: mse, mae, cross_entropy, binary_cross_entropy. "
+                "Hint: write 'cross_entropy', which takes logits",
+            )
+            for name in ("categorical_crossentropy", "sparse_categorical_crossentropy")
+        ),
+        (
+            {"loss": "binary_crossentropy"},
+            "no loss is called 'binary_crossentropy'. Available: mse, mae, cross_entropy, binary_cross_entropy. "
+            "Hint: did you mean 'binary_cross_entropy'?",
+        ),
         ({"loss": "mse", "loss_kwargs": {"a": 1, "b": 2}}, "loss 'mse' takes no arguments, got a, b"),
         ({"loss": own_loss, "loss_kwargs": {"a": 1}}, "loss 'own_loss' takes no arguments, got a"),
         ({"loss": 3}, "3 is not a loss. Available: mse,"),

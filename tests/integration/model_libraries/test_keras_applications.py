@@ -1,4 +1,4 @@
-"""Applications of Keras as they are, on the backend that Keras has in this process, beside Keras's own `fit`."""
+"""Applications of Keras as they are, on the backend that Keras has in this process, beside a loop by hand or `fit`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
 
 @pytest.fixture(autouse=True)
 def double() -> Iterator[None]:
-    """Double precision: in single, `fit` and a loop with GradientTape differ by two percent after three steps."""
+    """Double precision: in single, the same loop compiled and not compiled differs by two percent after three steps."""
     before = keras.config.floatx()
     keras.config.set_floatx("float64")
     yield
@@ -44,7 +44,7 @@ APPLICATIONS: dict[str, dict[str, Any]] = {
 }
 
 WITHOUT_GRADIENTS = {"ConvNeXtTiny"} if keras.config.backend() == "tensorflow" else set()
-"""TensorFlow has gradients of grouped convolutions on a CPU only in what XLA compiles, as `fit` does."""
+"""TensorFlow has gradients of grouped convolutions on a CPU only in what XLA compiles."""
 
 
 def application(name: str) -> Any:
@@ -64,16 +64,37 @@ def values(model: Any) -> dict[str, np.ndarray]:
     return {path: value for path, value in named.items() if "seed" not in path}
 
 
+def mean_loss_by_hand(model: Any, images: np.ndarray, kinds: np.ndarray) -> float:
+    """The mean loss of three steps, which train the model: by `fit`, and with TensorFlow by a loop with GradientTape.
+
+    There, the same loop in a `tf.function`, as `fit` has it, computes in another order: with EfficientNetV2B0 it
+    differs from the loop as it is written by 6e-7 in the loss and by 1.6e-5 in weights.
+    """
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if keras.config.backend() != "tensorflow":
+        model.compile(keras.optimizers.SGD(RATE), loss_of)
+        (loss,) = model.fit(images, kinds, batch_size=BATCH, shuffle=False, verbose=0).history["loss"]
+        return float(loss)
+    import tensorflow as tf
+
+    losses = []
+    for start in range(0, len(images), BATCH):
+        with tf.GradientTape() as tape:
+            loss = loss_of(kinds[start : start + BATCH], model(images[start : start + BATCH], training=True))
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+            variable.assign_sub(RATE * gradient)
+        losses.append(float(loss))
+    return float(np.mean(losses))
+
+
 @pytest.mark.parametrize("name", sorted(APPLICATIONS.keys() - WITHOUT_GRADIENTS))
-def test_an_application_trains_as_by_fit(name: str) -> None:
+def test_an_application_trains_as_by_hand(name: str) -> None:
     random = np.random.default_rng(0)
     images = random.uniform(0, 255, (STEPS * BATCH, SIZE, SIZE, 3)).astype("float64")
     kinds = random.integers(0, CLASSES, STEPS * BATCH)
     model, own = application(name), application(name)
-    compiled: Any = False if keras.config.backend() == "tensorflow" else "auto"  # XLA rounds otherwise than a loop
-    loss_by_fit = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    own.compile(keras.optimizers.SGD(RATE), loss_by_fit, jit_compile=compiled)
-    (expected,) = own.fit(images, kinds, batch_size=BATCH, shuffle=False, verbose=0).history["loss"]
+    expected = mean_loss_by_hand(own, images, kinds)
 
     data = aa.FeatureSet.from_dict("data", {"images": images, "kinds": kinds}, "images", "kinds")
     graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference("images"))], aa.Optimizer("sgd", lr=RATE))

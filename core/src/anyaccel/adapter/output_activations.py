@@ -6,11 +6,13 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from anyaccel.adapter.layer_introspection import LayerLibrary
 from anyaccel.segment import LossTerm, Operation, Path, Segment
 
 _TO_PROBABILITIES = ("softmax", "sigmoid")
+_warned: WeakSet[Any] = WeakSet()
 
 
 def warn_of_activations(library: LayerLibrary, segment: Segment) -> None:
@@ -23,9 +25,18 @@ def warn_of_activations(library: LayerLibrary, segment: Segment) -> None:
         takes_logits = _takes_logits(library, term)
         activation = _activation(library, segment, term) if takes_logits is not None else ""
         if takes_logits and activation in _TO_PROBABILITIES:
+            _warned.update(each.model for each in segment.operations if term.inputs[0] in each.outputs)
             _warn(term, f"takes logits, and the model ends with {activation}", f"leave {activation} out of the model")
         elif takes_logits is False and activation == "linear":
             _warn(term, "takes probabilities, and the model ends without an activation", "give it from_logits=True")
+
+
+def was_warned_of(model: Any) -> bool:
+    """Whether a model was warned of that ends with softmax or sigmoid: who sees its outputs need not say it again."""
+    try:
+        return model in _warned
+    except TypeError:  # no layer: it cannot be referred to weakly, or has no hash
+        return False
 
 
 def _warn(term: LossTerm, problem: str, hint: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from typing import Any
 import click
 
 from anyaccel.cli import completion as shell_completion
-from anyaccel.errors import AnyaccelError, ConfigError
+from anyaccel.cli.base_command import JSON, Command
+from anyaccel.cli.checkpoint.commands import checkpoint
+from anyaccel.errors import ConfigError
 
 _TIMEOUT = click.option(
     "--timeout",
@@ -23,42 +24,6 @@ _TIMEOUT = click.option(
     show_default=True,
     help="Seconds for each plugin; one that takes longer is broken.",
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
-
-
-class _Command(click.Command):
-    """A command that prints errors in one line, or as JSON with `--json`, and exits with status 2."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, list(args))
-        except click.UsageError as error:
-            if "--json" not in args:
-                raise
-            from anyaccel.cli.console import print_json
-
-            message = error.format_message()
-            parts = {"problem": message, "available": "", "hint": f"run `{ctx.command_path} --help`"}
-            print_json({"error": {"type": type(error).__name__, "message": message, **parts}})
-            sys.exit(2)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            ctx.obj = _load_plugins(ctx.params)
-            return super().invoke(ctx)
-        except AnyaccelError as error:
-            from anyaccel.cli.console import print_error
-
-            print_error(error, as_json=bool(ctx.params.get("as_json")))
-            sys.exit(2)
-
-
-def _load_plugins(params: Mapping[str, Any]) -> Sequence[Any]:
-    """Load the plugins; returns those that are left out. With `--json`, their output is on standard error."""
-    from anyaccel.cli.plugin_loading import TIMEOUT, load_plugins
-
-    with redirect_stdout(sys.stderr) if params.get("as_json") else nullcontext():
-        return load_plugins(min(TIMEOUT, params.get("timeout", TIMEOUT)))
 
 
 def _check_folder() -> None:
@@ -78,7 +43,7 @@ def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> flo
 
 
 def _command(**attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    return group.command(cls=_Command, **attributes)
+    return group.command(cls=Command, **attributes)
 
 
 def _version() -> str:
@@ -101,7 +66,14 @@ def group() -> None:
       anyaccel conform numpy    test a plugin with the conformance kit
       anyaccel new-plugin chip  generate a plugin project
       anyaccel env              print what a bug report needs
+
+    \b
+    Saved graphs and checkpoints:
+      anyaccel checkpoint list runs/a
     """
+
+
+group.add_command(checkpoint)
 
 
 @_command(short_help="Train and test a small graph.")
@@ -117,7 +89,7 @@ def group() -> None:
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-@_JSON
+@JSON
 def demo(framework: str | None, device: str | None, epochs: int, seed: int, as_json: bool) -> None:
     """Train a two-node graph on 1,797 images of handwritten digits, and test it.
 
@@ -137,7 +109,7 @@ def demo(framework: str | None, device: str | None, epochs: int, seed: int, as_j
 @_command(short_help="List the devices of this machine.")
 @click.option("--framework", shell_complete=shell_completion.frameworks, help="Only this one.")
 @_TIMEOUT
-@_JSON
+@JSON
 @click.pass_obj
 def devices(left_out: Sequence[Any], framework: str | None, timeout: float, as_json: bool) -> None:
     """List the devices of this machine for every installed framework.
@@ -156,7 +128,7 @@ def devices(left_out: Sequence[Any], framework: str | None, timeout: float, as_j
 
 @_command(short_help="List the plugins, and why a plugin is broken.")
 @_TIMEOUT
-@_JSON
+@JSON
 @click.pass_obj
 def plugins(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     """List the plugins: the frameworks and devices of each, and the cause and a hint for a broken one.
@@ -194,7 +166,7 @@ def plugins(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     multiple=True,
     help="Test this capability alone; may be given several times.",
 )
-@_JSON
+@JSON
 @click.pass_obj
 def conform(
     left_out: Sequence[Any],
@@ -232,7 +204,7 @@ def conform(
 )
 @click.option("--base", help="Backend class that a chip derives from, as MODULE:CLASS; the module is imported.")
 @click.option("--author", default="", help="Copyright holder; by default the authors of the project.")
-@_JSON
+@JSON
 def new_plugin(
     name: str, kind: str, path: Path | None, framework: str | None, base: str | None, author: str, as_json: bool
 ) -> None:
@@ -256,7 +228,7 @@ def new_plugin(
 
 @_command(short_help="Print what a bug report needs.")
 @_TIMEOUT
-@_JSON
+@JSON
 @click.pass_obj
 def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     """Print versions, drivers, devices, relevant environment variables and plugins as Markdown, for an issue.

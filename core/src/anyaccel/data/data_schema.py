@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -17,6 +18,8 @@ from anyaccel.data.roles import RoleNames, stamp
 from anyaccel.data.transforms.fitted_transform import FittedTransform
 from anyaccel.data.transforms.transform_log import AppliedTransform
 from anyaccel.errors import ConfigError, SplitError
+
+_LARGEST_ROW = 2**24  # elements of what a column of lists has per entry
 
 
 class DataSchema(FeatureSet):
@@ -39,7 +42,7 @@ class DataSchema(FeatureSet):
             fields, arrays = zip(*empty, strict=True)
             table = pa.table(list(arrays), schema=pa.schema(fields))
             schema = cls(label, stamp(table, {name: column["role"] for name, column in columns.items()}))
-        except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, MemoryError, pa.ArrowException) as error:
             raise ConfigError(f"{shown(columns)} are not the columns of {label!r}: {error}") from error
         schema._log = tuple(AppliedTransform(fitted, {}) for fitted in transforms)
         return schema
@@ -66,12 +69,16 @@ class DataSchema(FeatureSet):
 
 def _empty(name: str, given: Mapping[str, Any]) -> tuple[Any, Any]:
     """An Arrow field and a column of it without rows."""
+    if not isinstance(given["role"], str):
+        raise TypeError(f"the role of {name!r} is no text")
     if "dtype" not in given:
         return pa.field(name, pa.null()), pa.chunked_array([pa.array([], pa.null())])
     dtype, shape = np.dtype(given["dtype"]), tuple(given["shape"])
     if "padding" not in given:
         column = pa.chunked_array([to_arrow(np.zeros((0, *shape), dtype=dtype))])
         return pa.field(name, column.type), column
-    row = [np.zeros(shape, dtype=dtype)]
+    if not shape or math.prod(shape[1:]) > _LARGEST_ROW:
+        raise ValueError(f"{name!r} has rows of shape {shape}")
+    row = [np.zeros((1, *shape[1:]), dtype=dtype)]  # as short as can be: the shape may be of somebody else's file
     table = table_from_dict(name, {name: row}, RoleNames(name, (), ()), {name: Pad(0)}).slice(0, 0)
     return Padding(**given["padding"]).stamped(table.schema.field(name)), table.column(name)

@@ -235,11 +235,16 @@ def _read_arguments(entry: Mapping[str, Any], sets: Mapping[str, FeatureSet]) ->
     if not entry.get("arguments"):
         return upstreams
     paths = entries(entry, "arguments", f"node {entry['label']!r}")
-    if len(paths) != len(upstreams) or not all(isinstance(path, (list, tuple)) and path for path in paths):
+    if len(paths) != len(upstreams) or not all(map(_is_path, paths)):
         problem = f"node {entry['label']!r}: arguments={shown(paths)} are not the paths of {len(upstreams)} upstreams"
         raise ConfigError(problem, hint=_HINT)
     positional, by_keyword = CallLayout([tuple(path) for path in paths]).bind(upstreams)
     return by_keyword or positional
+
+
+def _is_path(path: Any) -> bool:
+    """Whether it is where a model takes an input: keywords, keys and places."""
+    return isinstance(path, (list, tuple)) and bool(path) and all(isinstance(step, (str, int)) for step in path)
 
 
 def _read_batch_axes(entry: Mapping[str, Any]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from anyaccel.errors import StateError
 from anyaccel.graph import topology, weight_files
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.state_dict import HasState, models_of, values_of
-from anyaccel.graph.weight_matching import Change, Match, Names, match
+from anyaccel.graph.weight_matching import Change, Match, Names, match, transposing
 from anyaccel.printable import printable
 
 _MAP = "map names={'IN THE FILE': 'IN THE MODEL'}, or load what fits with strict=False"
@@ -127,13 +127,16 @@ def _names(
 ) -> dict[str, tuple[str, str]]:
     """Node and name in its state, by each name of a value: the framework's, after the label where nodes are several."""
     backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
-    if isinstance(backend, WeightFiles):
-        named = dict(backend.weight_names(model))
-    else:
-        short = [key.partition("/")[2] for key in values]
-        named = dict(zip(short if len(set(short)) == len(short) else values, values, strict=True))
+    named = backend.weight_names(model) if isinstance(backend, WeightFiles) else plain_names(values)
     prefix = f"{label}." if len(labels) > 1 else ""
     return {f"{prefix}{name}": (label, key) for name, key in named.items()}
+
+
+def plain_names(keys: Iterable[str]) -> dict[str, str]:
+    """The names in the state of one model, by those without `parameters/` and `buffers/` if these are still unique."""
+    whole = list(keys)
+    short = [key.partition("/")[2] for key in whole]
+    return dict(zip(short if len(set(short)) == len(short) else whole, whole, strict=True))
 
 
 def _check_shared(found: Match, keys: Mapping[str, tuple[str, str]], whole: str) -> None:
@@ -167,22 +170,15 @@ def _check_axes(found: Match, whole: str) -> None:
         raise StateError(
             f"{whole}: arrays would fit with their axes in another order, and square ones among the others would be "
             f"loaded in the wrong one: {problem}",
-            hint=f"bring the axes into the model's order: {_transposing(name, order)}",
+            hint=f"bring the axes into the model's order: {transposing(name, order)}",
         )
     if found.ambiguous:
         raise StateError(
             f"{whole}: the order of the axes of {', '.join(found.ambiguous)} is not known, because the file has "
             "another name for it, and its shape is the same in another order",
-            hint=f"say what the order is: {_transposing(found.ambiguous[0], (1, 0))}; or, where it is that of the "
+            hint=f"say what the order is: {transposing(found.ambiguous[0])}; or, where it is that of the "
             "model, change=lambda name, array: array",
         )
-
-
-def _transposing(name: str, order: tuple[int, ...]) -> str:
-    """The argument that brings arrays with this last part of their names into an order of axes."""
-    moved = "array.T" if order == (1, 0) else f"array.transpose{order}"
-    word, n_axes = name.rpartition(".")[2], len(order)
-    return f"change=lambda name, array: {moved} if name.endswith({word!r}) and array.ndim == {n_axes} else array"
 
 
 def _problems(found: Match) -> str:

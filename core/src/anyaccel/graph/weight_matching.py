@@ -120,7 +120,7 @@ def _take(result: Match, target: str, name: str, given: np.ndarray, own: np.ndar
         result.cast[target] = f"{array.dtype} to {own.dtype}"
         if not np.can_cast(array.dtype, own.dtype, "safe"):
             result.narrowed.append(target)
-    if change is None and _word(target) != _word(name) and _is_ambiguous(array.shape):
+    if change is None and has_unknown_axes(name, target, array.shape):
         result.ambiguous.append(target)
     result.arrays[target] = array.astype(own.dtype, copy=False)
 
@@ -129,15 +129,19 @@ def _described(array: np.ndarray) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def _word(name: str) -> str:
-    """The last part of a name: frameworks with another order of axes have another word for it (weight, kernel)."""
-    return name.rpartition(".")[2]
+def has_unknown_axes(source: str, target: str, shape: tuple[int, ...]) -> bool:
+    """Whether an array may have its axes in another order in the target: its names end with other words, as they do in
+    frameworks with another order (weight, kernel), and its shape would be the same.
+    """
+    lengths = [length for length in shape if length > 1]
+    return source.rpartition(".")[2] != target.rpartition(".")[2] and len(set(lengths)) < len(lengths)
 
 
-def _is_ambiguous(shape: tuple[int, ...]) -> bool:
-    """Whether an array of this shape would have it in another order of axes, too."""
-    long = [length for length in shape if length > 1]
-    return len(set(long)) < len(long)
+def transposing(name: str, order: tuple[int, ...] = (1, 0)) -> str:
+    """The argument that brings arrays with this last part of their names into an order of axes, as code."""
+    moved = "array.T" if order == (1, 0) else f"array.transpose{order}"
+    word, n_axes = name.rpartition(".")[2], len(order)
+    return f"change=lambda name, array: {moved} if name.endswith({word!r}) and array.ndim == {n_axes} else array"
 
 
 def _order_of_axes(given: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,8 @@ from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
 from anyaccel.errors import StateError
+from anyaccel.graph.weight_matching import Change, has_unknown_axes, transposing
 from anyaccel.registry import registry
-
-Change = Callable[[str, np.ndarray], np.ndarray]
 
 
 def copy_weights(
@@ -31,7 +30,8 @@ def copy_weights(
         source: the model to copy from.
         target: the model to copy into; floating values are cast to its dtypes.
         names: the source's name for a name of the target, where they differ.
-        change: called with the target's name and the source's array; returns the array to copy.
+        change: called with the target's name and the source's array; returns the array to copy. Needed for an array
+            whose names end with other words (weight, kernel) and whose axes are equal: their order may be another.
 
     Returns:
         the target's names.
@@ -45,6 +45,8 @@ def copy_weights(
         raise StateError(f"change={shown(change)} is not a function", hint="write change=lambda name, array: array")
     source_arrays, target_arrays = _backend(source).state(source), _backend(target).state(target)
     source_names = _source_names(source, target, list(source_arrays), list(target_arrays), names)
+    if change is None:
+        _check_axes(source_names, target_arrays)
     values = {
         name: _converted(_short(name), source_arrays[source_names[name]], array, change)
         for name, array in target_arrays.items()
@@ -93,6 +95,23 @@ def _source_name(name: str, names: Mapping[str, str]) -> str:
 
 def _short(name: str) -> str:
     return name.split("/", 1)[1]
+
+
+def _check_axes(source_names: Mapping[str, str], target_arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuse arrays of which nothing says in which order their axes are.
+
+    Raises:
+        StateError: there are such arrays.
+    """
+    names = {name: (_short(source_names[name]), _short(name)) for name in target_arrays}
+    unknown = [own for name, (other, own) in names.items() if has_unknown_axes(other, own, target_arrays[name].shape)]
+    if unknown:
+        raise StateError(
+            f"the order of the axes of {', '.join(unknown)} is not known, because the source has another "
+            "name for it, and its shape is the same in another order",
+            hint=f"say what the order is: {transposing(unknown[0])}; or, where it is that of the target, "
+            "change=lambda name, array: array",
+        )
 
 
 def _converted(name: str, array: np.ndarray, target: np.ndarray, change: Change | None) -> np.ndarray:

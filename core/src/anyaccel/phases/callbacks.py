@@ -146,18 +146,27 @@ def unknown_mode(monitor: str, where: str) -> PhaseError:
 
 
 def check_callback_state(kind: str, given: Mapping[str, Any], like: Mapping[str, Any]) -> None:
-    """Check that a state has the entries of another.
+    """Check that a state has the entries of another, and numbers where that has numbers.
 
     Raises:
-        StateError: it lacks some, or has others.
+        StateError: it lacks some, has others, or other values.
     """
+    hint = "give what state_dict() of such a callback gave"
     if not isinstance(given, Mapping) or set(given) != set(like):
         names = ", ".join(map(str, given)) if isinstance(given, Mapping) else shown(given)
-        raise StateError(
-            f"the state of {kind} does not fit: it has {names or 'nothing'}",
-            available=", ".join(like),
-            hint="give what state_dict() of such a callback gave",
-        )
+        problem = f"the state of {kind} does not fit: it has {names or 'nothing'}"
+        raise StateError(problem, available=", ".join(like), hint=hint)
+    for name, value in like.items():
+        if isinstance(value, (int, float)) and not _is_like(given[name], value):
+            problem = f"the state of {kind} does not fit: {name} is {shown(given[name])}"
+            raise StateError(problem, available="a count" if isinstance(value, int) else "a number", hint=hint)
+
+
+def _is_like(given: Any, number: float) -> bool:
+    """Whether a value is a number of the same kind; an int that a float can hold is a number, too."""
+    if isinstance(number, float):
+        return isinstance(given, float) or (type(given) is int and abs(given) < 2**1000)
+    return type(given) is type(number)
 
 
 class EarlyStopping(Callback):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel import interrupts
+from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.data import joined_array
 from anyaccel.errors import ColumnError, OutOfMemoryError, SpecError
 from anyaccel.graph import ModelGraph, input_columns, topology
@@ -134,7 +135,9 @@ class Evaluation:
     ) -> None:
         self._pipeline, self._policy, self._rows = pipeline, policy, rows
         self._losses, self._metrics, self._learners = losses, metrics, learners
-        self._probabilities = ProbabilityCheck(losses, value_names)
+        operations = [operation for stage in pipeline.stages for operation in stage.segment.operations]
+        warned = {operation.label for operation in operations if was_warned_of(operation.model)}
+        self._probabilities = ProbabilityCheck([loss for loss in losses if loss.on not in warned], value_names)
         on_host = [metric.node for metric in metrics if metric.node in learners.labels]
         computed = [metric.node for metric in metrics if metric.node not in learners.labels]
         self._names = value_names

@@ -48,6 +48,15 @@ def code_of(dtype: np.dtype[Any]) -> str:
     return _BFLOAT16 if dtype.name == "bfloat16" else _CODES[dtype.newbyteorder("<")]
 
 
+def name_of(code: str) -> str:
+    """The name of a dtype, which NumPy need not have here.
+
+    Raises:
+        KeyError: unknown.
+    """
+    return "bfloat16" if code == _BFLOAT16 else _DTYPES[code].name
+
+
 def itemsize_of(code: str) -> int:
     """Bytes of an element.
 

@@ -94,7 +94,7 @@ def load(storage: Storage) -> dict[str, Any]:
     if size > _LARGEST:
         raise ConfigError(f"{problem}: it is too large", hint=HINT)
     with storage.open(MANIFEST) as stream:
-        text = stream.read(_LARGEST)
+        text = stream.read(size)
     try:
         given = strict_json.parse(text)
     except ValueError as error:
@@ -169,6 +169,8 @@ def _arrays_file(entry: Any) -> ArraysFile:
         raise ValueError(group)
     if "sha256" in entry:
         return ArraysFile(file=file, group=group, size=size, sha256=_hash(entry["sha256"]))
+    if not isinstance(entry["tensors"], dict):
+        raise ValueError("tensors")
     tensors = {name: _hash(each) for name, each in entry["tensors"].items()}
     return ArraysFile(file=file, group=group, size=size, digests=Digests(_hash(entry["header_sha256"]), tensors))
 

@@ -13,19 +13,19 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.saved_folder import strict_json
-from anyaccel.saved_folder.dtype_codes import code_of, dtype_of, itemsize_of
+from anyaccel.saved_folder.dtype_codes import code_of, dtype_of, itemsize_of, name_of
 
 _METADATA = "__metadata__"  # the one name in a header that is no tensor's
 _LARGEST_HEADER = 100_000_000  # what other readers of the format take
 _MOST_AXES = 32  # of NumPy 1
-_MOST_THREADS = 4  # a disk is slower than so many hashes
+_MOST_READING = 4  # threads; a disk is slower than so many hashes
 _PIECE = 64 * 2**20  # what is written in one call; some systems write at most 2 GB
 
 
@@ -40,6 +40,14 @@ class Digests:
 
     header: str
     tensors: Mapping[str, str]
+
+
+class TensorEntry(NamedTuple):
+    """A tensor of a file: the name of its dtype, its shape, and its size in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str 
     Args:
         stream: at its beginning.
         arrays: by name; they must not change meanwhile.
-        file_format: said in the header, for readers that ask whose file it is.
+        file_format: said in the header, for readers that refuse files without it; `""` for none.
 
     Raises:
         StateError: the format has no such dtype or name.
@@ -71,13 +79,28 @@ def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str 
     header = _header({name: arrays[name] for name in order}, file_format)
     _write_all(stream, memoryview(header))
     digests: dict[str, Future[str]] = {}
-    with _hash_threads() as executor:
+    with _hash_threads(1) as executor:  # as fast as a disk; the others are for the training that goes on
         for name in order:
             contents = _bytes(arrays[name])
             digests[name] = executor.submit(_digest, contents)
             _write_all(stream, contents)
         tensors = {name: digests[name].result() for name in arrays}
     return Digests(_digest(header), tensors), len(header) + sum(array.nbytes for array in arrays.values())
+
+
+def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
+    """What is in a file, by name; the tensors themselves are not read.
+
+    Args:
+        stream: at its beginning.
+        size: bytes of the file.
+
+    Raises:
+        StateError: not such a file.
+        OSError: the stream cannot be read.
+    """
+    slots = _slots(_read_header(stream, size), size)
+    return {slot.name: TensorEntry(name_of(slot.code), slot.shape, slot.end - slot.begin) for slot in slots}
 
 
 def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[str, np.ndarray]:
@@ -102,7 +125,7 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
         return {slot.name: _read_array(stream, slot) for slot in slots}
     arrays: dict[str, np.ndarray] = {}
     found: dict[str, Future[str]] = {}
-    with _hash_threads() as executor:
+    with _hash_threads(min(_MOST_READING, os.cpu_count() or 1)) as executor:
         for slot in slots:
             arrays[slot.name] = _read_array(stream, slot)
             found[slot.name] = executor.submit(_digest, _bytes(arrays[slot.name]))
@@ -113,9 +136,9 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
 
 
 @contextmanager
-def _hash_threads() -> Iterator[Executor]:
+def _hash_threads(count: int) -> Iterator[Executor]:
     """Threads that compute hashes, which hold no lock of Python meanwhile."""
-    executor = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "anyaccel-hash")
+    executor = ThreadPoolExecutor(count, "anyaccel-hash")
     try:
         yield executor
     finally:
@@ -123,7 +146,7 @@ def _hash_threads() -> Iterator[Executor]:
 
 
 def _header(arrays: Mapping[str, np.ndarray], file_format: str) -> bytes:
-    entries: dict[str, Any] = {_METADATA: {"format": file_format}}  # some readers refuse files without it
+    entries: dict[str, Any] = {_METADATA: {"format": file_format}} if file_format else {}
     begin = 0
     for name, array in arrays.items():
         end = begin + array.nbytes

@@ -14,6 +14,7 @@ from anyaccel.phases.run import Epoch
 
 PART = "checkpoint"
 """Name of the plain data in the manifest of a checkpoint."""
+_MOST_PROGRAMS = 100_000  # more than any graph has nodes
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
@@ -102,30 +103,29 @@ class Position:
             StateError: it is malformed.
         """
         try:
-            n_random = parts["random"]
             callbacks = [
-                (str(each["class"]), {**_read_all(each["state"]), **_below(arrays, f"callbacks/{i}/")})
+                (_text(each["class"]), {**_read_all(each["state"]), **_below(arrays, f"callbacks/{i}/")})
                 for i, each in enumerate(parts["callbacks"])
             ]
             return cls(
-                phase=str(parts["phase"]),
+                phase=_text(parts["phase"]),
                 epoch=_count(parts["epoch"]),
                 number=_count(parts["number"]),
                 step=_count(parts["step"]),
-                history=tuple(_epoch(each) for each in parts["history"]),
-                losses={label: (float(pair[0]), float(pair[1])) for label, pair in parts["losses"].items()},
-                random=None if n_random is None else [_below(arrays, f"random/{i}/") for i in range(_count(n_random))],
-                source_draws=bool(parts.get("source_draws", False)),
-                frameworks={str(label): str(name) for label, name in parts.get("frameworks", {}).items()},
+                history=_history(parts),
+                losses={label: (_float(total), _float(weight)) for label, (total, weight) in parts["losses"].items()},
+                random=_random(parts["random"], arrays),
+                source_draws=_flag(parts.get("source_draws", False)),
+                frameworks={label: _text(name) for label, name in parts.get("frameworks", {}).items()},
                 callbacks=callbacks,
-                best=_below(arrays, "best/") if parts["has_best"] else None,
-                stop_reason=str(parts["stop_reason"]),
-                score=None if parts["score"] is None else float(parts["score"]),
-                settings=dict(parts.get("settings", {})),
-                optimizers=dict(parts.get("optimizers", {})),
+                best=_below(arrays, "best/") if _flag(parts["has_best"]) else None,
+                stop_reason=_text(parts["stop_reason"]),
+                score=None if parts["score"] is None else _float(parts["score"]),
+                settings=dict(parts.get("settings", {}).items()),
+                optimizers=dict(parts.get("optimizers", {}).items()),
                 data=_below(arrays, "data/"),
             )
-        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError) as error:
             problem = f"the position in a checkpoint is malformed: {type(error).__name__}: {error}"
             raise StateError(problem, hint="take another checkpoint of the folder") from error
 
@@ -134,9 +134,38 @@ def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarra
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+def _random(count: Any, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
+    if count is None:
+        return None
+    return [_below(arrays, f"random/{i}/") for i in range(_count(count, _MOST_PROGRAMS))]
+
+
+def _history(parts: Mapping[str, Any]) -> tuple[Epoch, ...]:
+    history = tuple(_epoch(each) for each in parts["history"])
+    if len(history) != parts["epoch"]:
+        raise ValueError(f"{len(history)} epochs are recorded before epoch {parts['epoch']}")
+    return history
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{shown(value)} is not true or false")
+    return value
+
+
+def _float(value: Any) -> float:
+    return float(_number(value))
+
+
+def _count(value: Any, most: int = 2**63 - 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f"{shown(value)} is not a count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not text")
     return value
 
 
@@ -163,7 +192,16 @@ def _epoch_parts(epoch: Epoch) -> dict[str, Any]:
 
 
 def _epoch(parts: Mapping[str, Any]) -> Epoch:
-    given: dict[str, Any] = {
-        name: _read_all(value) if isinstance(value, Mapping) else _read(value) for name, value in parts.items()
-    }
+    named = ("losses", "validation", "step_figures")
+    given = {**parts, **{name: {key: _number(each) for key, each in parts.get(name, {}).items()} for name in named}}
+    given.update({name: _count(parts[name]) for name in ("number", "steps")})
+    given.update({name: _number(parts[name]) for name in ("loss", "seconds")})
     return Epoch(**given)
+
+
+def _number(value: Any) -> float:
+    """A number as `_plain` gives it; an int stays one, as a metric may count."""
+    value = _read(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{shown(value)} is not a number")
+    return value

@@ -1,0 +1,57 @@
+"""Command: the class of all commands, and the options that several have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from typing import Any
+
+import click
+
+from anyaccel.errors import AnyaccelError
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+
+
+class Command(click.Command):
+    """A command that prints errors in one line, or as JSON with `--json`, and exits with status 2."""
+
+    loads_plugins = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.UsageError as error:
+            if "--json" not in args:
+                raise
+            from anyaccel.cli.console import print_json
+
+            message = error.format_message()
+            parts = {"problem": message, "available": "", "hint": f"run `{ctx.command_path} --help`"}
+            print_json({"error": {"type": type(error).__name__, "message": message, **parts}})
+            sys.exit(2)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            ctx.obj = _load_plugins(ctx.params) if self.loads_plugins else ()
+            return super().invoke(ctx)
+        except AnyaccelError as error:
+            from anyaccel.cli.console import print_error
+
+            print_error(error, as_json=bool(ctx.params.get("as_json")))
+            sys.exit(2)
+
+
+class PlainCommand(Command):
+    """A command that needs no plugin, and therefore loads none."""
+
+    loads_plugins = False
+
+
+def _load_plugins(params: Mapping[str, Any]) -> Sequence[Any]:
+    """Load the plugins; returns those that are left out. With `--json`, their output is on standard error."""
+    from anyaccel.cli.plugin_loading import TIMEOUT, load_plugins
+
+    with redirect_stdout(sys.stderr) if params.get("as_json") else nullcontext():
+        return load_plugins(min(TIMEOUT, params.get("timeout", TIMEOUT)))

@@ -1,0 +1,58 @@
+"""`anyaccel checkpoint verify`: every byte of checkpoints and saved graphs against their hashes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anyaccel.cli.checkpoint.saved import read_saved, run_names
+from anyaccel.cli.console import format_size, print_json, print_line
+from anyaccel.errors import AnyaccelError
+from anyaccel.phases.checkpointing.position import PART, Position
+from anyaccel.saved_folder import MANIFEST, Storage, shards, storage_of
+
+
+def run(folder: str, as_json: bool) -> int:
+    """Print what is as it was written, and what is not; returns 1 if something is damaged, else 0."""
+    storage = storage_of(folder)
+    is_one = MANIFEST in (storage.names() or ())
+    folders = [storage] if is_one else [storage.subfolder(name) for name in run_names(folder)]
+    reports = [_verify(each) for each in folders]
+    if as_json:
+        print_json({"folders": reports})
+    else:
+        for report in reports:
+            _print_report(report)
+    return int(any(report["problems"] for report in reports))
+
+
+def _verify(storage: Storage) -> dict[str, Any]:
+    """Size and problems of one folder; each of its files is read, also after one that is damaged."""
+    problems: list[str] = []
+    n_arrays, size = 0, 0
+    try:
+        saved = read_saved(storage)
+        run_arrays: dict[str, np.ndarray] = {}
+        for file in saved.files:
+            size += file.size
+            try:
+                arrays = shards.read(storage, file)
+                n_arrays += len(arrays)
+                run_arrays |= arrays if file.group == "run" else {}
+            except AnyaccelError as error:
+                problems.append(error.problem)
+        if PART in saved.manifest and not problems:
+            Position.from_parts(saved.manifest[PART], run_arrays)
+    except AnyaccelError as error:
+        problems.append(error.problem)
+    except OSError as error:
+        problems.append(f"{type(error).__name__}: {error}")
+    return {"folder": storage.name, "arrays": n_arrays, "bytes": size, "problems": problems}
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    if not report["problems"]:
+        print_line(f"ok       {report['folder']}: {report['arrays']} arrays, {format_size(report['bytes']) or '0 B'}")
+    for problem in report["problems"]:
+        print_line(f"damaged  {report['folder']}: {problem}", style="red")
