@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from anyaccel.cli import completion as shell_completion
+from anyaccel.cli.base_command import JSON, Command
 from anyaccel.cli.checkpoint.commands import checkpoint
-from anyaccel.cli.command import JSON, Command
 from anyaccel.errors import ConfigError
 
 _TIMEOUT = click.option(

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from anyaccel.cli.command import JSON, Command, PlainCommand
+from anyaccel.cli.base_command import JSON, Command, PlainCommand
 
 _FOLDER = click.argument("folder")
 
