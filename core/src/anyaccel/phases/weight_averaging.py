@@ -96,7 +96,7 @@ class WeightAveraging(Callback):
         counts: dict[str, int] = {}
         averages: dict[str, State] = {}
         for path, value in state.items() if isinstance(state, Mapping) else ():
-            node, _, name = path.partition("/")
+            node, _, name = str(path).partition("/")
             if name == _COUNT:
                 counts[node] = int(value)
             elif name:
