@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import time
@@ -32,7 +33,7 @@ def digest(results: Any, graph: aa.ModelGraph) -> str:
 
 
 def train(loop: Loop, folder: Path | None, note: Callable[[str], None]) -> str:
-    """Train, from the newest checkpoint of the folder on; `note` is told of steps and of checkpoints."""
+    """Train, from the newest checkpoint on: losses, and a digest of all. `note` is told of steps and checkpoints."""
     after_step, write = checkpointer.Checkpointer.after_step, run_folder.RunFolder.write
 
     def noted_step(self: Any, *args: Any) -> None:
@@ -52,7 +53,7 @@ def train(loop: Loop, folder: Path | None, note: Callable[[str], None]) -> str:
     resume = "never" if folder is None else "auto"
     results = aa.Experiment(graph, progress="none").run_phase(loop.phase(folder), resume=resume)
     note("done")
-    return digest(results, graph)
+    return json.dumps([results.loss.tolist(), digest(results, graph)])
 
 
 def fork(loop: Loop, run: Path) -> int:
