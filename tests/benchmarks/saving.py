@@ -10,12 +10,12 @@ safetensors.numpy, which reads. anyaccel reads into memory of its own and compar
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,11 +87,11 @@ def readers(folder: Path) -> dict[str, Act]:
 
     def hashed() -> Any:
         arrays = load_file(plain)
-        return arrays, [hashlib.sha256(array.data).hexdigest() for array in arrays.values()]
+        return arrays, [zlib.crc32(array.data) for array in arrays.values()]
 
     acts: dict[str, Act] = {
         "load_file, numpy": lambda: load_file(plain),
-        "load_file, numpy, and a SHA-256 of it": hashed,
+        "load_file, numpy, and a CRC-32 of it": hashed,
         "anyaccel": lambda: saved_folder.read(folder / "ours", "graph"),
     }
     try:

@@ -281,12 +281,12 @@ def sharded(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda files: files[0]["tensors"].update(b="0" * 64), "it has other tensors than the manifest names"),
-        (lambda files: files[0]["tensors"].clear(), "it has other tensors than the manifest names"),
+        (lambda files: files[0]["crc32"].update(b="0" * 8), "it has other tensors than the manifest names"),
+        (lambda files: files[0]["crc32"].clear(), "it has other tensors than the manifest names"),
         (lambda files: files[0].update(file=files[1]["file"]), "its header is not as it was written"),
         (lambda files: files[0].update(bytes=10**15), "its size is another"),
         (lambda files: files[0].update(header_sha256="0" * 64), "its header is not as it was written"),
-        (lambda files: files[0].update(tensors={"a0": "0" * 64}), "tensor a0 is not as it was written"),
+        (lambda files: files[0].update(crc32={"a0": "0" * 8}), "tensor a0 is not as it was written"),
         (lambda files: files.append(files[0]), "tensor a0 is in two files"),
         *(
             (lambda files, name=name: files[0].update(file=name), "which is no file of arrays in its folder")
@@ -294,7 +294,7 @@ def sharded(folder, change):
         ),
         *(
             (lambda files, key=key: files[0].update({key: 3.5}), "which is no file of arrays in its folder")
-            for key in ("file", "group", "bytes", "header_sha256", "tensors")
+            for key in ("file", "group", "bytes", "header_sha256", "crc32")
         ),
     ],
 )

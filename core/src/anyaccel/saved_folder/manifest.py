@@ -22,7 +22,7 @@ ARRAYS_FILE = re.compile(r"(state|run)-[0-9a-f]{16}\.safetensors")
 _FORMAT = "anyaccel"
 _LARGEST = 256 * 2**20
 _OWN = ("format", "schema_version", "written_by", "arrays", "sha256")
-_HASH = re.compile(r"[0-9a-f]{64}")
+_SHA256, _CRC32 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{8}")
 HINT = "give the folder that save() wrote"
 
 
@@ -157,7 +157,7 @@ def _entry(file: ArraysFile) -> dict[str, Any]:
     if file.digests is None:
         raise ValueError(f"{file.file} has no hashes")
     header, tensors = file.digests.header, dict(file.digests.tensors)
-    return {"file": file.file, "group": file.group, "bytes": file.size, "header_sha256": header, "tensors": tensors}
+    return {"file": file.file, "group": file.group, "bytes": file.size, "header_sha256": header, "crc32": tensors}
 
 
 def _arrays_file(entry: Any) -> ArraysFile:
@@ -168,14 +168,16 @@ def _arrays_file(entry: Any) -> ArraysFile:
     if entry.get("group", group) != group:
         raise ValueError(group)
     if "sha256" in entry:
-        return ArraysFile(file=file, group=group, size=size, sha256=_hash(entry["sha256"]))
-    if not isinstance(entry["tensors"], dict):
-        raise ValueError("tensors")
-    tensors = {name: _hash(each) for name, each in entry["tensors"].items()}
-    return ArraysFile(file=file, group=group, size=size, digests=Digests(_hash(entry["header_sha256"]), tensors))
+        return ArraysFile(file=file, group=group, size=size, sha256=_matching(_SHA256, entry["sha256"]))
+    if not isinstance(entry["crc32"], dict):
+        raise ValueError("crc32")
+    tensors = {name: _matching(_CRC32, each) for name, each in entry["crc32"].items()}
+    return ArraysFile(
+        file=file, group=group, size=size, digests=Digests(_matching(_SHA256, entry["header_sha256"]), tensors)
+    )
 
 
-def _hash(text: Any) -> str:
-    if not _HASH.fullmatch(text):
+def _matching(pattern: re.Pattern[str], text: Any) -> str:
+    if not pattern.fullmatch(text):
         raise ValueError(text)
     return str(text)

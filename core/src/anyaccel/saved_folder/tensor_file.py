@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,11 +32,14 @@ _PIECE = 64 * 2**20  # what is written in one call; some systems write at most 2
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """The hashes of a file: SHA-256, in hexadecimal.
+    """The checksums of a file, in hexadecimal.
+
+    CRC-32 detects every change of up to 32 bits in a row, and others but one in 2**32, at more than twice the rate of
+    SHA-256; that a file was made to deceive neither would show, as the manifest that has them is not signed.
 
     Attributes:
-        header: of the length and the header.
-        tensors: of the bytes of each tensor, by name.
+        header: SHA-256 of the length and the header.
+        tensors: CRC-32 of the bytes of each tensor, by name.
     """
 
     header: str
@@ -82,10 +86,10 @@ def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str 
     with _hash_threads(1) as executor:  # as fast as a disk; the others are for the training that goes on
         for name in order:
             contents = _bytes(arrays[name])
-            digests[name] = executor.submit(_digest, contents)
+            digests[name] = executor.submit(_crc32, contents)
             _write_all(stream, contents)
         tensors = {name: digests[name].result() for name in arrays}
-    return Digests(_digest(header), tensors), len(header) + sum(array.nbytes for array in arrays.values())
+    return Digests(_sha256(header), tensors), len(header) + sum(array.nbytes for array in arrays.values())
 
 
 def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
@@ -116,7 +120,7 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
         OSError: the stream cannot be read.
     """
     header = _read_header(stream, size)
-    if digests is not None and _digest(header) != digests.header:
+    if digests is not None and _sha256(header) != digests.header:
         raise StateError("its header is not as it was written")
     slots = _slots(header, size)
     if digests is not None and digests.tensors.keys() != {slot.name for slot in slots}:
@@ -128,7 +132,7 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
     with _hash_threads(min(_MOST_READING, os.cpu_count() or 1)) as executor:
         for slot in slots:
             arrays[slot.name] = _read_array(stream, slot)
-            found[slot.name] = executor.submit(_digest, _bytes(arrays[slot.name]))
+            found[slot.name] = executor.submit(_crc32, _bytes(arrays[slot.name]))
         wrong = [name for name, digest in found.items() if digest.result() != digests.tensors[name]]
     if wrong:
         raise StateError(f"tensor {', '.join(wrong)} is not as it was written")
@@ -174,8 +178,12 @@ def _bytes(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _digest(contents: bytes | memoryview) -> str:
+def _sha256(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
+
+
+def _crc32(contents: memoryview) -> str:
+    return f"{zlib.crc32(contents):08x}"
 
 
 def _write_all(stream: IO[bytes], contents: memoryview) -> None:
