@@ -386,3 +386,20 @@ def test_what_is_no_folder_is_an_error(tmp_path):
 def test_arrays_that_safetensors_does_not_know_are_an_error(tmp_path):
     with pytest.raises(StateError, match=r"cannot be written as safetensors.*complex128"):
         saved_folder.write(tmp_path, {}, {"z": np.ones(2, np.complex128)})
+
+
+def test_a_folder_that_holds_more_is_not_replaced(tmp_path):
+    """The results of an experiment would be gone (issue 13)."""
+    graph = trained(raw())
+    graph.save(tmp_path, extra={"note": {"by": "me"}})
+    with pytest.raises(ConfigError, match="also holds note, which would be lost") as raised:
+        graph.save(tmp_path)
+    assert raised.value.hint == "choose a name for a new folder, or remove this one first"
+    assert saved_folder.part(tmp_path, "note") == {"by": "me"}
+    graph.save(tmp_path, extra={"note": {"by": "you"}, "more": 1})
+    assert saved_folder.part(tmp_path, "note") == {"by": "you"}
+
+
+def test_an_extra_part_cannot_stand_for_the_graph(tmp_path):
+    with pytest.raises(ConfigError, match="extra has a part 'graph', which is the graph itself"):
+        trained(raw()).save(tmp_path, extra={"graph": {}})

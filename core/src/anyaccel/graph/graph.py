@@ -388,6 +388,8 @@ class ModelGraph(AttributeHints):
             StateError: the graph has no state yet, or its arrays cannot be written.
         """
         more = arguments.mapping(ConfigError, "", "extra", extra)
+        if "graph" in more:
+            raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
         saved_folder.write(folder, {**more, "graph": self.saved_config()}, self.state())
 
     def saved_config(self) -> dict[str, Any]:

@@ -18,7 +18,16 @@ import numpy as np
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.saved_folder import shards
 from anyaccel.saved_folder.local_storage import LocalStorage
-from anyaccel.saved_folder.manifest import ARRAYS_FILE, MANIFEST, ArraysFile, arrays_files, encode, load, part_of
+from anyaccel.saved_folder.manifest import (
+    ARRAYS_FILE,
+    MANIFEST,
+    ArraysFile,
+    arrays_files,
+    encode,
+    load,
+    part_of,
+    parts_of,
+)
 from anyaccel.saved_folder.open_storage import storage_of
 from anyaccel.saved_folder.storage import Storage
 
@@ -47,12 +56,13 @@ def write(
         largest_shard: bytes of arrays in one file, unless a single one has more.
 
     Raises:
-        ConfigError: the folder has a manifest or an index of something else, or `parts` are not plain.
+        ConfigError: the folder has a manifest or an index of something else, or a part that would be lost; or `parts`
+            are not plain.
         StateError: arrays that safetensors does not know.
         OSError: the folder cannot be written to.
     """
     storage = storage_of(folder)
-    earlier = _earlier(storage)
+    earlier = _earlier(storage, set(parts))
     storage.create_folder()
     files: list[ArraysFile] = []
     try:
@@ -121,18 +131,25 @@ def _add(arrays: dict[str, np.ndarray], more: Mapping[str, np.ndarray]) -> None:
     arrays.update(more)
 
 
-def _earlier(storage: Storage) -> set[str]:
-    """The files of arrays that a folder has now.
+def _earlier(storage: Storage, parts: set[str]) -> set[str]:
+    """The files of arrays that a folder has now, where `parts` replace all that it holds.
 
     Raises:
-        ConfigError: it is a file, or has a manifest or an index of something else, which is not overwritten.
+        ConfigError: it is a file, has a manifest or an index of something else, or holds more than `parts`.
     """
     if storage.is_file():
         raise ConfigError(f"{storage.name!r} is a file", hint="choose a name for a new folder")
     if shards.has_foreign_index(storage):
         problem = f"{storage.name!r} has a {shards.INDEX} of something else"
         raise ConfigError(problem, hint="choose a name for a new folder")
-    return _used(storage)
+    if MANIFEST not in (storage.names() or ()):
+        return set()
+    manifest = load(storage)
+    lost = sorted(parts_of(manifest) - parts)
+    if lost:
+        problem = f"{storage.name!r} also holds {', '.join(lost)}, which would be lost"
+        raise ConfigError(problem, hint="choose a name for a new folder, or remove this one first")
+    return {file.file for file in arrays_files(storage, manifest)}
 
 
 def _used(storage: Storage) -> set[str]:

@@ -117,9 +117,14 @@ def part_of(storage: Storage, manifest: Mapping[str, Any], name: str) -> Any:
         ConfigError: it has no such part.
     """
     if name in _OWN or name not in manifest:
-        known = ", ".join(sorted(set(manifest) - set(_OWN)))
+        known = ", ".join(sorted(parts_of(manifest)))
         raise ConfigError(f"{storage.name!r} holds no {name}", available=known, hint=HINT)
     return manifest[name]
+
+
+def parts_of(manifest: Mapping[str, Any]) -> set[str]:
+    """The names of the parts of a manifest."""
+    return set(manifest) - set(_OWN)
 
 
 def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFile]:
