@@ -155,7 +155,7 @@ def watched(folder: Path) -> Iterator[None]:
         tracemalloc.stop()
     assert peak < LARGEST
     # a run reads how much memory is free, and the versions of libraries, which it writes
-    own = (str(folder), "/proc/", "/sys/", sys.prefix, sys.base_prefix)
+    own = (str(folder), "/proc/", "/sys/", sys.prefix, sys.base_prefix, *filter(None, sys.path))
     inside = [each for each in WATCH.seen if each[0] == "open" and each[1].startswith(own)]
     assert [each for each in WATCH.seen if each not in inside] == []
 
