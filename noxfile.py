@@ -248,7 +248,7 @@ def lowest(session: nox.Session) -> None:
     with (ROOT / "core/pyproject.toml").open("rb") as file:
         floors = tomllib.load(file)["project"]["dependencies"]
     install(session, *CORE, *(floor.replace(">=", "==") for floor in floors), *group("test"))
-    session.run("pytest", "tests/core", *spread(), *session.posargs)
+    session.run("pytest", "tests/core", "-m", "not slow", *spread(), *session.posargs)  # those run in `unit`
 
 
 @nox.session(python=MAIN)

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-SHARE = 1 if os.environ.get("ANYACCEL_TEST_FULL") else 3
+SHARE = 1 if os.environ.get("ANYACCEL_TEST_FULL") else 5
 """Of how many tests marked `sampled` one is run; which one depends on the kind of model."""
 
 
