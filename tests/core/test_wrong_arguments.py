@@ -519,6 +519,7 @@ CALLS: dict[str, Callable[[], Call]] = {
             "microbatching": "exact",
             "on_nan": "warn",
             "step": None,
+            "replicas": None,
             **PHASE,
             **MODES,
         },

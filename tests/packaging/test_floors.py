@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("numpy_backend", "registry"),
     ("accelerator",),
     ("placement",),
-    ("data",),
+    ("data", "replicas"),
     ("graph",),
     ("phases",),
     ("results",),

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from anyaccel.cli import completion as shell_completion
-from anyaccel.cli.base_command import JSON, Command
+from anyaccel.cli.base_command import JSON, Command, PlainCommand
 from anyaccel.cli.checkpoint.commands import checkpoint
 from anyaccel.errors import ConfigError
 
@@ -244,6 +244,29 @@ def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     from anyaccel.cli.env import run
 
     run(timeout, as_json, left_out)
+
+
+@group.command(
+    cls=PlainCommand,
+    short_help="Train with several processes.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--replicas", type=click.IntRange(min=1), required=True, help="How many processes train one model.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(replicas: int, script: str, arguments: Sequence[str]) -> None:
+    """Run a script in several processes on this machine, which share every batch of its training phases.
+
+    Sets what torchrun sets. When one process fails the others are ended, and the status is that of the one that failed.
+
+    \b
+    Examples:
+      anyaccel run --replicas 2 train.py
+      anyaccel run --replicas 4 train.py --epochs 3
+    """
+    from anyaccel.replicas.processes import run_replicas
+
+    sys.exit(run_replicas([sys.executable, script, *arguments], replicas))
 
 
 @_command(short_help="Print a shell completion script.")

@@ -12,7 +12,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.specs import Loss
 
 
-def check_accumulation(label: str, losses: tuple[AppliedLoss, ...]) -> None:
+def check_accumulation(label: str, losses: tuple[AppliedLoss, ...], doing: str = "accumulates batches") -> None:
     """Check that the gradients of several batches, weighted by rows, are those of one batch of all their rows.
 
     Raises:
@@ -22,7 +22,7 @@ def check_accumulation(label: str, losses: tuple[AppliedLoss, ...]) -> None:
         reason = _reason(_settings(loss.loss))
         if reason:
             raise PhaseError(
-                f"phase {label!r} accumulates batches, and the loss {loss.label!r} is {reason}: a step would not be "
+                f"phase {label!r} {doing}, and the loss {loss.label!r} is {reason}: a step would not be "
                 "that of one batch of all rows",
                 hint="leave accumulate out, or give a loss function that is a mean over all rows of its batch",
             )

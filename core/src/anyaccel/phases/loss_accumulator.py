@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from anyaccel.backend import ComputingBackend
 from anyaccel.phases.executor.stage import Losses
 
+LossSums = dict[str, tuple[float, float]]
+"""Sum and weight, by label."""
+
 
 class LossAccumulator:
-    """Losses of many steps."""
+    """Losses of many steps.
 
-    def __init__(self) -> None:
+    Args:
+        total: adds up sums and weights over all replicas; None where there is one.
+    """
+
+    def __init__(self, total: Callable[[Mapping[str, tuple[float, float]]], LossSums] | None = None) -> None:
+        self._total = total
         self._losses: list[Losses] = []
         self._before: dict[str, tuple[float, float]] = {}
         self._calls: list[tuple[int, int, int]] = []  # number of entries before, first step, steps
@@ -44,10 +52,12 @@ class LossAccumulator:
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Sums and weights over all that was added, by label, in float64. Waits for the devices."""
+        new: LossSums = {}
+        _add(new, [*self._of_calls(), *self._of_pairs()])
+        if self._total is not None:
+            new = self._total(new)
         sums = dict(self._before)
-        for label, total, weight in [*self._of_calls(), *self._of_pairs()]:
-            before = sums.get(label, (0.0, 0.0))
-            sums[label] = before[0] + total, before[1] + weight
+        _add(sums, [(label, *pair) for label, pair in new.items()])
         return sums
 
     def first_not_finite(self) -> dict[str, tuple[int, float]]:
@@ -89,6 +99,12 @@ class LossAccumulator:
             totals = _floats(backend, [total for _, total, _ in triples])
             weights = _floats(backend, [weight for _, _, weight in triples])
             yield from zip((label for label, _, _ in triples), totals, weights, strict=True)
+
+
+def _add(sums: LossSums, parts: Iterable[tuple[str, float, float]]) -> None:
+    for label, total, weight in parts:
+        before = sums.get(label, (0.0, 0.0))
+        sums[label] = before[0] + total, before[1] + weight
 
 
 def _floats(backend: ComputingBackend, values: Sequence[object]) -> list[float]:

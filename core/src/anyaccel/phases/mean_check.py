@@ -26,11 +26,15 @@ class MeanCheck:
     """Compares losses over the first batch with those over its halves, in evaluation mode; once a phase.
 
     Args:
-        phase: whose losses; only where it accumulates batches there is something to check.
+        phase: whose losses.
+        replicated: whether its batches are shared among replicas. Only where they are, or where the phase accumulates
+            batches, there is something to check.
     """
 
-    def __init__(self, phase: TrainPhase) -> None:
-        own = phase.losses if phase.accumulate > 1 and phase.step is None else ()
+    def __init__(self, phase: TrainPhase, *, replicated: bool = False) -> None:
+        own = phase.losses if (replicated or phase.accumulate > 1) and phase.step is None else ()
+        self._doing = "shares batches among replicas" if replicated else "accumulates batches"
+        self._left_out = "write replicas=1" if replicated else "leave accumulate out"
         self._phase, self._labels = phase, [loss.label for loss in own if _may_be_no_mean(loss)]
 
     @property
@@ -55,10 +59,11 @@ class MeanCheck:
     def _warn(self, label: str, whole: float, parted: float) -> None:
         warnings.warn(
             printable(
-                f"phase {self._phase.label!r} accumulates batches, and the loss {label!r} is no mean over rows: over "
+                f"phase {self._phase.label!r} {self._doing}, and the loss {label!r} is no mean over rows: over "
                 f"the first batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step is not "
                 "that of one batch of all rows. Hint: return the mean over the rows of the batch; where tokens or "
-                "weights count, use a named loss with ignore_index, mask or sample_weight; or leave accumulate out"
+                "weights count, use a named loss with ignore_index, mask or sample_weight; "
+                f"or {self._left_out}"
             ),
             UserWarning,
             stacklevel=user_level(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from anyaccel import rng
@@ -24,6 +24,7 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
+from anyaccel.phases.loading.replica_share import ReplicaEpochs
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
@@ -74,7 +75,12 @@ class _Drawn:
 
 
 def prepare(
-    phase: Phase, resolution: Resolution, graph: ModelGraph, done: Collection[str], opened: PhaseSources
+    phase: Phase,
+    resolution: Resolution,
+    graph: ModelGraph,
+    done: Collection[str],
+    opened: PhaseSources,
+    replica: tuple[int, int] | None = None,
 ) -> list[PreparedPart]:
     """Prepare a phase and its validation; the phase comes first.
 
@@ -82,6 +88,7 @@ def prepare(
         phase, resolution, graph: what is prepared.
         done: labels of the nodes that a FitPhase has fitted.
         opened: keeps the sources that are opened, and those that were read for this phase before.
+        replica: the rank of this process and the number of replicas; training takes its share of each batch.
 
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
@@ -95,10 +102,22 @@ def prepare(
             rows=drawn.data.rows,
             evaluated=drawn.evaluated,
             metrics=drawn.metrics,
-            factory=_factory(plan, drawn, target_ranges(resolution, accumulates=_accumulates(drawn.part)), known, seed),
+            factory=_factory(
+                plan,
+                _shared(drawn, replica),
+                target_ranges(resolution, accumulates=_accumulates(drawn.part)),
+                known,
+                seed,
+            ),
         )
         for drawn in parts
     ]
+
+
+def _shared(drawn: _Drawn, replica: tuple[int, int] | None) -> _Drawn:
+    if replica is None or drawn.epochs is None or not isinstance(drawn.part, TrainPhase):
+        return drawn
+    return replace(drawn, epochs=ReplicaEpochs(drawn.part.label, drawn.epochs, *replica))
 
 
 def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:

@@ -142,7 +142,8 @@ class Run:
     def step_losses(self) -> dict[str, float]:
         """Mean losses of the steps since `step_end` was last called, by label. Waits for the devices.
 
-        That is the last step, unless callbacks ask for every n-th (`Callback.every_n_steps`).
+        That is the last step, unless callbacks ask for every n-th (`Callback.every_n_steps`). Of several replicas, each
+        has the losses of its own rows; those of epochs are of all rows.
         """
         losses = LossAccumulator()
         losses.add(self.last_losses)

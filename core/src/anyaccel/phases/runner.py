@@ -38,6 +38,12 @@ from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learner
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
+from anyaccel.phases.replicated_training import (
+    ReplicatedTraining,
+    check_weights,
+    is_shown_here,
+    replicated_training,
+)
 from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
@@ -77,7 +83,7 @@ def execute(
         AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
     """
     with interrupts.deferred():
-        shown = (progress or Progress()).begin(run.phase.label)
+        shown = (progress if progress is not None and is_shown_here(run.phase) else Progress()).begin(run.phase.label)
         run.heard = shown.event
         try:
             hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
@@ -160,7 +166,9 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
-            parts = prepare(phase, resolution, graph, run.done, self._opened)
+            replicated = self._join(resolution)
+            replica = None if replicated is None else (replicated.rank, replicated.size)
+            parts = prepare(phase, resolution, graph, run.done, self._opened, replica)
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
@@ -176,15 +184,22 @@ class _PhaseExecution:
         self._hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
+        if replicated is not None:
+            replicated.check_alike(graph, own.factory.arrays, when="before the first step")
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
-        pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event)
+        pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event, replicated)
         run.attach(pipeline)
         graph.refresh = partial(pipeline.sync_models, graph.optimizer_states)
         self._policies = [self._policy(*pair, pipeline, learners) for pair in zip(parts, loaders, strict=True)]
         del loaders  # a loader that is replaced must not be kept
         self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
-        return self._loop(pipeline, parts, learners, resolution.shapes.outputs)
+        return self._loop(pipeline, parts, learners, resolution.shapes.outputs, replicated)
+
+    def _join(self, resolution: Resolution) -> ReplicatedTraining | None:
+        data = self._phase.data
+        given = data.values() if isinstance(data, Mapping) else [data]
+        return replicated_training(self._phase, resolution, learners_of(self._phase, self._graph), given)
 
     def _load(self, parts: Sequence[PreparedPart], resolution: Resolution) -> list[BatchLoader]:
         phase = self._phase
@@ -222,6 +237,7 @@ class _PhaseExecution:
         parts: Sequence[PreparedPart],
         learners: HostLearners,
         value_names: Mapping[str, Sequence[str]],
+        replicated: ReplicatedTraining | None,
     ) -> EvaluationValues | None:
         phase, run = self._phase, self._run
         evaluations = [
@@ -241,7 +257,10 @@ class _PhaseExecution:
                 validation=evaluations[0] if evaluations else None,
                 nan_in_data=self._nan_in_data,
                 checkpointer=self._checkpointer,
+                replicated=replicated,
             ).run()
+            if replicated is not None:
+                replicated.check_alike(self._graph, {}, when="after the last step")
             return None
         values = evaluations[0].run()
         if isinstance(phase, FitPhase):
@@ -349,7 +368,12 @@ def _couplings(part: Phase, pipeline: Pipeline, learners: HostLearners) -> list[
 
 
 def _build(
-    resolution: Resolution, graph: ModelGraph, phase: Phase, learners: HostLearners, log_event: LogEvent
+    resolution: Resolution,
+    graph: ModelGraph,
+    phase: Phase,
+    learners: HostLearners,
+    log_event: LogEvent,
+    replicated: ReplicatedTraining | None = None,
 ) -> Pipeline:
     """Programs over the models as they were placed; if one cannot be built, those before it are closed."""
     stages: list[PipelineStage] = []
@@ -364,7 +388,11 @@ def _build(
         raise
     step = phase.step if isinstance(phase, TrainPhase) else None
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
-    return Pipeline(stages, learners or None, log_event, own_step)
+    average = None if replicated is None else replicated.average
+    pipeline = Pipeline(stages, learners or None, log_event, own_step, average)
+    if replicated is not None:
+        check_weights(phase.label, pipeline)
+    return pipeline
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

@@ -26,6 +26,7 @@ from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
 from anyaccel.phases.progress import Progress
+from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.step_pacing import PendingCalls, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
@@ -46,9 +47,10 @@ class TrainLoop:
         validation: run after epochs; None without one.
         nan_in_data: there was a warning of NaN in the data.
         checkpointer: writes checkpoints, and knows where an earlier run was; None without them.
+        replicated: the other replicas of this process; None where there are none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         *,
         phase: TrainPhase,
@@ -61,12 +63,15 @@ class TrainLoop:
         validation: Evaluation | None,
         nan_in_data: bool = False,
         checkpointer: Checkpointer | None = None,
+        replicated: ReplicatedTraining | None = None,
     ) -> None:
         self._phase, self._run, self._pipeline, self._policy = phase, run, pipeline, policy
         self._hooks, self._progress = hooks, progress
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
-        self._mean_check = MeanCheck(phase) if phase.accumulate > 1 else None
+        self._replicated = replicated
+        checked = phase.accumulate > 1 or replicated is not None
+        self._mean_check = MeanCheck(phase, replicated=replicated is not None) if checked else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(hooks.max_call_steps)
         self._unheard: list[Losses] = []  # of the steps since somebody listened
@@ -81,6 +86,12 @@ class TrainLoop:
         self._losses: LossAccumulator | None = None  # of the epoch that is running
         self._is_whole = False  # values and records are those of whole steps
         self._steps_before = 0  # of an earlier run, which the programs do not count
+
+    @property
+    def _rank_key(self) -> tuple[str, ...]:
+        """What keeps the random numbers of the replicas apart; the first has those of a single process."""
+        rank = 0 if self._replicated is None else self._replicated.rank
+        return (f"replica {rank}",) if rank else ()
 
     def _new_compile_policy(self) -> CompilePolicy:
         loader, pipeline = self._policy.loader, self._pipeline
@@ -153,8 +164,8 @@ class TrainLoop:
         if self._hooks.may_stop:  # and change what compiled code has read
             self._renew_compiled()
         began = time.perf_counter()
-        self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number))
-        self._losses = LossAccumulator()
+        self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
+        self._losses = LossAccumulator(None if self._replicated is None else self._replicated.total)
         if resumed is not None and self._checkpointer is not None:
             self._losses.go_on_after(resumed.losses)
             self._checkpointer.restore_random(self._pipeline)
@@ -169,6 +180,8 @@ class TrainLoop:
         if self._hooks.reads_models:
             self._pipeline.sync_values()
         self._hooks.call("epoch_end", run=run)
+        if self._replicated is not None:  # all end with the same epoch
+            run.stop_reason = self._replicated.stop_reason(run.stop_reason)
         self._losses = None
         if self._checkpointer is not None:
             self._checkpointer.after_epoch()
@@ -219,7 +232,8 @@ class TrainLoop:
                 break
             failure = means
             release_frames(failure)  # what it holds would be in the way
-            resumed, failed = self._snapshots.restore(losses), run.step
+            alone = self._replicated is None  # others wait in the step that failed here
+            resumed, failed = self._snapshots.restore(losses) if alone else None, run.step
             if resumed is None:
                 self._is_whole = False
                 raise self._policy.final_error(failure, self._tried_rows) from None

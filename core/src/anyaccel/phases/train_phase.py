@@ -63,6 +63,8 @@ class TrainPhase(Phase):
         on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
             NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
+        replicas: how many processes train the model together, each with its share of every batch; None for all that a
+            launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), and 1 for this process on its own.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
             process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
@@ -131,6 +133,7 @@ class TrainPhase(Phase):
         microbatching: str = "exact",
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
+        replicas: int | None = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -150,6 +153,7 @@ class TrainPhase(Phase):
         self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
         if step is not None:
             self.step = step
+        self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
@@ -172,6 +176,7 @@ class TrainPhase(Phase):
         microbatching: str = "exact",
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
+        replicas: int | None = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -189,7 +194,7 @@ class TrainPhase(Phase):
         """
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
-        own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        own: Any = {"replicas": replicas, "checkpoint": checkpoint, **({} if step is None else {"step": step})}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         settings: Any = {**drawing, **checking, **own, **placing, **running, "microbatching": microbatching}
@@ -266,6 +271,7 @@ class TrainPhase(Phase):
             "accumulate": self.accumulate,
             "microbatching": self.microbatching,
             "on_nan": self.on_nan,
+            "replicas": self.replicas,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
         }
 

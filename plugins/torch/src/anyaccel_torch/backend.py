@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+from anyaccel.replicas import ReplicaGroup, Replicate
 from anyaccel_torch.compute import TorchCompute
 from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
 
 
-class TorchBackend(TorchExchange, TorchCompute, TorchMemory):
+class TorchBackend(TorchExchange, TorchCompute, TorchMemory, Replicate):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
     A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
@@ -18,9 +19,18 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory):
     """
 
     environment: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "KERAS_BACKEND")
+    _replica_group: ReplicaGroup | None = None
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
         """As `Backend.thread_rng`, for the generator of the CPU."""
         from anyaccel_torch.thread_rng import ThreadRandomness
 
         return ThreadRandomness(key)
+
+    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
+        """As `Replicate.replica_group`, by torch.distributed."""
+        from anyaccel_torch.replica_group import TorchReplicaGroup
+
+        if self._replica_group is None:
+            self._replica_group = TorchReplicaGroup(rank, size)
+        return self._replica_group

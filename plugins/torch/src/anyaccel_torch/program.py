@@ -63,6 +63,8 @@ class TorchProgram(MultiStepProgram):
     whole, or as they are with `modes="as_is"`. Torch's global random state belongs
     to the program until `close`.
 
+    Attribute `trained` has the parameters that are trained, in the order of groups and nodes.
+
     Args:
         segment: what to compute; its models are placed.
         torch_device: gives the `torch.device` of a device.
@@ -92,13 +94,13 @@ class TorchProgram(MultiStepProgram):
         self._modes = TrainingModes(self._modules, modules_as_is(segment))
         self._random = RandomState(self._devices, self._seeds)
         self._groups = self._create_groups()
-        self._trained = [parameter for group in self._groups for parameter in group.parameters]
+        self.trained = [parameter for group in self._groups for parameter in group.parameters]
         every = [parameter for module in self._modules for parameter in parameters(module).values()]
         self._flags = GradientFlags(every) if self._groups else None
         if self._flags is not None:  # without groups, another program may have set the flags: leave them
-            self._flags.require_only(self._trained)
+            self._flags.require_only(self.trained)
         steppers = [group.stepper(clip=True) for group in self._groups]
-        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self._trained)
+        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained)
         devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices
@@ -307,7 +309,7 @@ class TorchProgram(MultiStepProgram):
     def map_gradients(self, fn: Callable[[Any], Any]) -> None:
         """As `Program.map_gradients`; `fn` is not called for a parameter without a gradient."""
         with self._translate("the gradients"):
-            for parameter in self._trained:
+            for parameter in self.trained:
                 if parameter.grad is not None:
                     parameter.grad = fn(parameter.grad)
 
@@ -320,7 +322,7 @@ class TorchProgram(MultiStepProgram):
 
     def zero_grad(self) -> None:
         """As `Program.zero_grad`."""
-        for parameter in self._trained:
+        for parameter in self.trained:
             parameter.grad = None
 
     def own_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
@@ -349,7 +351,7 @@ class TorchProgram(MultiStepProgram):
         """As `Program.snapshot`; copies on the devices of the originals."""
         with self._translate("a snapshot"):
             return Snapshot(
-                parameters=[parameter.detach().clone() for parameter in self._trained],
+                parameters=[parameter.detach().clone() for parameter in self.trained],
                 buffers=BufferSnapshot(self._modules),
                 groups=[group.snapshot() for group in self._groups],
                 random=RandomState(self._devices),
@@ -360,7 +362,7 @@ class TorchProgram(MultiStepProgram):
         """As `Program.restore`; clears the gradients."""
         self.zero_grad()
         with self._translate("restoring a snapshot"):
-            for parameter, saved in zip(self._trained, snapshot.parameters, strict=True):
+            for parameter, saved in zip(self.trained, snapshot.parameters, strict=True):
                 parameter.copy_(saved)
             snapshot.buffers.restore()
             for group, group_snapshot in zip(self._groups, snapshot.groups, strict=True):

@@ -23,6 +23,7 @@ Rows = tuple[str, Callable[[int, int], Any]]
 StageRows = tuple[Mapping[str, Rows], ...]
 """For each stage, its columns by value name."""
 Watcher = Callable[[Mapping[str, Any], SpanOf], None]
+AverageGradients = Callable[[Iterable[PipelineStage], float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,17 @@ class _GradientOutput:
 class CrossSegmentStep:
     """Single steps over the stages of a pipeline; every transfer between them is chosen once, here.
 
-    `log_event` is told if a transfer cannot go on as it was chosen.
+    `log_event` is told if a transfer cannot go on as it was chosen. `average` replaces the gradients of stages by their
+    means over all replicas, of which each has so many rows; None where there is one.
     """
 
-    def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        log_event: LogEvent = discard_event,
+        average: AverageGradients | None = None,
+    ) -> None:
+        self._average = average
         self._stages = tuple(stages)
         makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._inputs = [tuple(_inputs_of(stage, makers, log_event)) for stage in stages]
@@ -140,6 +148,8 @@ class CrossSegmentStep:
                 trained[id(stage)] = stage
         if len(parts) > 1:
             _rescale(trained.values(), scale / n_rows)
+        if self._average is not None:
+            self._average(trained.values(), n_rows)
         clip_scales = self._clipping.scales()
         self.is_updating = True
         for stage in trained.values():

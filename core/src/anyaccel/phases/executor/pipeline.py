@@ -15,7 +15,7 @@ from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.events import LogEvent, discard_event
-from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.cross_segment import AverageGradients, CrossSegmentStep
 from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.loading.device_columns import DeviceColumns
@@ -112,6 +112,7 @@ class Pipeline:
         learners: estimators that learn from every training step; with some, steps are taken one by one.
         log_event: is told if values cannot go from one framework to another as planned.
         own_step: the training step, if it is the user's own.
+        average: replaces gradients by their means over all replicas; with it, steps are taken one by one.
     """
 
     def __init__(
@@ -120,15 +121,17 @@ class Pipeline:
         learners: HostLearners | None = None,
         log_event: LogEvent = discard_event,
         own_step: OwnStep | None = None,
+        average: AverageGradients | None = None,
     ) -> None:
         self._own_step = own_step
         self._stages = tuple(stages)
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
-        self._cross_segment = CrossSegmentStep(self._stages, log_event)
+        self._cross_segment = CrossSegmentStep(self._stages, log_event, average)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
-        only = stages[0].program if len(stages) == 1 and learners is None and own_step is None else None
+        whole = len(stages) == 1 and learners is None and own_step is None and average is None
+        only = stages[0].program if whole else None
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
     @property
@@ -144,6 +147,12 @@ class Pipeline:
             issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
             for program in programs
         )
+
+    @property
+    def weighted_losses(self) -> tuple[str, ...]:
+        """Labels of the losses that weigh rows or positions."""
+        terms = (term for stage in self._stages for term in stage.segment.losses)
+        return tuple(term.label for term in terms if weight_inputs(term))
 
     @property
     def on_host(self) -> bool:

@@ -1,0 +1,96 @@
+"""Replica share: the rows of each global batch that one replica computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from anyaccel.errors import PhaseError
+from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepRange
+
+
+def share(n_rows: int, rank: int, size: int) -> RowSpan:
+    """The rows of a batch of `n_rows` that a replica takes: adjacent ones, and at most one more than another's."""
+    return rank * n_rows // size, (rank + 1) * n_rows // size
+
+
+class ReplicaEpochs(EpochPlan):
+    """The epochs of all replicas, of which this one takes its share of every step, in the order of the epoch.
+
+    Args:
+        label: of the phase.
+        epochs: of all.
+        rank, size: which replica of how many.
+
+    Raises:
+        PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
+    """
+
+    splittable = False
+
+    def __init__(self, label: str, epochs: EpochPlan, rank: int, size: int) -> None:
+        self._epochs, self._rank, self._size = epochs, rank, size
+        self.n_steps = epochs.n_steps
+        self._known: tuple[RowOrders, EpochSteps] | None = None
+        self._label = label
+        steps = epochs.epoch(0).steps
+        for each in steps:
+            self._check(each)
+        self.batch_size = max(self._part(each).batch_size for each in steps)
+
+    def epoch(self, number: int) -> EpochSteps:
+        """See `EpochPlan`."""
+        whole = self._epochs.epoch(number)
+        if self._known is None or self._known[0] is not whole.orders:
+            self._known = whole.orders, self._share_of(whole)
+        return self._known[1]
+
+    def prefetch(self, number: int | None) -> None:
+        """See `EpochPlan`."""
+        self._epochs.prefetch(number)
+
+    def _check(self, steps: StepRange) -> None:
+        sizes = {stop - start for start, stop in steps.rows.values()}
+        if min(sizes) < self._size:
+            raise PhaseError(
+                f"phase {self._label!r} has a batch of {min(sizes)} rows for {self._size} replicas",
+                available="each replica takes a share of every batch, also of the last one of an epoch",
+                hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
+            )
+        if not steps.uniform and any(n % self._size for n in sizes):
+            raise PhaseError(
+                f"phase {self._label!r} takes batches of {_listed(sizes)} rows in one step, for {self._size} replicas",
+                available="batches of several sizes in one step are shared where each is a multiple of the replicas",
+                hint=f"let the samplers draw multiples of {self._size} rows, with drop_last=True",
+            )
+
+    def _part(self, steps: StepRange) -> StepRange:
+        """The same steps, with this replica's number of rows; from row 0 on."""
+        spans = {name: share(stop - start, self._rank, self._size) for name, (start, stop) in steps.rows.items()}
+        rows = {name: (0, high - low) for name, (low, high) in spans.items()}
+        microbatch = steps.microbatch_size
+        own = None if microbatch is None else -(-microbatch // self._size)
+        return replace(steps, rows=rows, microbatch_size=own)
+
+    def _share_of(self, whole: EpochSteps) -> EpochSteps:
+        taken: dict[str, list[np.ndarray]] = {name: [] for steps in whole.steps for name in steps.rows}
+        ends = dict.fromkeys(taken, 0)
+        parts = []
+        for steps in whole.steps:
+            part = self._part(steps)
+            rows = {name: (ends[name], ends[name] + stop) for name, (_, stop) in part.rows.items()}
+            for name, (start, stop) in steps.rows.items():
+                low, high = share(stop - start, self._rank, self._size)
+                begins = start + (stop - start) * np.arange(steps.n_steps)[:, None]
+                taken[name].append((begins + np.arange(low, high)).ravel())
+                ends[name] += steps.n_steps * (high - low)
+            parts.append(replace(part, rows=rows))
+        positions = {name: np.concatenate(each) for name, each in taken.items()}
+        orders = {key: order[positions[key[0]]] for key, order in whole.orders.items() if key[0] in positions}
+        return EpochSteps(tuple(parts), orders)
+
+
+def _listed(sizes: set[int]) -> str:
+    return " and ".join(str(n) for n in sorted(sizes))

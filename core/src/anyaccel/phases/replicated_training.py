@@ -1,0 +1,192 @@
+"""Replicated training: a TrainPhase in the processes that a launcher started, each with its share of every batch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyaccel.backend import Program
+from anyaccel.data import BatchSource
+from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.graph import ModelGraph, Resolution
+from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, launched
+
+Sums = dict[str, tuple[float, float]]
+
+
+class ReplicatedTraining:
+    """What the replicas of a TrainPhase exchange.
+
+    Args:
+        label: of the phase.
+        place: which replica this process is, and of how many.
+        groups: for each framework of the graph.
+    """
+
+    def __init__(self, label: str, place: Launched, groups: Mapping[str, ReplicaGroup]) -> None:
+        self._label, self._groups = label, dict(groups)
+        self._host = next(iter(self._groups.values()))
+        self.rank, self.size = place.rank, place.size
+
+    def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
+        """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
+        by_framework: dict[str, list[Program]] = {}
+        for stage in stages:
+            by_framework.setdefault(stage.backend.framework, []).append(stage.program)
+        for framework, programs in by_framework.items():
+            self._groups[framework].average_gradients(programs, weight)
+
+    def total(self, sums: Mapping[str, tuple[float, float]]) -> Sums:
+        """Sums and weights of losses over all replicas, added in the order of their ranks."""
+        every = self._host.gather({label: list(pair) for label, pair in sums.items()})
+        totals: Sums = {}
+        for one in every:
+            for label, (value, weight) in one.items():
+                before = totals.get(label, (0.0, 0.0))
+                totals[label] = before[0] + value, before[1] + weight
+        return totals
+
+    def stop_reason(self, own: str) -> str:
+        """Why the run is asked to stop: what the first replica says that was asked; `""` if none was."""
+        return next((reason for reason in self._host.gather(own) if reason), "")
+
+    def check_alike(self, graph: ModelGraph, columns: Mapping[str, Any], *, when: str) -> None:
+        """Compare models, seeds and data of all replicas by their digests.
+
+        Args:
+            graph: its nodes' values, and its seed.
+            columns: host columns by value name, as far as they are in memory.
+            when: ends the message: "before the first step".
+
+        Raises:
+            PhaseError: they differ; names what, and in which replicas.
+        """
+        own = {"the seed": str(graph.seed)}
+        own |= {f"the values of {key!r}": _digest(np.asarray(value)) for key, value in graph.state().items()}
+        own |= {f"the data of {name!r}": _digest(value) for name, value in columns.items() if _is_array(value)}
+        every = self._host.gather(own)
+        names = list(dict.fromkeys(name for one in every for name in one))
+        differing = [name for name in names if len({one.get(name) for one in every}) > 1]
+        if differing:
+            first = differing[0]
+            others = [str(rank) for rank, one in enumerate(every) if one.get(first) != every[0].get(first)]
+            more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
+            raise PhaseError(
+                f"phase {self._label!r}: the replicas disagree {when}: {first}{more} in replica {', '.join(others)} "
+                "of those from 0 on",
+                available=f"{self.size} replicas",
+                hint="make model, data and seed alike in every process: seed the framework before the model is made "
+                "(torch.manual_seed(0)), or load the same weights",
+            )
+
+
+def replicated_training(
+    phase: Phase, resolution: Resolution, learners: Sequence[str], sources: Iterable[Any]
+) -> ReplicatedTraining | None:
+    """Join the replicas of a phase; None if it is trained by this process alone.
+
+    Raises:
+        PhaseError: it has something that replicas cannot share yet.
+        CapabilityError: a backend has no replicas.
+        ConfigError: the launcher's variables contradict each other.
+        FrameworkError: the replicas cannot be joined.
+    """
+    if not isinstance(phase, TrainPhase) or phase.replicas == 1:
+        return None
+    place = launched()
+    if place is None or phase.replicas not in (None, place.size):
+        if phase.replicas is None:
+            return None
+        found = 1 if place is None else place.size
+        raise PhaseError(
+            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {found} processes",
+            available=f"{found} replicas",
+            hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
+        )
+    _check_shareable(phase, resolution, learners, sources)
+    backends = {backend.framework: backend for backend in resolution.backends}
+    for framework, backend in backends.items():
+        if not isinstance(backend, Replicate):
+            raise CapabilityError(
+                f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
+                available="frameworks whose plugin has the capability 'replicate': torch",
+                hint="write replicas=1 to train the whole model in each process on its own",
+            )
+    groups = {name: _joined(backend, place) for name, backend in backends.items()}
+    return ReplicatedTraining(phase.label, place, groups)
+
+
+def is_shown_here(phase: Phase) -> bool:
+    """Whether this process shows the progress of a phase: the first replica does, and one that trains on its own."""
+    place = launched()
+    return place is None or place.rank == 0 or (isinstance(phase, TrainPhase) and phase.replicas == 1)
+
+
+def _joined(backend: Any, place: Launched) -> ReplicaGroup:
+    group: ReplicaGroup = backend.replica_group(place.rank, place.size)
+    return group
+
+
+def _check_shareable(
+    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], sources: Iterable[Any]
+) -> None:
+    reason = next(_unshareable(phase, resolution, learners, sources), None)
+    if reason is not None:
+        raise PhaseError(
+            f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
+            hint="write replicas=1 to train the whole of it in each process on its own",
+        )
+    check_accumulation(phase.label, phase.losses, doing="shares batches among replicas")
+
+
+def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str], sources: Iterable[Any]) -> Any:
+    """What keeps a phase from being shared, in words."""
+    if phase.step is not None:
+        yield "its step is your own"
+    if phase.checkpoint is not None:
+        yield "it writes checkpoints"
+    if learners:
+        yield f"the estimator {learners[0]!r} learns from each batch"
+    for source in sources:
+        if isinstance(source, BatchSource):
+            yield f"the source {source.label!r} decides itself which rows make a batch"
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for operation in segment.operations:
+            if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):
+                yield f"{why} in node {operation.label!r} mixes the rows of a batch"
+
+
+def check_weights(label: str, pipeline: Pipeline) -> None:
+    """Check that all losses weigh rows alike.
+
+    Raises:
+        PhaseError: one has weights of its own.
+    """
+    weighted = pipeline.weighted_losses
+    if weighted:
+        raise PhaseError(
+            f"phase {label!r} cannot be trained by several replicas: the loss {weighted[0]!r} weighs rows or positions",
+            hint="write replicas=1 to train the whole of it in each process on its own",
+        )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _digest(array: np.ndarray) -> str:
+    """Shape, dtype and a hash of the values."""
+    contiguous = np.ascontiguousarray(array)
+    digest = hashlib.blake2b(
+        contiguous.view(np.uint8).reshape(-1).data if math.prod(array.shape) else b"", digest_size=16
+    )
+    return f"{array.dtype}{list(array.shape)} {digest.hexdigest()}"

@@ -1,0 +1,9 @@
+"""Replicas: the processes that a launcher started, and what a backend needs to train one model in all of them.
+
+Stands on the contract of plugins alone. What the phases do with it is in `phases/replicated_training.py`.
+"""
+
+from anyaccel.replicas.group import ReplicaGroup, Replicate
+from anyaccel.replicas.launcher import Launched, launched
+
+__all__ = ["Launched", "ReplicaGroup", "Replicate", "launched"]

@@ -1,0 +1,78 @@
+"""Processes: start a script once for each replica, and end all when one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+_GRACE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+def run_replicas(command: Sequence[str], n_replicas: int, environment: Mapping[str, str] | None = None) -> int:
+    """Run a command in `n_replicas` processes on this machine, and wait for all.
+
+    Each gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun, and, where OMP_NUM_THREADS is
+    not set, its share of the cores. When one fails, the others are ended: by SIGTERM, and 10 seconds later by force.
+    SIGTERM and Ctrl-C end all in the same way.
+
+    Returns:
+        the exit status: 0, or that of the process that failed first; 128 + signal where a signal ended it.
+    """
+    shared = dict(os.environ if environment is None else environment)
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // n_replicas)))
+    shared |= {"WORLD_SIZE": str(n_replicas), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    processes: list[subprocess.Popen[bytes]] = []
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        for rank in range(n_replicas):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(list(command), env={**shared, **own}))
+        return _wait(processes)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        _end(processes)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = next(((rank, code) for rank, code in enumerate(codes) if code), None)
+        if failed is not None:
+            rank, code = failed
+            how = f"exit status {code}" if code > 0 else f"signal {-code}"
+            print(f"anyaccel run: replica {rank} ended with {how}; the others are ended, too", file=sys.stderr)
+            return code if code > 0 else 128 - code
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(_POLL_SECONDS)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.terminate()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,176 @@
+"""What the replicas of test_replicas.py run; arguments are the names of functions, and the folder for what they tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import anyaccel as aa
+from anyaccel.errors import AnyaccelError
+
+RANK = int(os.environ.get("RANK", "0"))
+OUT = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
+
+
+def data(n: int = 1010) -> aa.FeatureSet:
+    """Rows of which the last batch of 96 has 50."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, 20)).astype(np.float32)
+    y = (np.tanh(x[:, :3]) + 0.1 * rng.normal(size=(n, 3))).astype(np.float32)
+    rows = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    rows.split_random({"train": 0.8, "val": 0.2}, seed=1)
+    return rows
+
+
+def model_of(seed: int = 0) -> torch.nn.Module:
+    """A model whose second layer has no bias, and whose first is shared by no other."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3, bias=False))
+
+
+def graph_of(rows: aa.FeatureSet, model: torch.nn.Module, optimizer: aa.Optimizer) -> aa.ModelGraph:
+    """One node."""
+    return aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], optimizer, seed=3)
+
+
+def tell(name: str, **values: Any) -> None:
+    """Write what this replica found."""
+    (OUT / f"{name}-{RANK}.json").write_text(json.dumps(values))
+
+
+def train() -> None:
+    """100 Adam steps and more over shuffled rows with a ragged last batch, in plain, clipped and accumulated steps."""
+    rows = data()
+    settings: dict[str, tuple[aa.Optimizer, dict[str, Any]]] = {
+        "plain": (aa.Optimizer("adam", lr=1e-2), {"n_epochs": 12, "residency": "resident"}),
+        "streamed": (aa.Optimizer("adam", lr=1e-2, clip_norm=0.5), {"n_epochs": 3, "residency": "streamed"}),
+        "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), {"n_epochs": 3, "accumulate": 3}),
+    }
+    for name, (optimizer, more) in settings.items():
+        model = model_of()
+        experiment = aa.Experiment(graph_of(rows, model, optimizer))
+        sampler = aa.SimpleSampler(96, shuffle=True)
+        losses = [aa.AppliedLoss("mse", on="net")]
+        phase = aa.TrainPhase("train", data="train", losses=losses, sampler=sampler, validation="val", **more)
+        results = experiment.run_phase(phase)
+        weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+        epochs = [[epoch.loss, epoch.validation["loss"]] for epoch in results.epochs]
+        tell(name, epochs=epochs, weights=weights, steps=[epoch.steps for epoch in results.epochs])
+
+
+def beside_ddp() -> None:
+    """The same rows by DistributedDataParallel, in a loop by hand."""
+    rows = data(960)
+    model, by_hand = model_of(), model_of()
+    graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
+    phase = aa.TrainPhase(
+        "train", data=rows, losses=[aa.AppliedLoss("mse", on="net")], sampler=aa.SimpleSampler(96), n_epochs=5
+    )
+    results = aa.Experiment(graph).run_phase(phase)
+    x, y = torch.from_numpy(rows.array("x")), torch.from_numpy(rows.array("y"))
+    size = torch.distributed.get_world_size()
+    ddp = torch.nn.parallel.DistributedDataParallel(by_hand)
+    optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-2)
+    part = 96 // size
+    for _ in range(5):
+        for start in range(0, 960, 96):
+            own = slice(start + RANK * part, start + (RANK + 1) * part)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(ddp(x[own]), y[own]).backward()
+            optimizer.step()
+    apart = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), by_hand.parameters(), strict=True))
+    tell("ddp", apart=apart, loss=results.epochs[-1].loss)
+
+
+class Branches(torch.nn.Module):
+    """A branch that only rows of the second half of each batch take, and one that none takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.extra, self.never = (torch.nn.Linear(20, 3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.base(x)
+        some = x[:, 0] > 100
+        return out + torch.where(some[:, None], self.extra(x), 0.0) if bool(some.any()) else out
+
+
+def unused() -> None:
+    """A parameter that has a gradient in one replica only, and one that has none in any."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 20)).astype(np.float32)
+    x[np.arange(64) % 8 >= 4, 0] += 200
+    rows = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, 1:4]}, feature_keys=["x"], target_keys=["y"])
+    torch.manual_seed(0)
+    model = Branches()
+    before = model.never.weight.detach().clone()
+    graph = graph_of(rows, model, aa.Optimizer("adamw", lr=1e-3, weight_decay=0.1))
+    phase = aa.TrainPhase(
+        "train", data=rows, losses=[aa.AppliedLoss("mse", on="net")], sampler=aa.SimpleSampler(8), n_epochs=2
+    )
+    results = aa.Experiment(graph).run_phase(phase)
+    weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+    tell("unused", weights=weights, loss=results.epochs[-1].loss, same=bool(torch.equal(before, model.never.weight)))
+
+
+def disagree() -> None:
+    """Every replica makes another model."""
+    rows = data()
+    graph = graph_of(rows, model_of(seed=RANK), aa.Optimizer("sgd", lr=1e-2))
+    aa.Experiment(graph).run_phase(aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("mse", on="net")]))
+
+
+class Faulty(aa.Callback):
+    """Fails in one replica, in the middle of an epoch."""
+
+    def step_end(self, run: Any) -> None:
+        if RANK == 1 and run.epoch == 1 and run.step == 2:
+            raise ValueError("a fault of one replica")
+
+
+def fail() -> None:
+    """One replica raises; the others are waiting for its gradients."""
+    rows = data()
+    graph = graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data="train", losses=losses, n_epochs=500, callbacks=[Faulty()])
+    began = time.monotonic()
+    try:
+        aa.Experiment(graph).run_phase(phase)
+    except AnyaccelError as error:
+        tell("fail", message=str(error), seconds=time.monotonic() - began)
+        raise
+
+
+class StopsOne(aa.Callback):
+    """Asks to stop in the last replica only."""
+
+    def epoch_end(self, run: Any) -> None:
+        if int(os.environ["WORLD_SIZE"]) - 1 == RANK and run.epoch == 1:
+            run.stop("enough for one")
+
+
+def stop() -> None:
+    """One replica asks to stop; all end with the same epoch."""
+    rows = data()
+    graph = graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data="train", losses=losses, n_epochs=50, callbacks=[StopsOne()])
+    results = aa.Experiment(graph).run_phase(phase)
+    tell("stop", epochs=len(results.epochs))
+
+
+if __name__ == "__main__":
+    scripts: dict[str, Callable[[], None]] = {
+        each.__name__: each for each in (train, beside_ddp, unused, disagree, fail, stop)
+    }
+    for chosen in sys.argv[1].split(","):
+        scripts[chosen]()

@@ -1,0 +1,153 @@
+"""Phases in processes of a launcher: what cannot be shared is refused before anything is joined."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.backend import ComputingBackend, Program
+from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.phases.replicated_training import ReplicatedTraining
+from anyaccel.replicas import Launched, ReplicaGroup
+
+
+class OneOf(ReplicaGroup):
+    """A replica whose peers give what they are told to give."""
+
+    def __init__(self, *others: Any) -> None:
+        self.rank, self.size, self.others = 0, 1 + len(others), others
+
+    def average_gradients(self, programs: Any, weight: float) -> None:
+        """Not used here."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, *self.others]
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def data() -> aa.FeatureSet:
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    return aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, feature_keys=["x"], target_keys=["y"])
+
+
+def graph_of(rows: aa.FeatureSet) -> aa.ModelGraph:
+    model = aa.SequentialMLP(output_shape=(1,))
+    return aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], aa.Optimizer("sgd", lr=0.1))
+
+
+def train(rows: aa.FeatureSet, **settings: Any) -> aa.TrainPhase:
+    losses = [] if "step" in settings else [aa.AppliedLoss("mse", on="net")]
+    return aa.TrainPhase("train", data=rows, losses=losses, sampler=4, **settings)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_framework_without_replicas_is_refused() -> None:
+    rows = data()
+    with pytest.raises(CapabilityError, match=r"trained by 2 replicas, and numpy has none here.*replicas=1"):
+        aa.Experiment(graph_of(rows)).run_phase(train(rows))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_with_one_replica_each_process_trains_on_its_own() -> None:
+    rows = data()
+    results = aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=1))
+    assert results.epochs[0].steps == 4
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_checkpoints_are_refused(tmp_path: Any) -> None:
+    rows = data()
+    with pytest.raises(PhaseError, match=r"cannot be trained by several replicas: it writes checkpoints.*replicas=1"):
+        aa.Experiment(graph_of(rows)).run_phase(train(rows, checkpoint=tmp_path / "run"))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_source_of_batches_is_refused() -> None:
+    rows = data()
+
+    def batches() -> Iterator[dict[str, np.ndarray]]:
+        yield {"x": np.ones((4, 3), np.float32), "y": np.ones((4, 1), np.float32)}
+
+    source = aa.IterableSource("d", batches, features="x", targets="y")
+    phase = aa.TrainPhase("train", data={"d": source}, losses=[aa.AppliedLoss("mse", on="net")])
+    with pytest.raises(PhaseError, match=r"the source 'd' decides itself which rows make a batch"):
+        aa.Experiment(graph_of(rows)).run_phase(phase)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_number_of_replicas_that_was_not_started_is_refused() -> None:
+    rows = data()
+    with pytest.raises(PhaseError, match=r"has replicas=3, and this is one of 2 processes.*anyaccel run --replicas 3"):
+        aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=3))
+
+
+def test_replicas_without_a_launcher_are_refused() -> None:
+    rows = data()
+    with pytest.raises(PhaseError, match=r"has replicas=2, and this is one of 1 processes"):
+        aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=2))
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
+def test_a_number_of_replicas_is_checked(count: Any) -> None:
+    with pytest.raises(PhaseError, match=r"replicas must be an int of at least 1"):
+        train(data(), replicas=count)
+
+
+def test_losses_are_added_over_the_replicas() -> None:
+    group = OneOf({"mse": [3.0, 2.0]}, {"mse": [1.0, 1.0], "mae": [4.0, 8.0]})
+    replicas = ReplicatedTraining("train", Launched(0, 3), {"numpy": group})
+    assert replicas.total({"mse": (2.0, 1.0)}) == {"mse": (6.0, 4.0), "mae": (4.0, 8.0)}
+
+
+def test_one_replica_that_is_asked_to_stop_stops_all() -> None:
+    assert ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf("enough")}).stop_reason("") == "enough"
+    assert ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf("")}).stop_reason("") == ""
+
+
+def test_replicas_that_disagree_are_named() -> None:
+    graph = graph_of(data())
+    other = ReplicatedTraining("train", Launched(0, 1), {"numpy": OneOf()})
+    other.check_alike(graph, {"x": np.ones(3)}, when="before the first step")
+
+    class Recorder(OneOf):
+        def gather(self, value: Any) -> list[Any]:
+            changed = {**value, "the data of 'x'": "others", "the seed": "1"}
+            return [value, value, changed]
+
+    group = Recorder(None, None)
+    replicas = ReplicatedTraining("train", Launched(0, 3), {"numpy": group})
+    expected = "the replicas disagree before the first step: the seed, and 1 more in replica 2 of those from 0 on"
+    with pytest.raises(PhaseError, match=re.escape(expected)):
+        replicas.check_alike(graph, {"x": np.ones(3)}, when="before the first step")
+
+
+def test_gradients_go_to_the_group_of_their_framework() -> None:
+    seen: list[tuple[str, list[Program], float]] = []
+
+    class Named(OneOf):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def average_gradients(self, programs: Any, weight: float) -> None:
+            seen.append((self.name, list(programs), weight))
+
+    class Stage:
+        def __init__(self, framework: str, program: Any) -> None:
+            self.backend: ComputingBackend = type("Backend", (), {"framework": framework})()  # type: ignore[assignment]
+            self.program = program
+
+    groups = {"a": Named("a"), "b": Named("b")}
+    stages: Any = [Stage("a", 1), Stage("b", 2), Stage("a", 3)]
+    ReplicatedTraining("train", Launched(0, 2), groups).average(stages, 5.0)
+    assert seen == [("a", [1, 3], 5.0), ("b", [2], 5.0)]
