@@ -286,7 +286,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     },
     "Checkpoint": lambda: (
         aa.Checkpoint,
-        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn"},
+        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True},
     ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
