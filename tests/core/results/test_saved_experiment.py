@@ -205,7 +205,7 @@ def test_without_any_checkpoint_there_is_nothing_to_go_on_from(phases, data):
 
 @pytest.mark.parametrize("every", ["epoch", 3, "10min"])
 def test_the_checkpoint_of_a_phase_is_part_of_its_configuration(every, data, tmp_path):
-    given = Checkpoint(tmp_path / "run", every=every, keep=2, keep_best="loss", on_failure="stop")
+    given = Checkpoint(tmp_path / "run", every=every, keep=2, keep_best="loss", on_failure="stop", wait=True)
     saved(data, tmp_path / "saved", train(checkpoint=given))
     read = Experiment.load(tmp_path / "saved").phases[0].checkpoint
     assert read.get_config() == given.get_config() and read.folder == given.folder
