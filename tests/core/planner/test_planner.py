@@ -126,13 +126,13 @@ def test_a_chain_is_split_as_well_as_any_contiguous_split(
 @settings(max_examples=60, deadline=None)
 @given(problems(grouped=True), st.randoms(use_true_random=False))
 def test_a_graph_is_placed_within_its_bounds_and_never_spills_where_it_fits(
-    problem: tuple[list[Block], list[DeviceSpec]], random: Any
+    problem: tuple[list[Block], list[DeviceSpec]], generator: Any
 ) -> None:
     blocks, devices = problem
     edges = [
         Edge(blocks[i].name, blocks[j].name, blocks[i].output_bytes)
         for i, j in itertools.combinations(range(len(blocks)), 2)
-        if random.random() < 0.4
+        if generator.random() < 0.4
     ]
     all_fitting = [max(loads(blocks, edges, devices, w)) for w in everything(blocks, devices, contiguous=False)]
     in_order = [max(loads(blocks, edges, devices, w)) for w in everything(blocks, devices, contiguous=True)]

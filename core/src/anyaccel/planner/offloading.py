@@ -65,8 +65,8 @@ def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str)
     sets = [devices, *([d] for d in devices if len(devices) > 1)]
     found: list[tuple[float, float, int, Streamed]] = []
     for slots in SLOTS:
-        for streaming in sets:
-            made = _split(problem, tiers, streaming, slots)
+        for streaming, alone in [*((each, False) for each in sets), *((each, True) for each in sets)]:
+            made = _split(problem, tiers, streaming, slots, alone)
             if made is not None:
                 seconds = made.seconds(problem)
                 value = float(seconds.sum() if objective == "latency" else seconds.max())
@@ -77,8 +77,10 @@ def find_offload(problem: Problem, tiers: Sequence[OffloadTier], objective: str)
     return min(found, key=lambda each: each[:3])[3] if found else None
 
 
-def _split(problem: Problem, tiers: Sequence[OffloadTier], streaming: list[int], slots: int) -> Streamed | None:
-    assignment = _by_memory(problem, streaming)
+def _split(
+    problem: Problem, tiers: Sequence[OffloadTier], streaming: list[int], slots: int, alone: bool
+) -> Streamed | None:
+    assignment = _by_memory(problem, streaming, alone)
     away: dict[int, int] = {}
     for d in streaming:
         chosen = _spread(problem, assignment, d, slots)
@@ -94,18 +96,23 @@ def _split(problem: Problem, tiers: Sequence[OffloadTier], streaming: list[int],
     return made if possible and np.all(need <= problem.capacity[problem.device_class]) else None
 
 
-def _by_memory(problem: Problem, streaming: list[int]) -> Ints:
-    """Units in order: devices that keep what they have are filled, the others share the rest by their memory."""
-    capacity = problem.capacity[problem.device_class]
+def _by_memory(problem: Problem, streaming: list[int], alone: bool) -> Ints:
+    """Units in order: devices that keep what they have are filled, or idle, and the others share the rest."""
+    n = len(problem.units)
     total = float(problem.resident.max(axis=0).sum())
-    rest = max(0.0, total - float(sum(capacity[d] for d in range(len(capacity)) if d not in streaming)))
+    capacity = np.minimum(problem.capacity[problem.device_class], total + 1)
+    kept = [d for d in range(len(capacity)) if d not in streaming and not alone]
+    rest = max(0.0, total - float(capacity[kept].sum()))
     room = float(capacity[streaming].sum())
-    assignment = np.full(len(problem.units), streaming[-1], dtype=np.int64)
+    assignment = np.full(n, streaming[-1], dtype=np.int64)
     start = 0
-    for d, c in enumerate(problem.device_class.tolist()):
+    for d in sorted([*streaming, *kept]):
+        c = int(problem.device_class[d])
         limit = rest * capacity[d] / room if d in streaming and room else capacity[d]
         held = np.cumsum(problem.resident[c, start:]) if d in streaming else _filled(problem, c, start)
         stop = start + int(np.searchsorted(held, limit, side="right"))
+        impossible = np.flatnonzero(~np.isfinite(problem.seconds[c, start:stop]))
+        stop = start + int(impossible[0]) if len(impossible) else stop
         assignment[start:stop] = d
         start = stop
     return assignment
