@@ -321,7 +321,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Experiment.load": lambda: (
         aa.Experiment.load,
         {"folder": saved_experiment(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "phases": [train()]}
-        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none"},
+        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none", "strict": True},
     ),
     "Experiment.run": lambda: (one(experiment().run), {"given": train(), "resume": "never"}),
     "Experiment.save": lambda: (experiment().save, {"folder": saved_experiment()}),
