@@ -71,6 +71,8 @@ FLOORS = (
     ("phases", "train, evaluate, fit: load, run, recover"),
     ("graph", "nodes, shapes, plans, segments"),
     ("data", "feature sets, samplers, sources"),
+    ("replicas", "processes that train one model"),
+    ("planner", "blocks on devices and tiers"),
     ("saved_folder", "a manifest and safetensors"),
 )
 KERNEL = (

@@ -4,7 +4,7 @@ Run it with `nox -s bench`, or `python tests/benchmarks/saving.py [--rounds N] [
 take turns in one process, and the median of the rounds is told. `save_file` of safetensors returns before anything is
 on the disk; beside it stands one that waits for the disk, as anyaccel does, and anyaccel without waiting. `load_file`
 of safetensors.torch maps the file and reads nothing; beside it stand its bytes copied, and `load_file` of
-safetensors.numpy, which reads. anyaccel reads into memory of its own and compares a SHA-256 of every tensor.
+safetensors.numpy, which reads. anyaccel reads into memory of its own and compares a CRC-32 of every tensor.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import subprocess
 import sys
@@ -66,3 +67,16 @@ def test_a_failure_is_reported_with_an_exit_status(tmp_path: Path) -> None:
     assert child.returncode == 1
     assert "failed: wrong" in child.stderr
     assert "not measured: absent: No module named 'not_there'" in child.stdout
+
+
+def test_placements_are_near_the_best_known(tmp_path: Path) -> None:
+    """Of graphs made for it; of the published workloads where ANYACCEL_PLACEMENT_WORKLOADS names a checkout of them."""
+    published = "ANYACCEL_PLACEMENT_WORKLOADS" in os.environ
+    into = tmp_path / "placement.json"
+    child = run(FOLDER / "placement.py", *([] if published else ["--quick"]), "--json", into)
+    assert child.returncode == 0, child.stdout + child.stderr
+    rows = json.loads(into.read_text(encoding="utf-8"))
+    assert {row["tight"] for row in rows} == {False, True}
+    for tight in (False, True):
+        ratios = [row["ratio"] for row in rows if row["tight"] is tight]
+        assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= (1.01 if published else 1.2)

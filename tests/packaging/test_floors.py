@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("printable", "suggestions", "install_hints", "host_memory", "rng", "lazy_attributes", "interrupts"),
     ("errors", "html", "attribute_hints"),
     ("arguments", "containers", "device", "display"),
-    ("specs", "saved_folder"),
+    ("specs", "saved_folder", "planner"),
     ("segment",),
     ("program",),
     ("backend", "hookspecs"),

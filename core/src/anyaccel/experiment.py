@@ -325,6 +325,7 @@ class Experiment(AttributeHints):
         callbacks: Iterable[Callback] | None = None,
         allow: Iterable[type] = (),
         progress: Any = "auto",
+        strict: bool = True,
     ) -> Experiment:
         """The experiment that `save` wrote, with its graph in its state on the CPU, and its results.
 
@@ -335,6 +336,7 @@ class Experiment(AttributeHints):
             callbacks: likewise.
             allow: classes of models, transforms and callbacks that the folder may name besides those that are known.
             progress: as of an Experiment.
+            strict: as of `ModelGraph.load`.
 
         Raises:
             ConfigError: as `ModelGraph.load`, or a phase or callback must be given.
@@ -343,7 +345,7 @@ class Experiment(AttributeHints):
         classes = checked_classes(allow)
         part, arrays = _read(folder)
         given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer}
-        graph = ModelGraph.load(folder, **given, allow=classes)
+        graph = ModelGraph.load(folder, **given, allow=classes, strict=strict)
         hint = "give them: load(folder, callbacks=[...]); callbacks=[] for none"
         if phases is None:
             phases = [read_phase(each, classes) for each in part["phases"]]

@@ -1,4 +1,4 @@
-"""What the replicas of test_replicas.py run; arguments are the names of functions, and the folder for what they tell."""
+"""Functions for the replicas of test_replicas.py; arguments are their names, and the folder for what they tell."""
 
 from __future__ import annotations
 

@@ -80,8 +80,14 @@ def test_columns_that_hold_no_numbers_are_all_named(way: str, tmp_path: Path) ->
     assert "2 of the remaining columns of 'fs' cannot be features: who, words. Available: column" in message
     assert "column 'who' cannot be read as numbers" in message and "column 'words' cannot" in message
     assert "name them as tags, leave them out of the data, or name the features one by one" in message
+    assert "one by one; of texts store token ids" in message
     with pytest.raises(ColumnError, match="cannot be targets: who, words"):
         made(way, tmp_path, {**WIDE, "words": [["a"]] * 4}, "c0", ...)
+
+
+def test_only_texts_are_to_be_stored_as_token_ids() -> None:
+    with pytest.raises(ColumnError, match=r"one by one\.$"):
+        FeatureSet.from_dict("fs", {"a": [1.0, 2.0], "b": [1, None]}, ...)
 
 
 def test_nulls_among_the_rest_are_reported_with_their_row() -> None:

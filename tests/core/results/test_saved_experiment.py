@@ -20,7 +20,7 @@ from anyaccel import (
     TrainPhase,
     saved_folder,
 )
-from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.errors import ConfigError, PhaseError, StateError
 from anyaccel.results import EvalResults
 
 LOSS = AppliedLoss("mse", on="guess")
@@ -85,6 +85,20 @@ def test_its_folder_is_that_of_a_graph_too(data, tmp_path):
     graph = ModelGraph.load(tmp_path)
     for name, array in experiment.graph.state().items():
         np.testing.assert_array_equal(graph.state()[name], array)
+
+
+def test_with_another_model_what_fits_is_loaded_if_asked(data, tmp_path):
+    before = ModelGraph([ModelNode("guess", SequentialMLP((1,), n_layers=2), data.reference())], "adam", seed=1).build()
+    Experiment("mine", before, [train()], progress="none").save(tmp_path / "e")
+    own = {"models": {"guess": SequentialMLP((1,), n_layers=3)}, "feature_sets": [data], "progress": "none"}
+    with pytest.raises(StateError, match=r"layers\.2.*strict=False"):
+        Experiment.load(tmp_path / "e", **own)
+    with pytest.warns(UserWarning, match=r"left out of graph.*layers\.1"):
+        again = Experiment.load(tmp_path / "e", **own, strict=False)
+    name = "guess/parameters/layers.0.weight"
+    np.testing.assert_array_equal(again.graph.state()[name], before.state()[name])
+    assert "guess/parameters/layers.2.weight" in again.graph.state()
+    assert again.run() is not None
 
 
 def test_callbacks_come_back(data, tmp_path):
@@ -205,7 +219,7 @@ def test_without_any_checkpoint_there_is_nothing_to_go_on_from(phases, data):
 
 @pytest.mark.parametrize("every", ["epoch", 3, "10min"])
 def test_the_checkpoint_of_a_phase_is_part_of_its_configuration(every, data, tmp_path):
-    given = Checkpoint(tmp_path / "run", every=every, keep=2, keep_best="loss", on_failure="stop")
+    given = Checkpoint(tmp_path / "run", every=every, keep=2, keep_best="loss", on_failure="stop", wait=True)
     saved(data, tmp_path / "saved", train(checkpoint=given))
     read = Experiment.load(tmp_path / "saved").phases[0].checkpoint
     assert read.get_config() == given.get_config() and read.folder == given.folder

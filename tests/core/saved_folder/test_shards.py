@@ -11,6 +11,8 @@ import pytest
 
 from anyaccel import saved_folder
 from anyaccel.errors import ConfigError, StateError
+from anyaccel.saved_folder import manifest, shards
+from anyaccel.saved_folder.local_storage import LocalStorage
 
 KINDS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64,)}
 DTYPES = ["bool", *(f"{kind}{bits}" for kind, widths in KINDS.items() for bits in widths)]
@@ -199,3 +201,39 @@ def test_a_part_that_is_not_plain_is_an_error(tmp_path, part, message):
     with pytest.raises(ConfigError, match=message):
         saved_folder.write(tmp_path, {"graph": part}, state())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_tensors_larger_than_a_cache_are_read_and_checked_in_pieces(tmp_path, monkeypatch, positions):
+    if not positions:  # as on Windows
+        monkeypatch.delattr("os.preadv", raising=False)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "large": rng.random(300_001),
+        "none": np.zeros((0, 3)),
+        "scalar": np.array(7),
+        "small": np.arange(5, dtype="u1"),
+    }
+    saved_folder.write(tmp_path, {"graph": {}}, arrays)
+    got = read(tmp_path)
+    assert_same(got, arrays)
+    assert not any(array.flags.writeable for array in got.values())
+    (file,) = tmp_path.glob("state-*.safetensors")
+    contents = bytearray(file.read_bytes())
+    contents[len(contents) // 2] ^= 1
+    file.write_bytes(contents)
+    with pytest.raises(StateError, match="tensor large is not as it was written"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path, monkeypatch, positions):
+    if not positions:
+        monkeypatch.delattr("os.preadv", raising=False)
+    saved_folder.write(tmp_path, {"graph": {}}, {"w": np.arange(100_000.0)})
+    storage = LocalStorage(tmp_path)
+    (file,) = manifest.arrays_files(storage, manifest.load(storage))
+    os.truncate(tmp_path / file.file, file.size - 8)
+    monkeypatch.setattr(LocalStorage, "size", lambda self, name: file.size)
+    with pytest.raises(StateError, match="is not as it was written: it ends too early"):
+        shards.read(storage, file)

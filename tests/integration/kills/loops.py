@@ -97,6 +97,7 @@ class Loop:
         imports: what a process imports before it forks those that are killed.
         items: whether the data is a map-style data set.
         pause: seconds after each call of steps, so that not all processes are killed while they write.
+        wait: whether the loop waits until a checkpoint is written.
         exact: whether two undisturbed runs are the same to the bit. Those of compilers that decide by time which steps
             they compile agree up to rounding.
         settings: of the phase.
@@ -109,6 +110,7 @@ class Loop:
     imports: tuple[str, ...] = ()
     items: bool = False
     pause: float = 0.0
+    wait: bool = False
     exact: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -130,7 +132,7 @@ class Loop:
             n_epochs=EPOCHS,
             validation=None if self.items else "val",
             callbacks=[] if self.items else [aa.EarlyStopping("val_loss", patience=50, restore_best=True)],
-            checkpoint=None if folder is None else aa.Checkpoint(folder, every=self.every, keep=2),
+            checkpoint=None if folder is None else aa.Checkpoint(folder, every=self.every, keep=2, wait=self.wait),
             **self.settings,
         )
 
@@ -145,7 +147,8 @@ COMPILED = {"compile": "steps"}
 STREAMED, OFF = {"residency": "streamed"}, {"compile": "off"}
 
 LOOPS: dict[str, Loop] = {
-    "numpy": Loop(share=0.15, model=numpy_model, pause=0.02),
+    "numpy": Loop(share=0.1, model=numpy_model, pause=0.02),
+    "numpy large, waiting": Loop(share=0.05, model=large_model, every=2, wait=True),
     "numpy streamed": Loop(share=0.1, model=numpy_model, every=1, settings=STREAMED),
     "numpy accumulated": Loop(share=0.08, model=numpy_model, every=3, pause=0.02, settings={"accumulate": 2}),
     "numpy items": Loop(share=0.06, model=numpy_model, items=True),

@@ -44,7 +44,7 @@ APPLICATIONS: dict[str, dict[str, Any]] = {
 }
 
 WITHOUT_GRADIENTS = {"ConvNeXtTiny"} if keras.config.backend() == "tensorflow" else set()
-"""TensorFlow has gradients of grouped convolutions on a CPU only in what XLA compiles."""
+"""TensorFlow has no gradients of grouped convolutions' inputs on a CPU: training is refused."""
 
 
 def application(name: str) -> Any:

@@ -178,10 +178,11 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
     if not errors:
         return
     role = roles[next(iter(errors))]
+    texts = "; of texts store token ids" if any("token ids" in (error.hint or "") for error in errors.values()) else ""
     raise ColumnError(
         f"{len(errors)} of the remaining columns of {label!r} cannot be {role}s: {listed(errors)}",
         available="; ".join(error.problem for error in list(errors.values())[:_REASONS]),
-        hint=f"name them as tags, leave them out of the data, or name the {role}s one by one",
+        hint=f"name them as tags, leave them out of the data, or name the {role}s one by one{texts}",
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,8 @@ from anyaccel.saved_folder.dtype_codes import code_of, dtype_of, itemsize_of, na
 _METADATA = "__metadata__"  # the one name in a header that is no tensor's
 _LARGEST_HEADER = 100_000_000  # what other readers of the format take
 _MOST_AXES = 32  # of NumPy 1
-_MOST_READING = 4  # threads; a disk is slower than so many hashes
+_MOST_READING = 4  # threads; a disk is slower than so many
+_IN_CACHE = 2**18  # bytes that are read and checked at once: they come from the cache of a processor the second time
 _PIECE = 64 * 2**20  # what is written in one call; some systems write at most 2 GB
 
 
@@ -131,8 +133,14 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
     found: dict[str, Future[str]] = {}
     with _hash_threads(min(_MOST_READING, os.cpu_count() or 1)) as executor:
         for slot in slots:
-            arrays[slot.name] = _read_array(stream, slot)
-            found[slot.name] = executor.submit(_crc32, _bytes(arrays[slot.name]))
+            if isinstance(stream, FileIO) and hasattr(os, "preadv"):  # threads read at positions of their own
+                arrays[slot.name] = array = _empty(slot)
+                place = stream.fileno(), len(header) + slot.begin
+                found[slot.name] = executor.submit(_read_crc32, *place, _bytes(array))
+            else:
+                arrays[slot.name] = array = _read_array(stream, slot)
+                found[slot.name] = executor.submit(_crc32, _bytes(array))
+            array.setflags(write=False)
         wrong = [name for name, digest in found.items() if digest.result() != digests.tensors[name]]
     if wrong:
         raise StateError(f"tensor {', '.join(wrong)} is not as it was written")
@@ -141,7 +149,7 @@ def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[s
 
 @contextmanager
 def _hash_threads(count: int) -> Iterator[Executor]:
-    """Threads that compute hashes, which hold no lock of Python meanwhile."""
+    """Threads that read and compute hashes, which hold no lock of Python meanwhile."""
     executor = ThreadPoolExecutor(count, "anyaccel-hash")
     try:
         yield executor
@@ -199,6 +207,18 @@ def _read_all(stream: IO[bytes], into: memoryview) -> None:
         into = into[count:]
 
 
+def _read_crc32(descriptor: int, position: int, into: memoryview) -> str:
+    """Read bytes of a file from a position on, and give their CRC-32."""
+    crc = 0
+    while into:
+        count = os.preadv(descriptor, [into[:_IN_CACHE]], position)
+        if not count:
+            raise StateError("it ends too early")
+        crc = zlib.crc32(into[:count], crc)
+        into, position = into[count:], position + count
+    return f"{crc:08x}"
+
+
 def _read_header(stream: IO[bytes], size: int) -> bytes:
     if size < 8:
         raise StateError("it is no file of safetensors")
@@ -242,12 +262,16 @@ def _is_size(value: Any) -> bool:
 
 
 def _read_array(stream: IO[bytes], slot: _Slot) -> np.ndarray:
-    dtype = dtype_of(slot.code)
-    try:
-        array = np.empty(slot.shape, dtype)
-    except (MemoryError, ValueError) as error:
-        problem = f"tensor {slot.name} of {slot.end - slot.begin:,} bytes does not fit into memory"
-        raise StateError(problem, hint="load it on a machine with more memory") from error
+    array = _empty(slot)
     _read_all(stream, array.reshape(-1).view(np.uint8).data)
     array.setflags(write=False)
     return array
+
+
+def _empty(slot: _Slot) -> np.ndarray:
+    dtype = dtype_of(slot.code)
+    try:
+        return np.empty(slot.shape, dtype)
+    except (MemoryError, ValueError) as error:
+        problem = f"tensor {slot.name} of {slot.end - slot.begin:,} bytes does not fit into memory"
+        raise StateError(problem, hint="load it on a machine with more memory") from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from anyaccel.adapter.out_of_memory import out_of_memory
-from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError
+from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, PhaseError
 
 # What Keras puts around the messages of others, in bold; and the names that TensorFlow gives to nodes.
 _AROUND = re.compile(r"^Exception encountered when calling [^\n]*\n+|\x1b\[\d*m|\{\{(?:function_)?node [^}]*\}\}")
@@ -15,7 +15,7 @@ _AROUND = re.compile(r"^Exception encountered when calling [^\n]*\n+|\x1b\[\d*m|
 
 @contextmanager
 def translate_errors(subject: str) -> Iterator[None]:
-    """Inside, errors about memory, a missing device, or tensors on several devices become anyaccel's; others pass.
+    """Inside, errors about memory, devices and gradients that TensorFlow lacks become anyaccel's; others pass.
 
     Args:
         subject: what is being done, such as `"a tensor of shape [8] on gpu:0"`.
@@ -54,5 +54,11 @@ def _translated(error: Exception, subject: str) -> AnyaccelError | None:
             f"{subject}: its inputs are on different devices",
             available=message.partition("Tensors can be")[0].strip(),
             hint="move them to one device first: anyaccel.move(tensor, device)",
+        )
+    if isinstance(error, tf.errors.InvalidArgumentError) and "Gradients for grouped convolutions" in message:
+        return PhaseError(
+            f"{subject}: TensorFlow has no gradients of grouped convolutions on a CPU",
+            hint="use DepthwiseConv2D(kernel_size) where Conv2D has as many groups as channels, "
+            'freeze the node, or train with KERAS_BACKEND="jax" or "torch" (keras.applications.ConvNeXt...)',
         )
     return None

@@ -14,6 +14,7 @@ from anyaccel.adapter import StepFunction, StepLoop
 from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
 from anyaccel_tensorflow.object_location import parse_device_name
 from anyaccel_tensorflow.tf_functions import compiled
+from anyaccel_tensorflow.xla_random import equal_draws, has_unequal_draws
 
 _TRIALS = (1, 8, 64, 512)  # steps
 
@@ -27,7 +28,8 @@ def compile_loop(body: StepFunction, home: str, *, quick: bool) -> StepLoop:
         quick: without XLA, which takes long to compile; else the faster of both.
     """
     plain = compiled(partial(_run_steps, body))
-    function = plain if quick else _FasterLoop(compiled(partial(_run_steps, body), jit_compile=True), plain, home)
+    by_xla = compiled(partial(_run_steps_by_xla, body), jit_compile=True)
+    function = plain if quick else _FasterLoop(by_xla, plain, home)
 
     def call(state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int) -> Any:
         return function(state, rest, table, numbers, count)
@@ -44,8 +46,10 @@ def _put(home: str, array: np.ndarray) -> Any:
 class _FasterLoop:
     """The loop by XLA or the plain one, chosen at the first call.
 
-    What XLA cannot compile shows in a call of no steps. On a CPU, where XLA's convolutions take many times as long as
-    TensorFlow's own, both run some steps over the first rows, whose results are dropped.
+    What XLA cannot compile shows in a call of no steps, and so does a model whose random numbers it would draw
+    otherwise: the plain loop runs it, whatever the timing, so that two runs from one seed draw the same. On a CPU,
+    where XLA's convolutions take many times as long as TensorFlow's own, both run some steps over the first rows, whose
+    results are dropped.
     """
 
     def __init__(self, by_xla: Callable[..., Any], plain: Callable[..., Any], home: str) -> None:
@@ -72,6 +76,19 @@ class _FasterLoop:
         run(self._plain, 0)  # compile it
         by_xla_is_faster = is_faster(partial(run, self._by_xla), partial(run, self._plain), _TRIALS)
         return self._by_xla if by_xla_is_faster else self._plain
+
+
+def _run_steps_by_xla(body: StepFunction, *arguments: Any) -> Any:
+    """As `_run_steps`, with the random numbers of TensorFlow's own kernels.
+
+    Raises:
+        UnimplementedError: XLA would draw others.
+    """
+    with equal_draws():
+        results = _run_steps(body, *arguments)
+    if has_unequal_draws(tf.compat.v1.get_default_graph()):
+        raise tf.errors.UnimplementedError(None, None, "XLA would draw other random numbers")
+    return results
 
 
 def _run_steps(body: StepFunction, state: Any, rest: Any, table: Any, numbers: Any, count: Any) -> Any:

@@ -50,7 +50,11 @@ def tuned(train: Callable[..., Any]) -> Callable[..., Any]:
     """`tuned(folder, every=...)`: a phase with a validation that keeps the best epoch, and writes checkpoints."""
 
     def make(folder: Any = None, callback: Any = None, **settings: Any) -> Any:
-        own = {name: settings.pop(name) for name in ("every", "keep", "keep_best", "on_failure") if name in settings}
+        own = {
+            name: settings.pop(name)
+            for name in ("every", "keep", "keep_best", "on_failure", "wait")
+            if name in settings
+        }
         stopping = EarlyStopping("val_loss", patience=50, restore_best=True)
         return train(
             n_epochs=settings.pop("n_epochs", EPOCHS),

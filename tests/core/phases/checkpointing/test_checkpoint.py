@@ -43,6 +43,8 @@ def test_other_settings_out_of_range():
         PhaseError, match=r"unknown on_failure='stopp'. Available: 'warn', 'stop'. Hint: did you mean 'stop'"
     ):
         Checkpoint("a", on_failure="stopp")
+    with pytest.raises(PhaseError, match="wait='yes' is not True or False"):
+        Checkpoint("a", wait="yes")
 
 
 def test_a_phase_takes_a_checkpoint_or_a_folder(train):

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -401,3 +402,29 @@ def test_the_loop_does_not_wait_for_the_disk(line, experiment, train, at, tmp_pa
     experiment(line(), callbacks=[count]).run_phase(phase)
     assert begun[0] == 1
     assert len(begun) < 6  # of eight steps
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_with_wait_no_step_is_done_before_a_checkpoint_is_written(line, experiment, tuned, tmp_path, monkeypatch, wait):
+    done: list[str] = []
+    next_step = threading.Event()
+    write = run_folder.RunFolder.write
+
+    def slow(self, position, *args):
+        if position.step:
+            next_step.wait(0.05 if wait else 10.0)
+        write(self, position, *args)
+        done.append(f"written {position.step}")
+
+    class Steps(Callback):
+        def step_end(self, run):
+            done.append(f"step {run.step}")
+            if run.step == 3:
+                next_step.set()
+
+    monkeypatch.setattr(run_folder.RunFolder, "write", slow)
+    experiment(line()).run_phase(tuned(tmp_path, Steps(), every=3, n_epochs=1, wait=wait))
+    expected = ["step 0", "step 1", "step 2", "written 3", "step 3", "written 0"]
+    if not wait:
+        expected[3:5] = ["step 3", "written 3"]
+    assert done == expected

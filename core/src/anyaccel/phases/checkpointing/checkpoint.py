@@ -37,6 +37,8 @@ class Checkpoint:
         keep_best: name of a value of an epoch, such as `"val_loss"`: the checkpoint of the best epoch is kept, too.
         on_failure: what to do when one cannot be written (a full disk): `"warn"` goes on training; `"stop"` raises
             the error, after a step.
+        wait: whether the training waits until each is written. Then a process that is killed loses at most the steps
+            of one interval; otherwise also those done while one was being written.
 
     Raises:
         PhaseError: a setting out of range.
@@ -50,6 +52,7 @@ class Checkpoint:
         keep: int = 3,
         keep_best: str | None = None,
         on_failure: str = "warn",
+        wait: bool = False,
     ) -> None:
         wanted = "the name of a folder"
         is_name = lambda it: isinstance(it, (str, os.PathLike)) and str(it)  # noqa: E731
@@ -67,11 +70,12 @@ class Checkpoint:
             problem = f"{_WHERE}unknown on_failure={shown(on_failure)}"
             raise PhaseError(problem, available=", ".join(map(repr, ON_FAILURE)), hint=hint)
         self.on_failure = on_failure
+        self.wait = arguments.flag(PhaseError, _WHERE, "wait", wait)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments as plain data; a timedelta as text."""
         every = f"{self.every_seconds}s" if isinstance(self.every, timedelta) else self.every
-        kept = {"keep": self.keep, "keep_best": self.keep_best, "on_failure": self.on_failure}
+        kept = {"keep": self.keep, "keep_best": self.keep_best, "on_failure": self.on_failure, "wait": self.wait}
         return {"folder": str(self.folder), "every": every, **kept}
 
     def __repr__(self) -> str:

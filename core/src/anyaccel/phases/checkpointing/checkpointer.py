@@ -193,7 +193,7 @@ class Checkpointer:
         self._warn_of_unsaved(loader)
         every = self._checkpoint.every_n_steps
         if self._is_time() or (every is not None and (self._steps_before_epoch() + self._run.step) % every == 0):
-            self._write(self._position(pipeline, losses, source_draws=loader.draws), wait=False)
+            self._write(self._position(pipeline, losses, source_draws=loader.draws), wait=self._checkpoint.wait)
 
     def _steps_before_epoch(self) -> int:
         """Of the run, up to the epoch that is going on; counted once for each."""
@@ -213,7 +213,7 @@ class Checkpointer:
         given = self._checkpoint
         after_each = given.keep_best is not None or (given.every_n_steps is None and given.every_seconds is None)
         if after_each or self._is_time():
-            self._write(self._position(), wait=False)
+            self._write(self._position(), wait=given.wait)
 
     def _is_time(self) -> bool:
         seconds = self._checkpoint.every_seconds

@@ -1,0 +1,10 @@
+"""The planner: which device computes which block of a model that is larger than one of them.
+
+Names no framework; times and sizes are given as numbers. Stands on `display` and the kernel's errors and arguments.
+"""
+
+from anyaccel.planner.block_plan import BlockPlan, DeviceShare
+from anyaccel.planner.planning import plan_blocks
+from anyaccel.planner.values import Block, DeviceSpec, Edge, OffloadTier
+
+__all__ = ["Block", "BlockPlan", "DeviceShare", "DeviceSpec", "Edge", "OffloadTier", "plan_blocks"]

@@ -1,0 +1,202 @@
+"""What the planner is given: blocks, the tensors between them, devices, and tiers that weights may rest in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyaccel.arguments import check, integer, number, text
+from anyaccel.errors import ConfigError
+
+MOST_BYTES = 2**60
+
+
+def nbytes(where: str, name: str, value: Any) -> int:
+    """A number of bytes, at most an exbibyte."""
+    found = integer(ConfigError, where, name, value, 0, 1024)
+    return int(check(ConfigError, where, name, found, lambda it: it <= MOST_BYTES, "at most 2**60 bytes", 1024))
+
+
+def positive(where: str, name: str, value: Any) -> float:
+    """A finite number above zero."""
+    return float(number(ConfigError, where, name, value, lambda it: it > 0, "a number above 0", 1.0))
+
+
+def fraction(where: str, name: str, value: Any) -> float:
+    """A number from 0 to less than 1."""
+    return float(number(ConfigError, where, name, value, lambda it: 0 <= it < 1, "a number from 0 to below 1", 0.1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of a model that is computed on one device.
+
+    Args:
+        name: unique among the blocks of a plan.
+        parameter_bytes, buffer_bytes: of all its parameters and buffers, without those in `tied`.
+        activation_bytes: memory besides these while the block computes. In inference it is free again afterwards: a
+            device needs that of its largest block. In training it is kept for the backward pass: it needs the sum.
+        cache_bytes_per_token: of a cache that grows, such as keys and values of attention.
+        seconds: compute time of a step on a device of `rate` 1: a number, or one for each kind of device
+            (`{"gpu": 0.001, "cpu": 0.02}`); it cannot be computed on a kind that is missing. None if unknown: see
+            `plan_blocks`.
+        output_bytes: of its output, where the blocks are a chain; `Edge` describes other connections.
+        tied: names of shared parameters, each with its bytes. Each device that computes with one holds it once.
+        group: blocks of one group are computed on one device; empty for a block of its own.
+        backward: whether it belongs to the backward pass of a training graph.
+
+    Raises:
+        ConfigError: a value is of another type, negative, or not finite.
+    """
+
+    name: str
+    parameter_bytes: int = 0
+    buffer_bytes: int = 0
+    activation_bytes: int = 0
+    cache_bytes_per_token: int = 0
+    seconds: float | Mapping[str, float] | None = None
+    output_bytes: int = 0
+    tied: Mapping[str, int] = field(default_factory=dict)
+    group: str = ""
+    backward: bool = False
+
+    def __post_init__(self) -> None:
+        text(ConfigError, "Block: ", "name", self.name)
+        where = f"block {self.name!r}: "
+        for name in ("parameter_bytes", "buffer_bytes", "activation_bytes", "cache_bytes_per_token", "output_bytes"):
+            object.__setattr__(self, name, nbytes(where, name, getattr(self, name)))
+        fits = lambda it: isinstance(it, Mapping) and all(isinstance(key, str) and key for key in it)  # noqa: E731
+        tied = check(ConfigError, where, "tied", self.tied, fits, "names with bytes", "{'embedding': 1024}")
+        object.__setattr__(self, "tied", {key: nbytes(where, f"tied {key!r}", tied[key]) for key in sorted(tied)})
+        object.__setattr__(self, "seconds", _seconds(where, self.seconds))
+        check(ConfigError, where, "group", self.group, lambda it: isinstance(it, str), "text", "'attention'")
+        check(ConfigError, where, "backward", self.backward, lambda it: isinstance(it, bool), "True or False", True)
+
+    def seconds_on(self, kind: str) -> float:
+        """Compute time on a kind of device at rate 1, infinite where the block cannot be computed."""
+        if isinstance(self.seconds, Mapping):
+            return self.seconds.get(kind, math.inf)
+        return self.seconds or 0.0
+
+
+def _seconds(where: str, given: Any) -> float | dict[str, float] | None:
+    if given is None:
+        return None
+    least = lambda it: it >= 0  # noqa: E731
+    wanted = "a number of at least 0, or one for each kind of device"
+    if not isinstance(given, Mapping):
+        return float(number(ConfigError, where, "seconds", given, least, wanted, 0.001))
+    example = "{'gpu': 0.001}"
+    check(ConfigError, where, "seconds", given, lambda it: it and all(isinstance(k, str) for k in it), wanted, example)
+    return {
+        key: float(number(ConfigError, where, f"seconds[{key!r}]", given[key], least, wanted, 0.001))
+        for key in sorted(given)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor that one block gives to another.
+
+    Edges of one source with the same `tensor` are one tensor, which a device sends once, however many blocks read it.
+
+    Args:
+        source, target: names of blocks.
+        nbytes: of the tensor.
+        tensor: tells several outputs of one block apart.
+
+    Raises:
+        ConfigError: a value is of another type, or negative.
+    """
+
+    source: str
+    target: str
+    nbytes: int = 0
+    tensor: str = ""
+
+    def __post_init__(self) -> None:
+        text(ConfigError, "Edge: ", "source", self.source)
+        text(ConfigError, "Edge: ", "target", self.target)
+        where = f"edge {self.source!r} to {self.target!r}: "
+        object.__setattr__(self, "nbytes", nbytes(where, "nbytes", self.nbytes))
+        check(ConfigError, where, "tensor", self.tensor, lambda it: isinstance(it, str), "text", "'hidden'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """A device that computes blocks.
+
+    Args:
+        name: unique among the devices of a plan, such as `"gpu:0"`.
+        memory: in bytes; None for no limit.
+        kind: which of a block's `seconds` counts.
+        rate: how often faster than those.
+        link: bytes per second between this device and others; None if copies take no time.
+        offload_link: bytes per second from the tiers of offloaded weights; as `link` if None.
+        headroom: the part of the memory that stays free.
+        rounding: allocations are rounded up to a multiple of so many bytes: each category of each block.
+
+    Raises:
+        ConfigError: a value is of another type or out of its range.
+    """
+
+    name: str
+    memory: int | None = None
+    kind: str = "gpu"
+    rate: float = 1.0
+    link: float | None = None
+    offload_link: float | None = None
+    headroom: float = 0.0
+    rounding: int = 512
+
+    def __post_init__(self) -> None:
+        text(ConfigError, "DeviceSpec: ", "name", self.name)
+        where = f"device {self.name!r}: "
+        if self.memory is not None:
+            object.__setattr__(self, "memory", nbytes(where, "memory", self.memory))
+        text(ConfigError, where, "kind", self.kind)
+        object.__setattr__(self, "rate", positive(where, "rate", self.rate))
+        for name in ("link", "offload_link"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, positive(where, name, getattr(self, name)))
+        object.__setattr__(self, "headroom", fraction(where, "headroom", self.headroom))
+        rounding = integer(ConfigError, where, "rounding", self.rounding, 1, 512)
+        object.__setattr__(self, "rounding", nbytes(where, "rounding", rounding))
+
+    @property
+    def usable(self) -> float:
+        """Bytes of memory without the headroom, infinite for no limit."""
+        return math.inf if self.memory is None else math.floor(self.memory * (1 - self.headroom))
+
+    @property
+    def model(self) -> tuple[Any, ...]:
+        """All but the name: devices with equal models can stand for each other."""
+        return (self.kind, self.usable, self.rate, self.link, self.offload_link, self.rounding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadTier:
+    """Memory that offloaded weights rest in and are copied from for each step.
+
+    Args:
+        name: `"cpu"` for host memory, or `"disk"`.
+        memory: in bytes; None for no limit.
+        bandwidth: bytes per second that it can be read at; None if only the link of the device counts.
+
+    Raises:
+        ConfigError: another name, or a value of another type or out of its range.
+    """
+
+    name: str
+    memory: int | None = None
+    bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        check(ConfigError, "OffloadTier: ", "name", self.name, lambda it: it in ("cpu", "disk"), "a tier", "'cpu'")
+        where = f"tier {self.name!r}: "
+        if self.memory is not None:
+            object.__setattr__(self, "memory", nbytes(where, "memory", self.memory))
+        if self.bandwidth is not None:
+            object.__setattr__(self, "bandwidth", positive(where, "bandwidth", self.bandwidth))
