@@ -104,7 +104,10 @@ def test_replicas_with_different_models_are_refused(tmp_path: Path) -> None:
     answer = run("disagree", tmp_path, 2)
     assert answer.returncode == 1
     assert "the replicas disagree before the first step: the values of 'net" in answer.stderr
-    assert "in replica 1 of those from 0 on" in answer.stderr and "torch.manual_seed(0)" in answer.stderr
+    assert (
+        "in replica 1 of those from 0 on" in answer.stderr
+        and "seed the framework before the model is made" in answer.stderr
+    )
 
 
 @pytest.mark.slow

@@ -49,7 +49,6 @@ def register(*backends: object) -> None:
         ("env",),
         ("new-plugin",),
         ("plugins",),
-        ("run",),
     ],
 )
 def test_examples_in_the_help_are_valid_commands(flag, command, call):

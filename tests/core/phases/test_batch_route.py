@@ -21,6 +21,7 @@ ORDER = (
     "runner",
     "prepare",
     "row_alignment",
+    "replicated_training",
     "plan_request",
     "nan_check",
     "model_placement",

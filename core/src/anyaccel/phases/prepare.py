@@ -31,6 +31,7 @@ from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, p
 from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.replicas import Launched
 from anyaccel.suggestions import did_you_mean
 
 
@@ -80,7 +81,7 @@ def prepare(
     graph: ModelGraph,
     done: Collection[str],
     opened: PhaseSources,
-    replica: tuple[int, int] | None = None,
+    replica: Launched | None = None,
 ) -> list[PreparedPart]:
     """Prepare a phase and its validation; the phase comes first.
 
@@ -88,7 +89,7 @@ def prepare(
         phase, resolution, graph: what is prepared.
         done: labels of the nodes that a FitPhase has fitted.
         opened: keeps the sources that are opened, and those that were read for this phase before.
-        replica: the rank of this process and the number of replicas; training takes its share of each batch.
+        replica: which of several processes trains here; it takes its share of each batch.
 
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
@@ -114,10 +115,10 @@ def prepare(
     ]
 
 
-def _shared(drawn: _Drawn, replica: tuple[int, int] | None) -> _Drawn:
+def _shared(drawn: _Drawn, replica: Launched | None) -> _Drawn:
     if replica is None or drawn.epochs is None or not isinstance(drawn.part, TrainPhase):
         return drawn
-    return replace(drawn, epochs=ReplicaEpochs(drawn.part.label, drawn.epochs, *replica))
+    return replace(drawn, epochs=ReplicaEpochs(drawn.part.label, drawn.epochs, replica.rank, replica.size))
 
 
 def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, launched
 
@@ -35,6 +36,7 @@ class ReplicatedTraining:
     def __init__(self, label: str, place: Launched, groups: Mapping[str, ReplicaGroup]) -> None:
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
+        self.place = place
         self.rank, self.size = place.rank, place.size
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
@@ -84,14 +86,12 @@ class ReplicatedTraining:
                 f"phase {self._label!r}: the replicas disagree {when}: {first}{more} in replica {', '.join(others)} "
                 "of those from 0 on",
                 available=f"{self.size} replicas",
-                hint="make model, data and seed alike in every process: seed the framework before the model is made "
-                "(torch.manual_seed(0)), or load the same weights",
+                hint="make model, data and seed alike in every process: seed the framework before the model is made, "
+                "or load the same weights",
             )
 
 
-def replicated_training(
-    phase: Phase, resolution: Resolution, learners: Sequence[str], sources: Iterable[Any]
-) -> ReplicatedTraining | None:
+def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ReplicatedTraining | None:
     """Join the replicas of a phase; None if it is trained by this process alone.
 
     Raises:
@@ -112,13 +112,13 @@ def replicated_training(
             available=f"{found} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
-    _check_shareable(phase, resolution, learners, sources)
+    _check_shareable(phase, resolution, learners_of(phase, graph))
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if not isinstance(backend, Replicate):
             raise CapabilityError(
                 f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
-                available="frameworks whose plugin has the capability 'replicate': torch",
+                available="frameworks whose plugin has the capability 'replicate'",
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
@@ -139,7 +139,7 @@ def _joined(backend: Any, place: Launched) -> ReplicaGroup:
 def _check_shareable(
     phase: TrainPhase, resolution: Resolution, learners: Sequence[str], sources: Iterable[Any]
 ) -> None:
-    reason = next(_unshareable(phase, resolution, learners, sources), None)
+    reason = next(_unshareable(phase, resolution, learners), None)
     if reason is not None:
         raise PhaseError(
             f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
@@ -148,7 +148,7 @@ def _check_shareable(
     check_accumulation(phase.label, phase.losses, doing="shares batches among replicas")
 
 
-def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str], sources: Iterable[Any]) -> Any:
+def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> Iterator[str]:
     """What keeps a phase from being shared, in words."""
     if phase.step is not None:
         yield "its step is your own"
@@ -156,7 +156,7 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
         yield "it writes checkpoints"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"
-    for source in sources:
+    for source in phase.data.values() if isinstance(phase.data, Mapping) else [phase.data]:
         if isinstance(source, BatchSource):
             yield f"the source {source.label!r} decides itself which rows make a batch"
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):

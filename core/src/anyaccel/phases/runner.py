@@ -166,8 +166,8 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
-            replicated = self._join(resolution)
-            replica = None if replicated is None else (replicated.rank, replicated.size)
+            replicated = replicated_training(phase, resolution, graph)
+            replica = None if replicated is None else replicated.place
             parts = prepare(phase, resolution, graph, run.done, self._opened, replica)
         own = parts[0]
         run.rows = own.evaluated.rows
@@ -195,11 +195,6 @@ class _PhaseExecution:
         del loaders  # a loader that is replaced must not be kept
         self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
         return self._loop(pipeline, parts, learners, resolution.shapes.outputs, replicated)
-
-    def _join(self, resolution: Resolution) -> ReplicatedTraining | None:
-        data = self._phase.data
-        given = data.values() if isinstance(data, Mapping) else [data]
-        return replicated_training(self._phase, resolution, learners_of(self._phase, self._graph), given)
 
     def _load(self, parts: Sequence[PreparedPart], resolution: Resolution) -> list[BatchLoader]:
         phase = self._phase

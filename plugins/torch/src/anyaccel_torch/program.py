@@ -60,10 +60,8 @@ class TorchProgram(MultiStepProgram):
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
     user has switched off; each is trained once, in however many nodes it is. A node with `trainable=False` is in
     evaluation mode, BatchNorm and dropout included, and passes gradients through; others are in training mode as a
-    whole, or as they are with `modes="as_is"`. Torch's global random state belongs
-    to the program until `close`.
-
-    Attribute `trained` has the parameters that are trained, in the order of groups and nodes.
+    whole, or as they are with `modes="as_is"`. Torch's global random state belongs to the program until `close`.
+    `trained` has the parameters that are trained, in the order of groups and nodes.
 
     Args:
         segment: what to compute; its models are placed.

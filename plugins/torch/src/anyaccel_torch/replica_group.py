@@ -65,7 +65,7 @@ class TorchReplicaGroup(ReplicaGroup):
         flat[len(head) :] /= flat[0].clone()
         # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for
         counts = None if all(present) else flat[_HEAD : len(head)].tolist()
-        pieces = flat[len(head) :].split([gradient.numel() for gradient in gradients])
+        pieces = torch.split(flat[len(head) :], [gradient.numel() for gradient in gradients])
         for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
             parameter.grad = piece.view_as(parameter) if counts is None or counts[i] else None
 
