@@ -331,12 +331,11 @@ class Experiment(AttributeHints):
 
         Args:
             folder: that `save` wrote.
-            models, feature_sets, optimizer: as of `ModelGraph.load`.
+            models, feature_sets, optimizer, strict: as of `ModelGraph.load`.
             phases: in place of the saved ones; needed if one of them has no configuration.
             callbacks: likewise.
             allow: classes of models, transforms and callbacks that the folder may name besides those that are known.
             progress: as of an Experiment.
-            strict: as of `ModelGraph.load`.
 
         Raises:
             ConfigError: as `ModelGraph.load`, or a phase or callback must be given.

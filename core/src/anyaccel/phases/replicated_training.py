@@ -136,9 +136,7 @@ def _joined(backend: Any, place: Launched) -> ReplicaGroup:
     return group
 
 
-def _check_shareable(
-    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], sources: Iterable[Any]
-) -> None:
+def _check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> None:
     reason = next(_unshareable(phase, resolution, learners), None)
     if reason is not None:
         raise PhaseError(
