@@ -168,9 +168,20 @@ def stop() -> None:
     tell("stop", epochs=len(results.epochs))
 
 
+def leave() -> None:
+    """Leave the group when much of torch has been imported since it was joined, and tell which threads are left."""
+    rows = data()
+    graph = graph_of(rows, model_of(), aa.Optimizer("adam", lr=1e-2))
+    aa.Experiment(graph).run_phase(aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("mse", on="net")]))
+    import torch._dynamo
+
+    torch.distributed.destroy_process_group()
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    tell("leave", threads=names)
+
+
 if __name__ == "__main__":
-    scripts: dict[str, Callable[[], None]] = {
-        each.__name__: each for each in (train, beside_ddp, unused, disagree, fail, stop)
-    }
+    functions = (train, beside_ddp, unused, disagree, fail, stop, leave)
+    scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

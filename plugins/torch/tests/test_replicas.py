@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+import anyaccel as aa
+from anyaccel.errors import PhaseError
+
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 SCRIPTS = Path(__file__).with_name("replica_scripts.py")
@@ -46,7 +49,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two replicas tell of everything that succeeds."""
     folder = tmp_path_factory.mktemp("two")
-    answer = run("train,beside_ddp,unused,stop", folder, 2)
+    answer = run("train,beside_ddp,unused,stop,leave", folder, 2)
     assert answer.returncode == 0, answer.stderr
     return folder
 
@@ -100,6 +103,14 @@ def test_one_that_asks_to_stop_stops_all(two: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are listed by Linux")
+def test_no_thread_of_the_group_is_left_when_it_is_left(two: Path) -> None:
+    for one in told(two, "leave", 2):
+        assert one["threads"]
+        assert not [name for name in one["threads"] if "gloo" in name]
+
+
+@pytest.mark.slow
 def test_replicas_with_different_models_are_refused(tmp_path: Path) -> None:
     answer = run("disagree", tmp_path, 2)
     assert answer.returncode == 1
@@ -116,3 +127,40 @@ def test_one_that_fails_ends_all_with_its_traceback(tmp_path: Path) -> None:
     assert answer.returncode == 1
     assert "ValueError: a fault of one replica" in answer.stderr
     assert "anyaccel run: replica " in answer.stderr
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a process whose peer is never asked: what cannot be shared is refused before."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def shared_phase(model: torch.nn.Module, loss: aa.AppliedLoss) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(16, 3)).astype("float32"), np.ones((16, 1), "float32")
+    rows = aa.FeatureSet.from_dict(
+        "d", {"x": x, "y": x[:, :1], "w": w}, feature_keys=["x"], target_keys=["y"], tag_keys=["w"]
+    )
+    graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], aa.Optimizer("sgd", lr=0.1))
+    aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=rows, losses=[loss], sampler=4))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_batch_normalization_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    with pytest.raises(PhaseError, match=r"cannot be trained by several replicas: .*BatchNorm.* in node 'net' mixes"):
+        shared_phase(model, aa.AppliedLoss("mse", on="net"))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_losses_that_weigh_rows_are_refused() -> None:
+    with pytest.raises(PhaseError, match=r"several replicas: the loss 'net' weighs rows or positions"):
+        shared_phase(torch.nn.Linear(3, 1), aa.AppliedLoss("mse", on="net", sample_weight="d.w"))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_loss_that_is_a_sum_is_refused() -> None:
+    loss = aa.AppliedLoss(torch.nn.MSELoss(reduction="sum"), on="net")
+    with pytest.raises(PhaseError, match=r"shares batches among replicas, and the loss .* is a sum over rows"):
+        shared_phase(torch.nn.Linear(3, 1), loss)

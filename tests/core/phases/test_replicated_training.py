@@ -12,6 +12,9 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
+from anyaccel.phases.loading.epoch_plan import TrainingEpochs
+from anyaccel.phases.loading.replica_share import ReplicaEpochs
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.replicas import Launched, ReplicaGroup
 
@@ -27,6 +30,13 @@ class OneOf(ReplicaGroup):
 
     def gather(self, value: Any) -> list[Any]:
         return [value, *self.others]
+
+
+class Second(OneOf):
+    """Another replica that draws the same rows, and asks to stop for a reason."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, [self.others[0], value[1]]]
 
 
 @pytest.fixture
@@ -97,6 +107,16 @@ def test_replicas_without_a_launcher_are_refused() -> None:
         aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=2))
 
 
+def test_orders_are_told_before_the_first_step() -> None:
+    rows = data()
+    seen: list[Any] = []
+    batches = SampledBatches("train", aa.SimpleSampler(4, shuffle=True), ZIP_STRICT, {"d": rows})
+    epochs = ReplicaEpochs("train", TrainingEpochs("train", batches, 1), 0, 2, seen.append)
+    assert len(seen) == 1
+    epochs.epoch(1)
+    assert len(seen) == 2 and sorted(seen[1]["d", ""]) == list(range(16))
+
+
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_a_number_of_replicas_is_checked(count: Any) -> None:
     with pytest.raises(PhaseError, match=r"replicas must be an int of at least 1"):
@@ -110,8 +130,33 @@ def test_losses_are_added_over_the_replicas() -> None:
 
 
 def test_one_replica_that_is_asked_to_stop_stops_all() -> None:
-    assert ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf("enough")}).stop_reason("") == "enough"
-    assert ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf("")}).stop_reason("") == ""
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Second("enough")})
+    assert replicas.end_epoch("") == "enough"
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Second("")})
+    assert replicas.end_epoch("") == "" and replicas.end_epoch("mine") == "mine"
+
+
+def test_replicas_that_draw_other_rows_are_refused_at_the_end_of_the_epoch() -> None:
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf(["", "others"])})
+    replicas.see_orders({("d", ""): np.arange(4)})
+    expected = "the samplers of the replicas drew different rows: replica 1 has others than replica 0"
+    with pytest.raises(PhaseError, match=expected):
+        replicas.end_epoch("")
+
+
+def test_the_digest_of_orders_tells_them_apart() -> None:
+    told = []
+
+    class Listener(OneOf):
+        def gather(self, value: Any) -> list[Any]:
+            told.append(value[1])
+            return [value]
+
+    for order in ([0, 1, 2], [0, 2, 1], [0, 1, 2]):
+        replicas = ReplicatedTraining("train", Launched(0, 1), {"numpy": Listener()})
+        replicas.see_orders({("d", ""): np.array(order)})
+        replicas.end_epoch("")
+    assert told[0] == told[2] != told[1]
 
 
 def test_replicas_that_disagree_are_named() -> None:

@@ -28,10 +28,10 @@ from anyaccel.phases.loading.replica_share import ReplicaEpochs
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
+from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched
 from anyaccel.suggestions import did_you_mean
 
 
@@ -81,7 +81,7 @@ def prepare(
     graph: ModelGraph,
     done: Collection[str],
     opened: PhaseSources,
-    replica: Launched | None = None,
+    replicated: ReplicatedTraining | None = None,
 ) -> list[PreparedPart]:
     """Prepare a phase and its validation; the phase comes first.
 
@@ -89,7 +89,7 @@ def prepare(
         phase, resolution, graph: what is prepared.
         done: labels of the nodes that a FitPhase has fitted.
         opened: keeps the sources that are opened, and those that were read for this phase before.
-        replica: which of several processes trains here; it takes its share of each batch.
+        replicated: the other processes that train the model, of which this one takes its share of each batch.
 
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
@@ -105,7 +105,7 @@ def prepare(
             metrics=drawn.metrics,
             factory=_factory(
                 plan,
-                _shared(drawn, replica),
+                _shared(drawn, replicated),
                 target_ranges(resolution, accumulates=_accumulates(drawn.part)),
                 known,
                 seed,
@@ -115,10 +115,13 @@ def prepare(
     ]
 
 
-def _shared(drawn: _Drawn, replica: Launched | None) -> _Drawn:
-    if replica is None or drawn.epochs is None or not isinstance(drawn.part, TrainPhase):
+def _shared(drawn: _Drawn, replicated: ReplicatedTraining | None) -> _Drawn:
+    if replicated is None or drawn.epochs is None or not isinstance(drawn.part, TrainPhase):
         return drawn
-    return replace(drawn, epochs=ReplicaEpochs(drawn.part.label, drawn.epochs, replica.rank, replica.size))
+    return replace(
+        drawn,
+        epochs=ReplicaEpochs(drawn.part.label, drawn.epochs, replicated.rank, replicated.size, replicated.see_orders),
+    )
 
 
 def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.backend import Program
 from anyaccel.data import BatchSource
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.accumulation import check_accumulation
-from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.train_phase import TrainPhase
@@ -36,8 +37,8 @@ class ReplicatedTraining:
     def __init__(self, label: str, place: Launched, groups: Mapping[str, ReplicaGroup]) -> None:
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
-        self.place = place
         self.rank, self.size = place.rank, place.size
+        self._orders = hashlib.blake2b(digest_size=16)
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
@@ -57,9 +58,27 @@ class ReplicatedTraining:
                 totals[label] = before[0] + value, before[1] + weight
         return totals
 
-    def stop_reason(self, own: str) -> str:
-        """Why the run is asked to stop: what the first replica says that was asked; `""` if none was."""
-        return next((reason for reason in self._host.gather(own) if reason), "")
+    def see_orders(self, orders: RowOrders) -> None:
+        """Remember the row orders that the samplers have drawn for all replicas."""
+        for key in sorted(orders):
+            self._orders.update(f"{key} {_digest(np.asarray(orders[key]))}".encode())
+
+    def end_epoch(self, stop_reason: str) -> str:
+        """Exchange at the end of an epoch why the run is asked to stop: what the first replica says that was asked.
+
+        Raises:
+            PhaseError: the replicas have drawn other rows.
+        """
+        every = self._host.gather([stop_reason, self._orders.hexdigest()])
+        others = [str(rank) for rank, (_, drawn) in enumerate(every) if drawn != every[0][1]]
+        if others:
+            raise PhaseError(
+                f"phase {self._label!r}: the samplers of the replicas drew different rows: replica {', '.join(others)} "
+                "has others than replica 0",
+                available="shares of one order, which each replica draws",
+                hint="let the sampler draw by its seed and the number of the epoch alone",
+            )
+        return next((reason for reason, _ in every if reason), "")
 
     def check_alike(self, graph: ModelGraph, columns: Mapping[str, Any], *, when: str) -> None:
         """Compare models, seeds and data of all replicas by their digests.
@@ -72,7 +91,7 @@ class ReplicatedTraining:
         Raises:
             PhaseError: they differ; names what, and in which replicas.
         """
-        own = {"the seed": str(graph.seed)}
+        own = {"the seed": str(graph.seed), "the rows that the samplers draw": self._orders.hexdigest()}
         own |= {f"the values of {key!r}": _digest(np.asarray(value)) for key, value in graph.state().items()}
         own |= {f"the data of {name!r}": _digest(value) for name, value in columns.items() if _is_array(value)}
         every = self._host.gather(own)
@@ -157,24 +176,17 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
     for source in phase.data.values() if isinstance(phase.data, Mapping) else [phase.data]:
         if isinstance(source, BatchSource):
             yield f"the source {source.label!r} decides itself which rows make a batch"
+    yield from _coupled_rows(resolution)
+
+
+def _coupled_rows(resolution: Resolution) -> Iterator[str]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for operation in segment.operations:
             if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):
                 yield f"{why} in node {operation.label!r} mixes the rows of a batch"
-
-
-def check_weights(label: str, pipeline: Pipeline) -> None:
-    """Check that all losses weigh rows alike.
-
-    Raises:
-        PhaseError: one has weights of its own.
-    """
-    weighted = pipeline.weighted_losses
-    if weighted:
-        raise PhaseError(
-            f"phase {label!r} cannot be trained by several replicas: the loss {weighted[0]!r} weighs rows or positions",
-            hint="write replicas=1 to train the whole of it in each process on its own",
-        )
+        for term in segment.losses:
+            if weight_inputs(term):
+                yield f"the loss {term.label!r} weighs rows or positions"
 
 
 def _is_array(value: Any) -> bool:

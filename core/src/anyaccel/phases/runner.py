@@ -40,7 +40,6 @@ from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import (
     ReplicatedTraining,
-    check_weights,
     is_shown_here,
     replicated_training,
 )
@@ -167,8 +166,7 @@ class _PhaseExecution:
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
             replicated = replicated_training(phase, resolution, graph)
-            replica = None if replicated is None else replicated.place
-            parts = prepare(phase, resolution, graph, run.done, self._opened, replica)
+            parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
@@ -384,10 +382,7 @@ def _build(
     step = phase.step if isinstance(phase, TrainPhase) else None
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
     average = None if replicated is None else replicated.average
-    pipeline = Pipeline(stages, learners or None, log_event, own_step, average)
-    if replicated is not None:
-        check_weights(phase.label, pipeline)
-    return pipeline
+    return Pipeline(stages, learners or None, log_event, own_step, average)
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

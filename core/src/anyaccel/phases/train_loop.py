@@ -181,7 +181,7 @@ class TrainLoop:
             self._pipeline.sync_values()
         self._hooks.call("epoch_end", run=run)
         if self._replicated is not None:  # all end with the same epoch
-            run.stop_reason = self._replicated.stop_reason(run.stop_reason)
+            run.stop_reason = self._replicated.end_epoch(run.stop_reason)
         self._losses = None
         if self._checkpointer is not None:
             self._checkpointer.after_epoch()

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # first imported once there is a group, its defaults would keep that for ever: see `_leave`
 from torch import Tensor
 
 from anyaccel.backend import Program
@@ -58,8 +59,9 @@ class TorchReplicaGroup(ReplicaGroup):
                     parameter.grad = torch.zeros_like(parameter)
         gradients = [_dense(parameter) for parameter in parameters]
         first = gradients[0]
-        head = torch.tensor([weight, *present], dtype=first.dtype, device=first.device)
-        flat = torch.cat([head, *[gradient.reshape(-1) for gradient in gradients]])
+        exact = torch.promote_types(first.dtype, torch.float32)  # a number of rows is rounded in bfloat16
+        head = torch.tensor([weight, *present], dtype=exact, device=first.device)
+        flat = torch.cat([head, *[gradient.reshape(-1).to(exact) for gradient in gradients]])
         flat[len(head) :] *= weight
         self._try("average the gradients", lambda: dist.all_reduce(flat))
         flat[len(head) :] /= flat[0].clone()
@@ -67,7 +69,7 @@ class TorchReplicaGroup(ReplicaGroup):
         counts = None if all(present) else flat[_HEAD : len(head)].tolist()
         pieces = torch.split(flat[len(head) :], [gradient.numel() for gradient in gradients])
         for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
-            parameter.grad = piece.view_as(parameter) if counts is None or counts[i] else None
+            parameter.grad = piece.view_as(parameter).to(first.dtype) if counts is None or counts[i] else None
 
     def gather(self, value: Any) -> list[Any]:
         """As `ReplicaGroup.gather`."""
@@ -91,6 +93,7 @@ def _engine() -> str:
 
 
 def _leave() -> None:
+    """End the group's threads: a process that ends with them running is aborted now and then."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -149,12 +149,6 @@ class Pipeline:
         )
 
     @property
-    def weighted_losses(self) -> tuple[str, ...]:
-        """Labels of the losses that weigh rows or positions."""
-        terms = (term for stage in self._stages for term in stage.segment.losses)
-        return tuple(term.label for term in terms if weight_inputs(term))
-
-    @property
     def on_host(self) -> bool:
         """Whether everything is computed on a CPU."""
         devices = (operation.device for stage in self._stages for operation in stage.segment.operations)

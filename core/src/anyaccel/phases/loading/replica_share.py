@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ class ReplicaEpochs(EpochPlan):
         label: of the phase.
         epochs: of all.
         rank, size: which replica of how many.
+        on_orders: is told the row orders of all, of each epoch that is drawn.
 
     Raises:
         PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
@@ -30,12 +32,22 @@ class ReplicaEpochs(EpochPlan):
 
     splittable = False
 
-    def __init__(self, label: str, epochs: EpochPlan, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        label: str,
+        epochs: EpochPlan,
+        rank: int,
+        size: int,
+        on_orders: Callable[[RowOrders], None] = lambda _: None,
+    ) -> None:
+        self._on_orders = on_orders
         self._epochs, self._rank, self._size = epochs, rank, size
         self.n_steps = epochs.n_steps
         self._known: tuple[RowOrders, EpochSteps] | None = None
         self._label = label
-        steps = epochs.epoch(0).steps
+        whole = epochs.epoch(0)
+        on_orders(whole.orders)
+        steps = whole.steps
         for each in steps:
             self._check(each)
         self.batch_size = max(self._part(each).batch_size for each in steps)
@@ -44,6 +56,7 @@ class ReplicaEpochs(EpochPlan):
         """See `EpochPlan`."""
         whole = self._epochs.epoch(number)
         if self._known is None or self._known[0] is not whole.orders:
+            self._on_orders(whole.orders)
             self._known = whole.orders, self._share_of(whole)
         return self._known[1]
 
