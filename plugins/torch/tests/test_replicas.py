@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +33,13 @@ def run(names: str, folder: Path, size: int, *, by: str = "anyaccel") -> subproc
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+def succeeded(names: str, folder: Path, size: int, *, by: str = "anyaccel") -> Path:
+    """The folder in which they told what they found."""
+    answer = run(names, folder, size, by=by)
+    assert answer.returncode == 0, answer.stderr
+    return folder
+
+
 def told(folder: Path, name: str, size: int) -> list[Any]:
     """What each replica told."""
     return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(size)]
@@ -39,28 +48,19 @@ def told(folder: Path, name: str, size: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process tells of the same training."""
-    folder = tmp_path_factory.mktemp("alone")
-    answer = run("train,unused", folder, 1, by="none")
-    assert answer.returncode == 0, answer.stderr
-    return folder
+    return succeeded("train,unused", tmp_path_factory.mktemp("alone"), 1, by="none")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two replicas tell of everything that succeeds."""
-    folder = tmp_path_factory.mktemp("two")
-    answer = run("train,beside_ddp,unused,stop,leave", folder, 2)
-    assert answer.returncode == 0, answer.stderr
-    return folder
+    return succeeded("train,beside_ddp,unused,stop,leave", tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What three replicas of torchrun tell, which cannot share batches of 50 rows evenly."""
-    folder = tmp_path_factory.mktemp("three")
-    answer = run("train", folder, 3, by="torchrun")
-    assert answer.returncode == 0, answer.stderr
-    return folder
+    return succeeded("train", tmp_path_factory.mktemp("three"), 3, by="torchrun")
 
 
 @pytest.mark.slow
@@ -129,6 +129,20 @@ def test_one_that_fails_ends_all_with_its_traceback(tmp_path: Path) -> None:
     assert "anyaccel run: replica " in answer.stderr
 
 
+@pytest.mark.slow
+def test_without_a_launcher_the_others_end_with_an_error_of_their_own(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, str(SCRIPTS), "fail", str(tmp_path)]
+    both = [subprocess.Popen(command, env={**shared, "RANK": rank}, stderr=subprocess.DEVNULL) for rank in "01"]
+    assert [process.wait(120) for process in both] == [1, 1]
+    one = json.loads((tmp_path / "fail-0.json").read_text())
+    assert "replica 0 of 2 could not " in one["message"]
+    assert "another replica has ended, or does not answer" in one["message"]
+
+
 @pytest.fixture
 def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of a process whose peer is never asked: what cannot be shared is refused before."""
@@ -162,5 +176,7 @@ def test_losses_that_weigh_rows_are_refused() -> None:
 @pytest.mark.usefixtures("second_of_two")
 def test_a_loss_that_is_a_sum_is_refused() -> None:
     loss = aa.AppliedLoss(torch.nn.MSELoss(reduction="sum"), on="net")
-    with pytest.raises(PhaseError, match=r"shares batches among replicas, and the loss .* is a sum over rows"):
+    with pytest.raises(
+        PhaseError, match=r"shares batches among replicas, and the loss .* is a sum over rows.*write replicas=1"
+    ):
         shared_phase(torch.nn.Linear(3, 1), loss)

@@ -162,7 +162,7 @@ def _check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequen
             f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
             hint="write replicas=1 to train the whole of it in each process on its own",
         )
-    check_accumulation(phase.label, phase.losses, doing="shares batches among replicas")
+    check_accumulation(phase.label, phase.losses, replicated=True)
 
 
 def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> Iterator[str]:
