@@ -196,6 +196,9 @@ class TapedOps(TracedOps):
     def arange(self, count, like):
         return moved(np.arange(count), getattr(place_of(bare(like)), "device", place_of(bare(like))))
 
+    def constant(self, values, like):
+        return moved(np.array(values, like.dtype), getattr(place_of(bare(like)), "device", place_of(bare(like))))
+
     def scalar(self, value):
         return np.array(value)
 

@@ -10,10 +10,14 @@ from anyaccel.errors import MoveError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.testing import suite
+from anyaccel.testing.batch_axis_tests import BatchAxisTests
 from anyaccel.testing.keyword_tests import KeywordTests
+from anyaccel.testing.own_step_tests import OwnStepTests
 
+from .broken.batch_axes import BatchAxisBackend, RunningTotal
 from .broken.in_place_models import CopyingBackend, mutating_model
 from .broken.keyword_models import Difference, KeywordBackend
+from .broken.own_steps import OwnStepBackend, train_step
 from .subjects import CpuSubject, SimulatedSubject
 
 
@@ -79,6 +83,26 @@ class No64BitSubject(NoFloat64Subject):
     """In a framework without 64-bit dtypes."""
 
     cls = Backend32
+
+
+class TestBatchAxis(CpuSubject, BatchAxisTests):
+    """A backend over NumPy that turns the axis of the batch."""
+
+    cls = BatchAxisBackend
+
+    @pytest.fixture
+    def time_first_model(self):
+        return RunningTotal
+
+
+class TestOwnSteps(CpuSubject, OwnStepTests):
+    """A backend over NumPy with training steps of the user's own."""
+
+    cls = OwnStepBackend
+
+    @pytest.fixture
+    def own_step(self):
+        return train_step
 
 
 class TestKeywords(CpuSubject, KeywordTests):

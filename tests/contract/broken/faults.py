@@ -27,6 +27,7 @@ FIRST, SECOND = Device("sim", 0), Device("sim", 1)
 AREAS = (
     *("backend", "exchange", "ownership", "memory", "models", "model_traits", "programs", "missing_inputs"),
     *("training", "multi_step", "compile", "keyword_models"),
+    *("batch_axes", "weighted_losses", "parameter_groups", "own_steps"),
 )
 
 
@@ -143,6 +144,18 @@ class BrokenSubject(Subject):
         from .keyword_models import Difference
 
         return Difference
+
+    @pytest.fixture
+    def time_first_model(self):
+        from .batch_axes import RunningTotal
+
+        return RunningTotal
+
+    @pytest.fixture
+    def own_step(self):
+        from .own_steps import train_step
+
+        return train_step
 
     @pytest.fixture
     def device(self, backend) -> Device:

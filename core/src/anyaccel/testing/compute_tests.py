@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from anyaccel.testing.batch_axis_tests import BatchAxisTests
 from anyaccel.testing.keyword_tests import KeywordTests
 from anyaccel.testing.missing_input_tests import MissingInputTests
 from anyaccel.testing.model_tests import ModelTests
+from anyaccel.testing.own_step_tests import OwnStepTests
+from anyaccel.testing.parameter_group_tests import ParameterGroupTests
 from anyaccel.testing.program_tests import ProgramTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests
+from anyaccel.testing.weighted_loss_tests import WeightedLossTests
 
 
 class ComputeTests(
-    ModelTests, ProgramTests, TrainingTests, SegmentTests, ClippingTests, MissingInputTests, KeywordTests
+    ModelTests,
+    ProgramTests,
+    TrainingTests,
+    SegmentTests,
+    ClippingTests,
+    MissingInputTests,
+    KeywordTests,
+    BatchAxisTests,
+    WeightedLossTests,
+    ParameterGroupTests,
+    OwnStepTests,
 ):
     """Everything that `Compute` and `Program` promise."""
 

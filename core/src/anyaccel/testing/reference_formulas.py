@@ -50,6 +50,45 @@ def loss(name: str, outputs: Array, targets: Array) -> tuple[float, float]:
     return LOSSES[name](outputs.astype(np.float64), converted)
 
 
+def weighted_loss(
+    name: str, outputs: Array, targets: Array, settings: Mapping[str, Any], weights: Sequence[Array] = ()
+) -> tuple[float, float]:
+    """A named loss with settings as (sum, weight); `weights` are of its samples, or also of its positions."""
+    y = outputs.astype(np.float64)
+    if name == "cross_entropy":
+        losses, counts = _cross_entropies(y, targets, settings)
+    else:
+        losses = _ELEMENTS[name](y, targets.astype(np.float64))
+        counts = np.ones(losses.shape)
+    factor = np.ones(max(map(np.shape, weights), key=len, default=losses.shape))
+    for each in weights:
+        factor = factor * each.reshape(*each.shape, *[1] * (factor.ndim - each.ndim))
+    # Elements that share a weight add the mean of their losses.
+    shared = tuple(range(factor.ndim, losses.ndim)) if name != "cross_entropy" else ()
+    factor = factor.reshape(*factor.shape, *[1] * (losses.ndim - factor.ndim - len(shared)))
+    means, counts = losses.mean(axis=shared), counts.mean(axis=shared)
+    return float(np.where(factor * counts == 0, 0.0, factor * means).sum()), float((factor * counts).sum())
+
+
+def _cross_entropies(y: Array, targets: Array, settings: Mapping[str, Any]) -> tuple[Array, Array]:
+    """The cross-entropy of each position with a class index, and what the position counts."""
+    y = np.moveaxis(y, settings.get("class_axis", -1), -1)
+    n_classes, smoothing = y.shape[-1], settings.get("label_smoothing", 0.0)
+    of_classes = np.asarray(settings.get("class_weights", [1.0] * n_classes))
+    counts = targets != settings.get("ignore_index", -1)
+    index = np.where(counts, targets, 0)
+    q = np.eye(n_classes)[index] * (1 - smoothing) + smoothing / n_classes
+    log_probabilities = y - np.log(np.exp(y).sum(-1, keepdims=True))
+    return -(of_classes * q * log_probabilities).sum(-1), of_classes[index] * counts
+
+
+_ELEMENTS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "mse": lambda y, t: np.square(y - t),
+    "mae": lambda y, t: np.abs(y - t),
+    "binary_cross_entropy": lambda y, t: np.log(1 + np.exp(-y)) + (1 - t) * y,
+}
+
+
 def clip_scale(gradients: Sequence[Array], limit: float) -> float:
     """The factor that clips the gradients of one optimizer to a global norm."""
     norm = math.sqrt(sum(float(np.square(g.astype(np.float64)).sum()) for g in gradients))

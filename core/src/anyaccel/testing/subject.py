@@ -128,6 +128,25 @@ class Subject:
         _skip("no keyword_model was given" if declared else "calls_by_keyword is not declared")
 
     @pytest.fixture
+    def time_first_model(self, backend: Backend) -> Callable[[], Any]:
+        """Makes a model without parameters of one input `x`, float32 [2, batch, 4]: its cumulative sum over axis 0.
+
+        Where a backend `moves_batch_axis`.
+        """
+        declared = getattr(backend, "moves_batch_axis", False)
+        _skip("no time_first_model was given" if declared else "moves_batch_axis is not declared")
+
+    @pytest.fixture
+    def own_step(self, backend: Backend) -> Callable[..., Any]:
+        """A training step as users of the framework write one, for `Program.own_step`: where a backend has `own_steps`.
+
+        It trains the model `node` on `batch["x"]` and `batch["t"]` by the mean squared error, with the optimizer of
+        `node`, and gives `{"loss": loss}`.
+        """
+        declared = getattr(backend, "own_steps", False)
+        _skip("no own_step was given" if declared else "own_steps is not declared")
+
+    @pytest.fixture
     def random_state(self) -> Callable[[], Any]:
         """Reads the state of the framework's global random generator, as arrays; by default that of NumPy."""
         return lambda: np.random.get_state(legacy=False)

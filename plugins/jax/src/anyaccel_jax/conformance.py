@@ -61,10 +61,32 @@ class JaxSubject(Subject):
         """A pure function of two arrays, which returns a dict."""
         return lambda: Function(difference, {})
 
+    @pytest.fixture
+    def time_first_model(self) -> Callable[[], Any]:
+        """A pure function of [time, batch, features]."""
+        return lambda: Function(lambda parameters, x: jnp.cumsum(x, 0), {})
+
+    @pytest.fixture
+    def own_step(self) -> Callable[..., Any]:
+        """A pure function of the state of training and a batch."""
+        return train_step
+
 
 def difference(parameters: Any, minuend: jax.Array, subtrahend: jax.Array) -> dict[str, Any]:
     """As Subject.keyword_model."""
     return {"difference": minuend - subtrahend, "parts": {"first": minuend}}
+
+
+def train_step(state: Any, batch: Any) -> Any:
+    """As Subject.own_step."""
+    node = state["node"]
+
+    def loss_of(params: Any) -> Any:
+        outputs, buffers = node.apply(params, batch["x"])
+        return jnp.mean((outputs - batch["t"]) ** 2), buffers
+
+    (loss, buffers), grads = jax.value_and_grad(loss_of, has_aux=True)(node.params)
+    return {"node": node.apply_gradients(grads, buffers=buffers)}, {"loss": loss}
 
 
 @contextmanager

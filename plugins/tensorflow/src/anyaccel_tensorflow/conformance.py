@@ -75,6 +75,16 @@ class TensorFlowSubject(Subject):
         return Difference
 
     @pytest.fixture
+    def time_first_model(self) -> Callable[[], Any]:
+        """A module of [time, batch, features]."""
+        return RunningTotal
+
+    @pytest.fixture
+    def own_step(self) -> Callable[..., Any]:
+        """With a GradientTape."""
+        return train_step
+
+    @pytest.fixture
     def random_state(self) -> Callable[[], Any]:
         """Of TensorFlow's global generator."""
         return lambda: tf.random.get_global_generator().state.numpy()
@@ -86,3 +96,22 @@ class Difference(tf.Module):  # type: ignore[misc]
     def __call__(self, minuend: tf.Tensor, subtrahend: tf.Tensor) -> dict[str, Any]:
         """As Subject.keyword_model."""
         return {"difference": minuend - subtrahend, "parts": {"first": minuend}}
+
+
+class RunningTotal(tf.Module):  # type: ignore[misc]
+    """The time_first_model."""
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        """As Subject.time_first_model."""
+        return tf.cumsum(x, 0)
+
+
+def train_step(models: Any, batch: Any, optimizers: Any) -> dict[str, Any]:
+    """As Subject.own_step."""
+    net = models["node"]
+    with tf.GradientTape() as tape:
+        outputs = net(batch["x"], training=True) if isinstance(net, keras.layers.Layer) else net(batch["x"])
+        loss = tf.reduce_mean((outputs - batch["t"]) ** 2)
+    gradients = tape.gradient(loss, net.trainable_variables)
+    optimizers["node"].apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+    return {"loss": loss}

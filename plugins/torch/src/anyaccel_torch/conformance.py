@@ -102,6 +102,16 @@ class TorchSubject(Subject):
         return Difference
 
     @pytest.fixture
+    def time_first_model(self) -> Make:
+        """Time first, as recurrent layers of torch are by default."""
+        return RunningTotal
+
+    @pytest.fixture
+    def own_step(self) -> Callable[..., Any]:
+        """A loop body of torch."""
+        return train_step
+
+    @pytest.fixture
     def random_state(self) -> Make:
         """Of torch's generators, on the CPU and on GPUs."""
         return lambda: [state.numpy() for state in (torch.get_rng_state(), *torch.cuda.get_rng_state_all())]
@@ -113,3 +123,20 @@ class Difference(nn.Module):
     def forward(self, minuend: torch.Tensor, subtrahend: torch.Tensor) -> dict[str, Any]:
         """As Subject.keyword_model."""
         return {"difference": minuend - subtrahend, "parts": {"first": minuend}}
+
+
+class RunningTotal(nn.Module):
+    """The time_first_model."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As Subject.time_first_model."""
+        return x.cumsum(0)
+
+
+def train_step(models: Any, batch: Any, optimizers: Any) -> dict[str, torch.Tensor]:
+    """As Subject.own_step."""
+    optimizers["node"].zero_grad()
+    loss = nn.functional.mse_loss(models["node"](batch["x"]), batch["t"])
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizers["node"].step()
+    return {"loss": loss}
