@@ -290,9 +290,10 @@ def mixed(session: nox.Session) -> None:
 
 @nox.session(python=MAIN)
 def kills(session: nox.Session) -> None:
-    """A thousand processes that write checkpoints, killed at random instants; `kit` kills a sample."""
+    """A thousand processes that write checkpoints, killed at random instants, and 20 replicas; `kit` kills a sample."""
     install(session, *editable(*PLUGINS), *group("test", "guests", *PLUGINS))
     env = {"ANYACCEL_TEST_KILLS": "1000", **ONE_THREAD, **compiled_once(session)}
+    session.run("pytest", "plugins/torch/tests/test_replica_restarts.py", *session.posargs, env=env)
     session.run("pytest", "tests/integration/test_kills.py", "-rP", *spread(), *session.posargs, env=env)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -150,6 +151,64 @@ def fail() -> None:
         raise
 
 
+def deep_model() -> torch.nn.Module:
+    """A model with dropout, which draws random numbers in every step."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(32, 3))
+
+
+class Killed(aa.Callback):
+    """Kills its process at a step of the whole run, if it is that replica, and nobody was killed before."""
+
+    def __init__(self, folder: Path) -> None:
+        plan = folder / "kill.json"
+        self.rank, self.at = json.loads(plan.read_text()) if plan.exists() else (None, -1)
+        self.mark = folder / "killed"
+        self.done = 0
+
+    def epoch_start(self, run: Any) -> None:
+        self.done = sum(epoch.steps for epoch in run.history)
+
+    def step_end(self, run: Any) -> None:
+        if self.rank == RANK and self.done + run.step == self.at and not self.mark.exists():
+            self.mark.write_text(f"{run.epoch} {run.step}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def resumed(dropout: bool = True) -> None:
+    """Go on from the newest checkpoint, and tell weights to the last bit, losses and steps."""
+    rows = data()
+    model = deep_model() if dropout else model_of()
+    every: Any = json.loads(os.environ.get("EVERY", "4"))
+    checkpoint = aa.Checkpoint(OUT / "checkpoints", every=every, wait=True)
+    phase = aa.TrainPhase(
+        "train",
+        data="train",
+        losses=[aa.AppliedLoss("mse", on="net")],
+        sampler=96,
+        n_epochs=4,
+        validation="val",
+        checkpoint=checkpoint,
+        callbacks=[Killed(OUT)],
+    )
+    graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2, clip_norm=1.0))
+    try:
+        results = aa.Experiment(graph).run_phase(phase, resume="auto")
+    except AnyaccelError as error:
+        tell("lost", message=str(error))
+        raise
+    epochs = [[epoch.number, epoch.steps, epoch.loss, epoch.validation["loss"]] for epoch in results.epochs]
+    state = {name: np.asarray(array).tobytes().hex() for name, array in graph.state().items()}
+    events = [event.message for event in results.events if event.kind == "checkpoint"]
+    weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+    tell("resumed", epochs=epochs, state=state, events=events, weights=weights)
+
+
+def resumed_without_dropout() -> None:
+    """The same with a model that draws nothing, whose numbers do not depend on how many replicas there are."""
+    resumed(dropout=False)
+
+
 class StopsOne(aa.Callback):
     """Asks to stop in the last replica only."""
 
@@ -181,7 +240,7 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
-    functions = (train, beside_ddp, unused, disagree, fail, stop, leave)
+    functions = (train, beside_ddp, unused, disagree, fail, stop, leave, resumed, resumed_without_dropout)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

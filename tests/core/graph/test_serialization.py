@@ -75,7 +75,7 @@ def test_a_graph_round_trips(graph):
     assert through_json(again.get_config()) == config
     assert (again.label, again.seed, again.optimizer) == ("everything", 7, graph.optimizer)
     assert again.frozen == ("b",)
-    assert again["a"].accelerator == Accelerator("gpu:1", pin_memory=True)
+    assert again["a"].accelerator == Accelerator("cuda:1", pin_memory=True)
     assert again["a"].accelerator.spec == "cuda:1"
     assert again["b"].outputs == ("y",) and again["b"].framework == "numpy"
     assert again["c"].axis == 0 and again["c"].upstreams == ("b.y", "a")

@@ -13,6 +13,7 @@ from anyaccel import ConcatNode, ModelGraph, ModelNode
 from anyaccel.errors import GraphError, StateError
 from anyaccel.graph import weight_files
 from anyaccel.numpy_backend import BatchNorm, Dense, Sequential
+from anyaccel.saved_folder import tensor_file
 
 
 @pytest.fixture
@@ -440,3 +441,14 @@ def test_a_full_match_warns_of_nothing(fs):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net(fs).load_weights(arrays_of(net(fs, 1)), strict=False)
+
+
+def test_floats_of_8_bits_are_named_and_refused(tmp_path):
+    header = json.dumps({"w": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"ab")
+    with path.open("rb") as stream:
+        entry = tensor_file.contents(stream, path.stat().st_size)["w"]
+    assert (entry.dtype, entry.shape, entry.nbytes, entry.begin) == ("float8_e4m3fn", (2,), 2, 8 + len(header))
+    with pytest.raises(StateError, match=r"float8_e4m3fn, which NumPy lacks\. Hint: convert them"):
+        weight_files.read(path)

@@ -11,7 +11,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.backend import ComputingBackend, Program
-from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.loading.replica_share import ReplicaEpochs
@@ -72,13 +72,6 @@ def test_with_one_replica_each_process_trains_on_its_own() -> None:
     rows = data()
     results = aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=1))
     assert results.epochs[0].steps == 4
-
-
-@pytest.mark.usefixtures("second_of_two")
-def test_checkpoints_are_refused(tmp_path: Any) -> None:
-    rows = data()
-    with pytest.raises(PhaseError, match=r"cannot be trained by several replicas: it writes checkpoints.*replicas=1"):
-        aa.Experiment(graph_of(rows)).run_phase(train(rows, checkpoint=tmp_path / "run"))
 
 
 @pytest.mark.usefixtures("second_of_two")
@@ -196,3 +189,39 @@ def test_gradients_go_to_the_group_of_their_framework() -> None:
     stages: Any = [Stage("a", 1), Stage("b", 2), Stage("a", 3)]
     ReplicatedTraining("train", Launched(0, 2), groups).average(stages, 5.0)
     assert seen == [("a", [1, 3], 5.0), ("b", [2], 5.0)]
+
+
+def test_replicas_that_go_on_from_different_checkpoints_are_named() -> None:
+    key = "the checkpoint that it goes on from"
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf({key: "none"})})
+    with pytest.raises(PhaseError, match=r"disagree before the first step: the checkpoint .* in replica 1.*all see"):
+        replicas.check_same({key: "epoch-1"}, when="before the first step", hint="a folder that all see")
+    assert replicas.check_same({key: "none"}, when="before the first step", hint="") is None
+
+
+class Lost(OneOf):
+    """A replica whose peer has ended."""
+
+    def gather(self, value: Any) -> list[Any]:
+        raise FrameworkError("replica 0 of 2 could not gather values", available="the logs", hint="start again")
+
+
+def test_the_error_of_a_lost_replica_says_where() -> None:
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Lost({})})
+    with pytest.raises(FrameworkError, match=r"^replica 0 of 2 could not gather values\. Available: the logs"):
+        replicas.first(1)
+    replicas.begin_epoch(3, 7)
+    replicas.average([], 4)
+    expected = r"^phase 'train', epoch 3, step 8: replica 0 of 2 could not .*Available: the logs.*Hint: start again"
+    with pytest.raises(FrameworkError, match=expected):
+        replicas.total({})
+
+
+def test_arrays_of_all_replicas_come_by_rank() -> None:
+    own = [{"a": np.array([[1, 2]], "uint8"), "n": np.array(3)}]
+    other = [{"a": ["|u1", [1, 2], [4, 5]], "n": ["<i8", [], [6]]}]
+    both = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf(other)}).arrays_of_all(own)
+    assert both is not None
+    np.testing.assert_equal(both, [*own, {"a": np.array([[4, 5]], "uint8"), "n": np.array(6)}])
+    assert both[1]["a"].dtype == np.uint8
+    assert ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf(None)}).arrays_of_all(own) is None

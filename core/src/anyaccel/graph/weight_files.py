@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,15 +15,13 @@ from anyaccel.arguments import shown
 from anyaccel.errors import NoBackendError, StateError
 from anyaccel.install_hints import distribution_for, install_line
 from anyaccel.registry import registry
-from anyaccel.saved_folder import MANIFEST, tensor_file
+from anyaccel.saved_folder import tensor_file
+from anyaccel.saved_folder.shard_index import INDEX_ENDING, shard_map, weight_file_in
 
 SAFETENSORS = ".safetensors"
-_INDEX = ".index.json"
-_LARGEST_INDEX = 256 * 2**20
-USUAL_NAMES = ("model", "diffusion_pytorch_model", "pytorch_model", "adapter_model")
-"""Names that libraries give to files of weights in a folder."""
 FRAMEWORK_SUFFIXES = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
 """Whose files these are, for the hint where no plugin reads them."""
+SUFFIXES = (SAFETENSORS, *FRAMEWORK_SUFFIXES)
 
 
 def read(given: Any) -> dict[str, np.ndarray]:
@@ -40,10 +37,10 @@ def read(given: Any) -> dict[str, np.ndarray]:
     if isinstance(given, Mapping):
         return {str(name): _host_array(name, value) for name, value in given.items()}
     path = checked_path(given)
-    path = _in_folder(path) if path.is_dir() else path
+    path = weight_file_in(path, SUFFIXES) if path.is_dir() else path
     if not path.is_file():
         raise StateError(f"there is no file {str(path)!r}", hint="give a file of weights, or a folder that has one")
-    if path.name.endswith(_INDEX):
+    if path.name.endswith(INDEX_ENDING):
         return _read_shards(path)
     return _read_file(path)
 
@@ -140,41 +137,9 @@ def _backend_for(path: Path) -> WeightFiles:
     )
 
 
-def _in_folder(folder: Path) -> Path:
-    """The file, or the index of shards, that a folder has.
-
-    Raises:
-        StateError: it has none, or several.
-    """
-    names = sorted(each.name for each in folder.iterdir() if each.is_file())
-    if MANIFEST in names:
-        raise StateError(
-            f"{str(folder)!r} is a saved graph or a checkpoint, not a file of weights",
-            hint=f"load all of it with ModelGraph.load({str(folder)!r}), or what fits with strict=False",
-        )
-    for suffix in (SAFETENSORS, *FRAMEWORK_SUFFIXES):
-        files = [name for name in names if name.endswith(suffix)]
-        for name in (
-            *(f"{usual}{suffix}{_INDEX}" for usual in USUAL_NAMES),
-            *(f"{usual}{suffix}" for usual in USUAL_NAMES),
-        ):
-            if name in names:
-                return folder / name
-        indexes = [name for name in names if name.endswith(f"{suffix}{_INDEX}")]
-        if len(indexes or files) == 1:
-            return folder / (indexes or files)[0]
-        if files:
-            break
-    raise StateError(
-        f"{str(folder)!r} has {'several files' if files else 'no file'} of weights",
-        available=", ".join(names[:20]) or "nothing",
-        hint="give the file itself",
-    )
-
-
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
     """The arrays of all shards of an index, which must be in its folder and hold what it says."""
-    weight_map = _weight_map(index)
+    weight_map = shard_map(index, SUFFIXES)
     arrays: dict[str, np.ndarray] = {}
     for shard in dict.fromkeys(weight_map.values()):
         if not (index.parent / shard).is_file():
@@ -185,22 +150,3 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
         problem = f"{str(index)!r} and its shards differ in {', '.join(different)}"
         raise StateError(problem, hint="copy or download them again")
     return arrays
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        if index.stat().st_size > _LARGEST_INDEX:
-            raise ValueError("it is too large")
-        given = json.loads(index.read_bytes())["weight_map"]
-        if not isinstance(given, dict) or not all(map(_is_plain_name, given.values())):
-            raise ValueError(f"weight_map is {shown(given)}")
-    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
-        problem = f"{str(index)!r} is no index of shards: {type(error).__name__}: {error}"
-        raise StateError(problem, hint="give an index with weight_map={'NAME': 'FILE IN ITS FOLDER'}") from error
-    return given
-
-
-def _is_plain_name(name: Any) -> bool:
-    """Whether a name is that of a file of weights beside the index, and in no other place."""
-    endings = (SAFETENSORS, *FRAMEWORK_SUFFIXES)
-    return isinstance(name, str) and name.endswith(endings) and not set(name) & set("/\\:\x00")

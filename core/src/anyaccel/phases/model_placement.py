@@ -13,6 +13,7 @@ from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases.phase import Phase
 from anyaccel.registry import registry
+from anyaccel.requests import on_machine
 from anyaccel.segment import NodeState
 
 
@@ -24,14 +25,16 @@ def final_devices(phase: Phase, plan: Plan) -> dict[str, Device]:
     """
     if phase.final_device is None:
         return {}
-    device, backends = phase.final_device.device, registry()
+    frameworks = sorted({assignment.framework for assignment in plan.assignments})
+    final, backends = on_machine(phase.final_device, *frameworks, strict=phase.strict), registry()
+    device = final.device
     served = [
         assignment
         for assignment in plan.assignments
         if phase.strict or backends.serves(assignment.framework, device.kind)
     ]
     for assignment in served or plan.assignments:
-        backends.serving(assignment.framework, device, vendor=phase.final_device.vendor)
+        backends.serving(assignment.framework, device, vendor=final.vendor)
     return {assignment.node: device for assignment in served}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.backend import Program
 from anyaccel.data import BatchSource
-from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.executor.stage import PipelineStage
@@ -39,18 +40,55 @@ class ReplicatedTraining:
         self._host = next(iter(self._groups.values()))
         self.rank, self.size = place.rank, place.size
         self._orders = hashlib.blake2b(digest_size=16)
+        self._epoch, self._step = -1, 0
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
+        self._epoch, self._step = epoch, step
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
         by_framework: dict[str, list[Program]] = {}
         for stage in stages:
             by_framework.setdefault(stage.backend.framework, []).append(stage.program)
-        for framework, programs in by_framework.items():
-            self._groups[framework].average_gradients(programs, weight)
+        with self._telling_where():
+            for framework, programs in by_framework.items():
+                self._groups[framework].average_gradients(programs, weight)
+        self._step += 1
+
+    def first(self, value: Any) -> Any:
+        """The plain value that the first replica gives; called by all at once."""
+        return self._gather(value)[0]
+
+    def arrays_of_all(self, own: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
+        """What all replicas give, equally many each, one after the other by rank; None where one gives None."""
+        plain = (
+            None
+            if own is None
+            else [{name: _as_plain(np.asarray(array)) for name, array in each.items()} for each in own]
+        )
+        every = self._gather(plain)
+        if any(one is None for one in every):
+            return None
+        return [{name: _from_plain(array) for name, array in each.items()} for one in every for each in one]
+
+    def _gather(self, value: Any) -> list[Any]:
+        with self._telling_where():
+            return self._host.gather(value)
+
+    @contextmanager
+    def _telling_where(self) -> Iterator[None]:
+        try:
+            yield
+        except FrameworkError as error:
+            if self._epoch < 0:
+                raise
+            problem = f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: {error.problem}"
+            raise FrameworkError(problem, available=error.available, hint=error.hint) from error
 
     def total(self, sums: Mapping[str, tuple[float, float]]) -> Sums:
         """Sums and weights of losses over all replicas, added in the order of their ranks."""
-        every = self._host.gather({label: list(pair) for label, pair in sums.items()})
+        every = self._gather({label: list(pair) for label, pair in sums.items()})
         totals: Sums = {}
         for one in every:
             for label, (value, weight) in one.items():
@@ -69,7 +107,7 @@ class ReplicatedTraining:
         Raises:
             PhaseError: the replicas have drawn other rows.
         """
-        every = self._host.gather([stop_reason, self._orders.hexdigest()])
+        every = self._gather([stop_reason, self._orders.hexdigest()])
         others = [str(rank) for rank, (_, drawn) in enumerate(every) if drawn != every[0][1]]
         if others:
             raise PhaseError(
@@ -94,7 +132,21 @@ class ReplicatedTraining:
         own = {"the seed": str(graph.seed), "the rows that the samplers draw": self._orders.hexdigest()}
         own |= {f"the values of {key!r}": _digest(np.asarray(value)) for key, value in graph.state().items()}
         own |= {f"the data of {name!r}": _digest(value) for name, value in columns.items() if _is_array(value)}
-        every = self._host.gather(own)
+        hint = "make model, data and seed alike in every process: seed the framework before the model is made, "
+        self.check_same(own, when=when, hint=f"{hint}or load the same weights")
+
+    def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
+        """Compare texts by name with those of all replicas.
+
+        Args:
+            own: what this replica has; names are for people.
+            when: "before the first step".
+            hint: what makes them alike.
+
+        Raises:
+            PhaseError: they differ; names what, and in which replicas.
+        """
+        every = self._gather(dict(own))
         names = list(dict.fromkeys(name for one in every for name in one))
         differing = [name for name in names if len({one.get(name) for one in every}) > 1]
         if differing:
@@ -105,8 +157,7 @@ class ReplicatedTraining:
                 f"phase {self._label!r}: the replicas disagree {when}: {first}{more} in replica {', '.join(others)} "
                 "of those from 0 on",
                 available=f"{self.size} replicas",
-                hint="make model, data and seed alike in every process: seed the framework before the model is made, "
-                "or load the same weights",
+                hint=hint,
             )
 
 
@@ -144,8 +195,8 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
     return ReplicatedTraining(phase.label, place, groups)
 
 
-def is_shown_here(phase: Phase) -> bool:
-    """Whether this process shows the progress of a phase: the first replica does, and one that trains on its own."""
+def is_first(phase: Phase) -> bool:
+    """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
     place = launched()
     return place is None or place.rank == 0 or (isinstance(phase, TrainPhase) and phase.replicas == 1)
 
@@ -169,8 +220,6 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
     """What keeps a phase from being shared, in words."""
     if phase.step is not None:
         yield "its step is your own"
-    if phase.checkpoint is not None:
-        yield "it writes checkpoints"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"
     for source in phase.data.values() if isinstance(phase.data, Mapping) else [phase.data]:
@@ -191,6 +240,15 @@ def _coupled_rows(resolution: Resolution) -> Iterator[str]:
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
+
+
+def _as_plain(array: np.ndarray) -> list[Any]:
+    return [array.dtype.str, list(array.shape), array.ravel().tolist()]
+
+
+def _from_plain(plain: Any) -> np.ndarray:
+    dtype, shape, values = plain
+    return np.array(values, dtype).reshape(shape)
 
 
 def _digest(array: np.ndarray) -> str:

@@ -38,11 +38,7 @@ from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learner
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.replicated_training import (
-    ReplicatedTraining,
-    is_shown_here,
-    replicated_training,
-)
+from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
@@ -82,7 +78,7 @@ def execute(
         AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
     """
     with interrupts.deferred():
-        shown = (progress if progress is not None and is_shown_here(run.phase) else Progress()).begin(run.phase.label)
+        shown = (progress if progress is not None and is_first(run.phase) else Progress()).begin(run.phase.label)
         run.heard = shown.event
         try:
             hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
@@ -149,7 +145,8 @@ class _PhaseExecution:
         phase, graph = self._phase, self._graph
         self._hooks.call("phase_start", phase=phase, run=self._run)
         learners = learners_of(phase, graph)
-        self._checkpointer = checkpointer_for(self._run, self._hooks.callbacks, self._resume, learners)
+        callbacks, writes = self._hooks.callbacks, is_first(phase)
+        self._checkpointer = checkpointer_for(self._run, callbacks, self._resume, learners, writes=writes)
         if not isinstance(phase, FitPhase):
             return self._round()
         with awaiting_fit(left_to_fit(phase, graph), graph):
@@ -183,6 +180,8 @@ class _PhaseExecution:
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
         if replicated is not None:
+            if self._checkpointer is not None:
+                self._checkpointer.join(replicated)
             replicated.check_alike(graph, own.factory.arrays, when="before the first step")
         with interrupts.allowed():
             loaders = self._load(parts, resolution)

@@ -165,6 +165,8 @@ class TrainLoop:
             self._renew_compiled()
         began = time.perf_counter()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
+        if self._replicated is not None:
+            self._replicated.begin_epoch(epoch, run.step)
         self._losses = LossAccumulator(None if self._replicated is None else self._replicated.total)
         if resumed is not None and self._checkpointer is not None:
             self._losses.go_on_after(resumed.losses)

@@ -27,6 +27,8 @@ _FORMATS = {
 _DTYPES = {code: np.dtype(name) for code, name in _FORMATS.items()}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _BFLOAT16 = "BF16"  # NumPy has it from ml_dtypes only
+_BYTE_FLOATS = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+"""The names of dtypes that are read by frameworks alone."""
 
 
 def dtype_of(code: str) -> np.dtype[Any]:
@@ -34,8 +36,11 @@ def dtype_of(code: str) -> np.dtype[Any]:
 
     Raises:
         KeyError: unknown.
-        StateError: NumPy has no bfloat16 here.
+        StateError: NumPy has none of 8 bits, or no bfloat16 here.
     """
+    if code in _BYTE_FLOATS:
+        problem, hint = f"it has arrays of {_BYTE_FLOATS[code]}, which NumPy lacks", "convert them to float16 first"
+        raise StateError(problem, hint=hint)
     return _bfloat16() if code == _BFLOAT16 else _DTYPES[code]
 
 
@@ -54,7 +59,7 @@ def name_of(code: str) -> str:
     Raises:
         KeyError: unknown.
     """
-    return "bfloat16" if code == _BFLOAT16 else _DTYPES[code].name
+    return _BYTE_FLOATS.get(code) or ("bfloat16" if code == _BFLOAT16 else _DTYPES[code].name)
 
 
 def itemsize_of(code: str) -> int:
@@ -63,6 +68,8 @@ def itemsize_of(code: str) -> int:
     Raises:
         KeyError: unknown.
     """
+    if code in _BYTE_FLOATS:
+        return 1
     return 2 if code == _BFLOAT16 else _DTYPES[code].itemsize
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ def write(
     run: Mapping[str, np.ndarray] | None = None,
     *,
     largest_shard: int = shards.LARGEST_SHARD,
+    pause: Callable[[], object] | None = None,
 ) -> None:
     """Write plain data and arrays into a folder, which holds them or what it held before, whatever happens.
 
@@ -54,6 +55,7 @@ def write(
         arrays: of numbers, by name; they must not change meanwhile.
         run: further arrays, which only a run needs to go on; in files of their own.
         largest_shard: bytes of arrays in one file, unless a single one has more.
+        pause: called after each MB, by a writer that leaves the processors to others.
 
     Raises:
         ConfigError: the folder has a manifest or an index of something else, or a part that would be lost; or `parts`
@@ -67,7 +69,7 @@ def write(
     files: list[ArraysFile] = []
     try:
         for group, given in ((GROUP, arrays), ("run", run or {})):
-            for file in shards.written(storage, group, given, largest_shard):
+            for file in shards.written(storage, group, given, largest_shard, pause):
                 files.append(file)
         storage.publish(MANIFEST, encode(storage.name, parts, files))
     except BaseException:

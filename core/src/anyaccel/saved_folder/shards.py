@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import IO
 
@@ -23,7 +23,13 @@ _WRITER = "anyaccel"
 _LARGEST_INDEX = 256 * 2**20
 
 
-def written(storage: Storage, group: str, arrays: Mapping[str, np.ndarray], largest: int) -> Iterator[ArraysFile]:
+def written(
+    storage: Storage,
+    group: str,
+    arrays: Mapping[str, np.ndarray],
+    largest: int,
+    pause: Callable[[], object] | None = None,
+) -> Iterator[ArraysFile]:
     """Write arrays into new files of a folder, one file for each step of this iterator.
 
     Args:
@@ -31,6 +37,7 @@ def written(storage: Storage, group: str, arrays: Mapping[str, np.ndarray], larg
         group: begins the names of the files.
         arrays: by name.
         largest: bytes of arrays in one file, unless a single one has more.
+        pause: as of `tensor_file.write`.
 
     Raises:
         StateError: safetensors has no such dtype or name.
@@ -40,7 +47,7 @@ def written(storage: Storage, group: str, arrays: Mapping[str, np.ndarray], larg
         name = f"{group}-{secrets.token_hex(8)}.safetensors"
         try:
             with storage.create(name) as stream:
-                digests, size = tensor_file.write(stream, shard)
+                digests, size = tensor_file.write(stream, shard, pause=pause)
         except StateError as error:
             kinds = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
             problem = f"the state cannot be written as safetensors: {error.problem}"

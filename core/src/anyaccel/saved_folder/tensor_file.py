@@ -10,7 +10,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ _MOST_AXES = 32  # of NumPy 1
 _MOST_READING = 4  # threads; a disk is slower than so many
 _IN_CACHE = 2**18  # bytes that are read and checked at once: they come from the cache of a processor the second time
 _PIECE = 64 * 2**20  # what is written in one call; some systems write at most 2 GB
+_PACED = 2**20  # bytes between two pauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,12 @@ class Digests:
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of a file: the name of its dtype, its shape, and its size in bytes."""
+    """A tensor of a file: the name of its dtype, its shape, its size in bytes, and the position of its first byte."""
 
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    begin: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,19 @@ class _Slot:
     end: int
 
 
-def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str = "pt") -> tuple[Digests, int]:
+def write(
+    stream: IO[bytes],
+    arrays: Mapping[str, np.ndarray],
+    file_format: str = "pt",
+    pause: Callable[[], object] | None = None,
+) -> tuple[Digests, int]:
     """Write a whole file, and give its hashes, computed meanwhile, and its size.
 
     Args:
         stream: at its beginning.
         arrays: by name; they must not change meanwhile.
         file_format: said in the header, for readers that refuse files without it; `""` for none.
+        pause: called after each MB, by a writer that leaves the processors to others; it has one thread then, else two.
 
     Raises:
         StateError: the format has no such dtype or name.
@@ -84,14 +92,35 @@ def write(stream: IO[bytes], arrays: Mapping[str, np.ndarray], file_format: str 
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so each begins where it is aligned
     header = _header({name: arrays[name] for name in order}, file_format)
     _write_all(stream, memoryview(header))
+    ordered = {name: arrays[name] for name in order}
+    tensors = _write_hashed(stream, ordered) if pause is None else _write_paced(stream, ordered, pause)
+    size = len(header) + sum(array.nbytes for array in arrays.values())
+    return Digests(_sha256(header), {name: tensors[name] for name in arrays}), size
+
+
+def _write_hashed(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Write arrays as fast as the disk takes them, and give their CRC-32, which another thread computes."""
     digests: dict[str, Future[str]] = {}
-    with _hash_threads(1) as executor:  # as fast as a disk; the others are for the training that goes on
-        for name in order:
-            contents = _bytes(arrays[name])
+    with _hash_threads(1) as executor:
+        for name, array in arrays.items():
+            contents = _bytes(array)
             digests[name] = executor.submit(_crc32, contents)
             _write_all(stream, contents)
-        tensors = {name: digests[name].result() for name in arrays}
-    return Digests(_sha256(header), tensors), len(header) + sum(array.nbytes for array in arrays.values())
+        return {name: digest.result() for name, digest in digests.items()}
+
+
+def _write_paced(stream: IO[bytes], arrays: Mapping[str, np.ndarray], pause: Callable[[], object]) -> dict[str, str]:
+    """Write arrays with pauses, and give their CRC-32."""
+    digests = {}
+    for name, array in arrays.items():
+        contents, crc = _bytes(array), 0
+        while contents:
+            count = stream.write(contents[:_PACED])
+            crc = zlib.crc32(contents[:count], crc)
+            contents = contents[count:]
+            pause()
+        digests[name] = f"{crc:08x}"
+    return digests
 
 
 def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
@@ -105,8 +134,11 @@ def contents(stream: IO[bytes], size: int) -> dict[str, TensorEntry]:
         StateError: not such a file.
         OSError: the stream cannot be read.
     """
-    slots = _slots(_read_header(stream, size), size)
-    return {slot.name: TensorEntry(name_of(slot.code), slot.shape, slot.end - slot.begin) for slot in slots}
+    header = _read_header(stream, size)
+    return {
+        slot.name: TensorEntry(name_of(slot.code), slot.shape, slot.end - slot.begin, len(header) + slot.begin)
+        for slot in _slots(header, size)
+    }
 
 
 def read(stream: IO[bytes], size: int, digests: Digests | None = None) -> dict[str, np.ndarray]:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # first imported once there is a group, its defaults would keep that for ever: see `_leave`
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup
 from anyaccel_torch.program import TorchProgram
+from anyaccel_torch.rendezvous import store_of_attempt
 
 _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
+_POLL_SECONDS = 0.05
+_REPORT_SECONDS = 3.0
+"""So long a replica that has lost another waits for the others to say that they are there."""
 
 
 class TorchReplicaGroup(ReplicaGroup):
@@ -32,10 +39,11 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self._store: Store | None = None
         if not dist.is_available():
             raise FrameworkError("this torch was built without torch.distributed", hint="install a build with it")
         if not dist.is_initialized():
-            self._try("join the others", lambda: dist.init_process_group(_engine(), rank=rank, world_size=size))
+            self._try("join the others", self._join)
             atexit.register(_leave)
         elif dist.get_world_size() != size or dist.get_rank() != rank:
             raise FrameworkError(
@@ -77,15 +85,45 @@ class TorchReplicaGroup(ReplicaGroup):
         self._try("gather values", lambda: dist.all_gather_object(every, value))
         return every
 
-    def _try(self, what: str, call: Any) -> None:
+    def _join(self) -> None:
+        store = store_of_attempt(self.rank, self.size)
+        group_store = PrefixStore("anyaccel-group", store)
+        dist.init_process_group(_engine(), store=group_store, rank=self.rank, world_size=self.size)
+        self._store = PrefixStore("anyaccel-alive", store)
+
+    def _try(self, what: str, call: Callable[[], object]) -> None:
         try:
             call()
         except (RuntimeError, ValueError) as error:
+            silent = self._silent()
+            ended = "replica" if len(silent) == 1 else "replicas"
+            who = f"{ended} {', '.join(map(str, silent))} ended, or did not answer" if silent else ""
             raise FrameworkError(
-                f"replica {self.rank} of {self.size} could not {what}: {str(error).splitlines()[0]}",
+                f"replica {self.rank} of {self.size} could not {what}: {who or str(error).splitlines()[0]}",
                 available="errors of the other replicas, above or in their logs",
                 hint="another replica has ended, or does not answer; start all again with their launcher",
             ) from error
+
+    def _silent(self) -> list[int]:
+        """The ranks that do not say that they are there, asked by all that have lost the connection to another.
+
+        This one closes its connections first, so that those which wait for it notice, too.
+        """
+        store, self._store = self._store, None
+        if store is None:
+            return []
+        missing = set(range(self.size)) - {self.rank}
+        deadline = time.monotonic() + _REPORT_SECONDS
+        try:
+            store.set_timeout(timedelta(seconds=_REPORT_SECONDS))
+            _leave()
+            store.set(str(self.rank), "there")
+            while missing and time.monotonic() < deadline:
+                missing -= {rank for rank in missing if store.check([str(rank)])}
+                time.sleep(_POLL_SECONDS)
+        except RuntimeError:  # the first replica keeps the store, unless its launcher does
+            missing = missing & {0} or missing
+        return sorted(missing)
 
 
 def _engine() -> str:

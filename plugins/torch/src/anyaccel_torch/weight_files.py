@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,25 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     Raises:
         StateError: it is damaged, or holds anything else than named tensors.
     """
+    return {name: _array(path, name, value) for name, value in load_tensors(path).items()}
+
+
+def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
+    """The tensors of a file by name, on the CPU.
+
+    Args:
+        path: of the file.
+        mapped: whether values are read when they are used, if the file is of a kind that allows it.
+
+    Raises:
+        StateError: it is damaged, or holds anything else than named tensors.
+    """
     try:
-        given = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = mapped and zipfile.is_zipfile(path)
+        given = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # of many kinds: archives, bytes, and what torch refuses to make
         raise _unreadable(path, error) from error
-    return {name: _array(path, name, value) for name, value in _named_tensors(path, given).items()}
+    return _named_tensors(path, given)
 
 
 def write_weights(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

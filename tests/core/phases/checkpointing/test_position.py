@@ -22,6 +22,7 @@ FULL = Position(
     history=(Epoch(3, 0.5, {"net": 0.5}, 4, 0.1, {"loss": float("inf")}), Epoch(4, float("nan"), {}, 4, 0.1)),
     losses={"net": (1.5, 12.0), "bad": (float("-inf"), 1.0)},
     random=[{"draws": np.array(7)}, {}],
+    replicas=2,
     source_draws=True,
     frameworks={"net": "torch"},
     callbacks=[("EarlyStopping", {"best": float("nan"), "best_epoch": -1}), ("Own", {"a": np.arange(3), "b": "text"})],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -13,7 +12,6 @@ import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
-from anyaccel.graph import ModelGraph, state_dict
 from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.checkpointing.position import Position
@@ -25,16 +23,20 @@ from anyaccel.phases.checkpointing.run_settings import (
     sample_of,
     settings_of,
 )
+from anyaccel.phases.checkpointing.run_state import BestState, frameworks_of, graph_part, state_of
+from anyaccel.phases.checkpointing.schedule import CheckpointSchedule
 from anyaccel.phases.checkpointing.termination import Termination
 from anyaccel.phases.checkpointing.writer import BackgroundWriter
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.loader import BatchLoader
-from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.loss_accumulator import LossAccumulator, LossSums
 from anyaccel.phases.monitoring import monitored_value
+from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Run
 
 CallbackStates = list[tuple[str, dict[str, Any]]]
 RESUME = ("auto", "never")
+_PAUSES_OF_INTERVAL = 0.25  # a checkpoint is on the disk long before the next is due
 
 
 class Checkpointer:
@@ -45,6 +47,7 @@ class Checkpointer:
         run: whose graph is loaded with the state of the newest checkpoint, if it goes on.
         callbacks: all of the run, whose state is part of a checkpoint.
         resume: `"auto"` goes on from the newest checkpoint, if there is one; `"never"` starts anew.
+        writes: whether this process writes; of several replicas the first one does, and all read.
 
     Attributes:
         resumed: where the earlier run was; None if this one starts anew.
@@ -56,27 +59,46 @@ class Checkpointer:
         ConfigError: they were written by a newer version.
     """
 
-    def __init__(self, checkpoint: Checkpoint, run: Run, callbacks: Sequence[Callback], resume: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, run: Run, callbacks: Sequence[Callback], resume: str, *, writes: bool = True
+    ) -> None:
         self._checkpoint, self._run, self._callbacks = checkpoint, run, tuple(callbacks)
+        self._writes = writes
+        self._replicated: ReplicatedTraining | None = None
         self._folder = RunFolder(checkpoint.folder)
         self._writer = BackgroundWriter()
-        self._last = time.monotonic()
-        self._best: tuple[Any, Mapping[str, np.ndarray]] | None = None
+        self._schedule = CheckpointSchedule(checkpoint, run)
+        self._best = BestState()
         self._termination: Termination | None = None
         self._callbacks_before: CallbackStates | None = None
         self._written = ""  # name of the last position
-        self._counted_epoch, self._counted_steps = 0, 0
         self._has_warned = False
         self.resumed: Position | None = None
-        self._folder.lock()
+        if writes:
+            self._folder.lock()
         try:
             self._settings, self._optimizers = settings_of(run.phase), optimizers_of(run.graph)
-            self._parts = _graph_part(run)
+            self._parts = graph_part(run)
             self.resumed = self._resume(resume)
         except BaseException:
             self._folder.unlock()
             raise
-        self._termination = Termination()
+        if writes:
+            self._termination = Termination()
+
+    def join(self, replicated: ReplicatedTraining) -> None:
+        """The replicas of the run are joined: they write after the same steps.
+
+        Raises:
+            PhaseError: they go on from different checkpoints.
+        """
+        self._replicated = replicated
+        self._schedule.share(replicated.first)
+        replicated.check_same(
+            {"the checkpoint that it goes on from": "none" if self.resumed is None else self.resumed.name},
+            when="before the first step",
+            hint="write checkpoints into a folder that all replicas see",
+        )
 
     def _resume(self, resume: str) -> Position | None:
         names, path = self._folder.names(), str(self._folder.path)
@@ -111,7 +133,7 @@ class Checkpointer:
 
     def _other_frameworks(self, position: Position) -> str:
         """The nodes whose framework is not that of the checkpoint, as text."""
-        now, before = _frameworks(self._run), position.frameworks
+        now, before = frameworks_of(self._run), position.frameworks
         changed = [label for label in now if label in before and now[label] != before[label]]
         return ", ".join(f"{label!r} was {before[label]} and is {now[label]}" for label in changed)
 
@@ -174,34 +196,36 @@ class Checkpointer:
 
     def restore_random(self, pipeline: Pipeline) -> None:
         """Let random streams go on within an epoch."""
-        if self.resumed is None or self.resumed.random is None or self._other_frameworks(self.resumed):
+        resumed = self.resumed
+        if resumed is None or resumed.random is None or self._other_frameworks(resumed):
             return
+        rank, size = (0, 1) if self._replicated is None else (self._replicated.rank, self._replicated.size)
         try:
-            pipeline.load_random_state(self.resumed.random)
+            if size != resumed.replicas:
+                raise StateError(f"they are of {resumed.replicas} replicas, and now there are {size}")
+            n_programs = len(resumed.random) // size
+            pipeline.load_random_state(resumed.random[rank * n_programs : (rank + 1) * n_programs])
         except StateError as error:
-            self._warn(f"random streams begin anew within epoch {self.resumed.epoch}: {error.problem}")
+            self._warn(f"random streams begin anew within epoch {resumed.epoch}: {error.problem}")
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def steps_until_due(self, step: int) -> int | None:
         """How many steps of an epoch may be done in one call after its first `step` ones; None for any number."""
-        every = self._checkpoint.every_n_steps
-        return None if every is None else every - (self._steps_before_epoch() + step) % every
+        return self._schedule.steps_until_due(step)
 
     def after_step(self, pipeline: Pipeline, losses: LossAccumulator, loader: BatchLoader) -> None:
         """So many steps are done, and `run.step` says how many: write if it is time."""
         self._warn_of_unsaved(loader)
-        every = self._checkpoint.every_n_steps
-        if self._is_time() or (every is not None and (self._steps_before_epoch() + self._run.step) % every == 0):
-            self._write(self._position(pipeline, losses, source_draws=loader.draws), wait=self._checkpoint.wait)
+        if self._schedule.is_due_after_step(is_busy=self._writer.is_busy):
+            sums, random = losses.sums(), self._random_of(pipeline)  # all replicas take part
+            if self._writes:
+                self._write(self._position(sums, random, source_draws=loader.draws), is_last=False)
 
-    def _steps_before_epoch(self) -> int:
-        """Of the run, up to the epoch that is going on; counted once for each."""
-        epoch = self._run.epoch
-        if self._counted_epoch != epoch:
-            self._counted_epoch = epoch
-            self._counted_steps = sum(each.steps for each in self._run.history[:epoch])
-        return self._counted_steps
+    def _random_of(self, pipeline: Pipeline) -> list[Mapping[str, np.ndarray]] | None:
+        """The random states of all programs, replica by replica."""
+        own = pipeline.random_state()
+        return own if self._replicated is None else self._replicated.arrays_of_all(own)
 
     def epoch_ends(self) -> None:
         """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""
@@ -210,27 +234,34 @@ class Checkpointer:
     def after_epoch(self) -> None:
         """An epoch is done, and everybody was told: write if it is time."""
         self._callbacks_before = None
-        given = self._checkpoint
-        after_each = given.keep_best is not None or (given.every_n_steps is None and given.every_seconds is None)
-        if after_each or self._is_time():
-            self._write(self._position(), wait=given.wait)
-
-    def _is_time(self) -> bool:
-        seconds = self._checkpoint.every_seconds
-        return seconds is not None and not self._writer.is_busy and time.monotonic() - self._last >= seconds
+        if self._writes and self._schedule.is_due_after_epoch(is_busy=self._writer.is_busy):
+            self._write(self._position(), is_last=False)
 
     def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None, loader: BatchLoader) -> None:
-        """The run ends early, and the values are those of whole steps: write, and wait for it."""
+        """The run ends early, and the values are those of whole steps: write, and wait for it.
+
+        Not with several replicas: the others are at other steps, or have ended, and the last that was due is there.
+        """
+        if self._replicated is not None:
+            return
         if self._termination is not None:
             self._termination.begin_last()
-        within = None if losses is None else pipeline
-        self._write(self._position(within, losses, source_draws=loader.draws), wait=True)
+        within = (None, None) if losses is None else (losses.sums(), pipeline.random_state())
+        self._write(self._position(*within, source_draws=loader.draws))
+        self._guarded(self._writer.wait)
 
     def end(self) -> None:
-        """All epochs are done; models still have the values of the last one: write, unless that is done."""
+        """All epochs are done; models still have the values of the last one: write, unless that is done.
+
+        Of several replicas the first one waits, as the others may read it next.
+        """
+        if not self._writes:
+            return
         position = self._position()
         if position.name != self._written:
-            self._write(position, wait=False)
+            self._write(position)
+        if self._replicated is not None:
+            self._guarded(self._writer.wait)
 
     def close(self) -> None:
         """Wait for what is being written, and let go of the folder and of signals."""
@@ -251,24 +282,29 @@ class Checkpointer:
             )
 
     def _position(
-        self, pipeline: Pipeline | None = None, losses: LossAccumulator | None = None, *, source_draws: bool = False
+        self,
+        sums: LossSums | None = None,
+        random: Sequence[Mapping[str, np.ndarray]] | None = None,
+        *,
+        source_draws: bool = False,
     ) -> Position:
-        """Where the run is: within an epoch if there are losses of it, else between two."""
+        """Where the run is: within an epoch if there are sums of its losses, else between two."""
         run, label = self._run, self._run.phase.label
-        history = run.history if losses is None else run.history[: run.epoch]
+        history = run.history if sums is None else run.history[: run.epoch]
         return Position(
             phase=label,
             epoch=len(history),
             number=run.graph.progress.get(label, 0) - (len(run.history) - len(history)),
-            step=0 if losses is None else run.step,
+            step=0 if sums is None else run.step,
             history=tuple(history),
-            losses={} if losses is None else losses.sums(),
-            random=None if pipeline is None else pipeline.random_state(),
+            losses=sums or {},
+            random=random,
+            replicas=1 if self._replicated is None else self._replicated.size,
             source_draws=source_draws,
-            frameworks=_frameworks(run),
+            frameworks=frameworks_of(run),
             callbacks=self._callback_states() if self._callbacks_before is None else self._callbacks_before,
-            best=self._best_state(),
-            stop_reason=run.stop_reason if losses is None else "",
+            best=self._best.of(run),
+            stop_reason=run.stop_reason if sums is None else "",
             score=self._score(),
             settings=self._settings,
             optimizers=self._optimizers,
@@ -277,20 +313,6 @@ class Checkpointer:
 
     def _callback_states(self) -> CallbackStates:
         return [(_kind(callback), dict(callback.state_dict())) for callback in self._callbacks]
-
-    def _best_state(self) -> Mapping[str, np.ndarray] | None:
-        """The state of the graph that the run returns to; made once for each snapshot."""
-        snapshot = self._run.final_snapshot
-        if snapshot is None:
-            return self._run.final_state
-        if self._best is None or self._best[0] is not snapshot:
-            now = self._run.snapshot()
-            self._run.restore(snapshot)
-            try:
-                self._best = snapshot, _state_of(self._run.graph)
-            finally:
-                self._run.restore(now)
-        return self._best[1]
 
     def _score(self) -> float | None:
         name = self._checkpoint.keep_best
@@ -302,12 +324,14 @@ class Checkpointer:
             raise unknown_mode(name, "Checkpoint: ")
         return None if value is None or math.isnan(value) else value if mode == "min" else -value
 
-    def _write(self, position: Position, *, wait: bool) -> None:
-        given = self._checkpoint
-        write = partial(self._folder.write, position, self._parts, _state_of(self._run.graph), given.keep)
-        self._last, self._written = time.monotonic(), position.name
-        self._guarded(partial(self._writer.start, write))
-        if wait:
+    def _write(self, position: Position, *, is_last: bool = True) -> None:
+        """Write in the background, with pauses if the loop goes on meanwhile."""
+        given, seconds = self._checkpoint, self._schedule.written()
+        pauses = 0.0 if is_last or given.wait else seconds * _PAUSES_OF_INTERVAL
+        write = partial(self._folder.write, position, self._parts, state_of(self._run.graph), given.keep)
+        self._written = position.name
+        self._guarded(partial(self._writer.start, write, pauses))
+        if given.wait:
             self._guarded(self._writer.wait)
 
     def _guarded(self, act: Callable[[], object]) -> None:
@@ -321,11 +345,12 @@ class Checkpointer:
 
     def _warn(self, message: str) -> None:
         self._run.log_event("checkpoint", message)
-        warnings.warn(f"phase {self._run.phase.label!r}: {message}", RuntimeWarning, stacklevel=2)
+        if self._writes:
+            warnings.warn(f"phase {self._run.phase.label!r}: {message}", RuntimeWarning, stacklevel=2)
 
 
 def checkpointer_for(
-    run: Run, callbacks: Sequence[Callback], resume: str, learners: Sequence[str]
+    run: Run, callbacks: Sequence[Callback], resume: str, learners: Sequence[str], *, writes: bool = True
 ) -> Checkpointer | None:
     """What writes the checkpoints of a run; None without any.
 
@@ -334,6 +359,7 @@ def checkpointer_for(
         callbacks: of the run.
         resume: as of Checkpointer.
         learners: labels of the estimators that learn in the phase.
+        writes: as of Checkpointer.
 
     Raises:
         PhaseError: a run without checkpoints is to go on from one, or estimators learn in it; or as of Checkpointer.
@@ -350,31 +376,11 @@ def checkpointer_for(
             "pickle could write",
             hint="leave checkpoint out, or freeze the node",
         )
-    return Checkpointer(checkpoint, run, callbacks, resume)
-
-
-def _state_of(graph: ModelGraph) -> dict[str, np.ndarray]:
-    """The state of a graph, copied once: what a running phase gives out is not changed by its steps."""
-    if graph.refresh is None:
-        return graph.state()
-    graph.refresh()
-    return state_dict.state(graph, copy=False)
-
-
-def _frameworks(run: Run) -> dict[str, str]:
-    return {label: backend.framework for label, backend in run.graph.shapes.backends.items()}
+    return Checkpointer(checkpoint, run, callbacks, resume, writes=writes)
 
 
 def _kind(callback: Callback) -> str:
     return type(callback).__name__
-
-
-def _graph_part(run: Run) -> dict[str, Any]:
-    """The configuration of the graph, for `ModelGraph.load`; nothing if it has none."""
-    try:
-        return {"graph": run.graph.saved_config()}
-    except ConfigError:
-        return {}
 
 
 def checked_resume(given: Any) -> str:

@@ -29,7 +29,8 @@ class Position:
         step: its steps that are done.
         history: the completed epochs.
         losses: sums and weights of the steps of this epoch, by label.
-        random: random state of each program, in their order; None at the start of an epoch.
+        random: random state of each program, in their order, replica by replica; None at the start of an epoch.
+        replicas: how many there were.
         source_draws: whether reading the data has drawn random numbers of a framework.
         frameworks: of each node.
         callbacks: class and state of each callback.
@@ -48,6 +49,7 @@ class Position:
     history: tuple[Epoch, ...] = ()
     losses: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     random: Sequence[Mapping[str, np.ndarray]] | None = None
+    replicas: int = 1
     source_draws: bool = False
     frameworks: Mapping[str, str] = field(default_factory=dict)
     callbacks: Sequence[tuple[str, Mapping[str, Any]]] = ()
@@ -84,6 +86,7 @@ class Position:
             "history": [_epoch_parts(epoch) for epoch in self.history],
             "losses": {label: [_plain(total), _plain(weight)] for label, (total, weight) in self.losses.items()},
             "random": None if self.random is None else len(self.random),
+            "replicas": self.replicas,
             "source_draws": self.source_draws,
             "frameworks": dict(self.frameworks),
             "callbacks": callbacks,
@@ -115,6 +118,7 @@ class Position:
                 history=_history(parts),
                 losses={label: (_float(total), _float(weight)) for label, (total, weight) in parts["losses"].items()},
                 random=_random(parts["random"], arrays),
+                replicas=max(_count(parts.get("replicas", 1), _MOST_PROGRAMS), 1),
                 source_draws=_flag(parts.get("source_draws", False)),
                 frameworks={label: _text(name) for label, name in parts.get("frameworks", {}).items()},
                 callbacks=callbacks,

@@ -66,7 +66,14 @@ class RunFolder:
         complete = [name for name in folders if self._storage.subfolder(name).size(saved_folder.MANIFEST) is not None]
         return sorted(complete, key=lambda name: [int(part) for part in re.findall("[0-9]+", name)])
 
-    def write(self, position: Position, parts: Mapping[str, Any], state: Mapping[str, np.ndarray], keep: int) -> None:
+    def write(
+        self,
+        position: Position,
+        parts: Mapping[str, Any],
+        state: Mapping[str, np.ndarray],
+        keep: int,
+        pause: Callable[[], object] | None = None,
+    ) -> None:
         """Write a checkpoint, name it in `latest`, and remove those that are not to be kept.
 
         Args:
@@ -74,13 +81,14 @@ class RunFolder:
             parts: further plain data for the manifest.
             state: the graph's.
             keep: the newest so many are kept, and the one with the lowest score.
+            pause: called after each MB that is written, if given.
 
         Raises:
             OSError: it cannot be written; what is there stays.
             StateError: the state has arrays that cannot be written.
         """
         own, arrays = position.to_parts()
-        saved_folder.write(self._storage.subfolder(position.name), {**parts, PART: own}, state, arrays)
+        saved_folder.write(self._storage.subfolder(position.name), {**parts, PART: own}, state, arrays, pause=pause)
         self._storage.publish(LATEST, f"{position.name}\n".encode())
         self._prune(position.name, keep)
 

@@ -1,0 +1,117 @@
+"""Background writer: pauses are bounded, end when somebody waits, and change nothing of what is written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from itertools import count
+
+import numpy as np
+import pytest
+
+from anyaccel.phases.checkpointing.writer import BackgroundWriter
+from anyaccel.saved_folder import tensor_file
+
+
+@pytest.fixture
+def writer() -> Iterator[BackgroundWriter]:
+    """Ends with the test."""
+    writer = BackgroundWriter()
+    yield writer
+    writer.wait()
+
+
+def work(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_without_time_for_pauses_there_are_none(writer: BackgroundWriter) -> None:
+    given: list[Callable[[], object] | None] = []
+    writer.start(given.append)
+    writer.wait()
+    assert given == [None]
+
+
+def test_pauses_take_most_of_the_time_and_no_more_than_given(writer: BackgroundWriter) -> None:
+    seconds: list[float] = []
+
+    def write(pause: Callable[[], object] | None) -> None:
+        assert pause is not None
+        for _ in range(2):
+            work(0.01)
+            before = time.perf_counter()
+            pause()
+            seconds.append(time.perf_counter() - before)
+
+    writer.start(write, 0.1)
+    while writer.is_busy:
+        time.sleep(0.001)
+    assert seconds[0] >= 0.089  # nine times the work
+    assert sum(seconds) >= 0.099  # all that is given: the second would take as long
+
+
+def test_who_waits_ends_the_pauses(writer: BackgroundWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = count(step=3600.0)
+    monkeypatch.setattr("anyaccel.phases.checkpointing.writer.time.perf_counter", lambda: next(hours))
+    pausing, pieces = threading.Event(), []
+
+    def write(pause: Callable[[], object] | None) -> None:
+        assert pause is not None
+        for piece in range(100):
+            pausing.set()
+            pause()  # hours, if nobody waits
+            pieces.append(piece)
+
+    writer.start(write, 1e9)
+    pausing.wait()
+    assert not pieces and writer.is_busy
+    writer.wait()
+    assert len(pieces) == 100
+
+
+def test_the_next_function_comes_after_the_one_before_and_pauses_again(writer: BackgroundWriter) -> None:
+    order: list[str] = []
+
+    def write(name: str) -> Callable[[Callable[[], object] | None], None]:
+        def act(pause: Callable[[], object] | None) -> None:
+            order.append(f"{name} begins")
+            work(0.005)
+            before = time.perf_counter()
+            assert pause is not None
+            pause()
+            order.append(f"{name} ends")
+            waits.append(time.perf_counter() - before)
+
+        return act
+
+    waits: list[float] = []
+    writer.start(write("first"), 60.0)
+    writer.start(write("second"), 60.0)
+    while writer.is_busy:
+        time.sleep(0.001)
+    assert order == ["first begins", "first ends", "second begins", "second ends"]
+    assert waits[1] >= 0.044  # nobody waited for the second
+
+
+def test_what_it_raises_comes_out_of_the_next_call(writer: BackgroundWriter) -> None:
+    def write(pause: object) -> None:
+        raise OSError("no space left")
+
+    writer.start(write, 1.0)
+    with pytest.raises(OSError, match="no space left"):
+        writer.wait()
+    writer.wait()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**18, 2**18 + 1, 700_001])
+def test_a_file_written_with_pauses_is_the_same_file(size: int) -> None:
+    arrays = {"a": np.arange(size, dtype=np.float32), "b": np.float64(3.5).reshape(()), "c": np.ones((3, 0))}
+    plain, paced, pauses = BytesIO(), BytesIO(), []
+    expected = tensor_file.write(plain, arrays)
+    assert tensor_file.write(paced, arrays, pause=lambda: pauses.append(1)) == expected
+    assert paced.getvalue() == plain.getvalue()
+    assert len(pauses) == -(-size * 4 // 2**20) + 1
