@@ -1,0 +1,211 @@
+"""Checkpoints: the tensors of safetensors and `.bin` files, one or sharded, read one by one to where they will be."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyaccel.arguments import shown
+from anyaccel.errors import StateError
+from anyaccel.saved_folder import tensor_file
+from anyaccel.saved_folder.shard_index import INDEX_ENDING, shard_map, weight_file_in
+from anyaccel_torch.weight_files import load_tensors
+
+SAFETENSORS = ".safetensors"
+SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt")
+PIECE = 16 * 2**20
+"""Bytes of host memory that a tensor is read through where it cannot be read to its place at once."""
+_LARGEST_READ = 2**30  # some systems read at most 2 GiB in a call
+
+
+class SavedTensor(ABC):
+    """A tensor in a file: shape and dtype, and a way to its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @abstractmethod
+    def read_into(self, target: Tensor) -> None:
+        """Write its values into a tensor of its shape, on any device, cast to that tensor's dtype.
+
+        Raises:
+            StateError: the file was changed or cannot be read.
+        """
+
+    @abstractmethod
+    def has_values_of(self, other: SavedTensor) -> bool:
+        """Whether another tensor has the same dtype, shape and bytes."""
+
+
+class SafetensorsFile:
+    """A file of safetensors, opened once; its header is checked and read once.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        StateError: it is damaged, or none; its tensors overlap or lie outside of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._stream = path.open("rb", buffering=0)
+            weakref.finalize(self, self._stream.close)
+            self._stat = _identity(self._stream.fileno())
+            entries = tensor_file.contents(self._stream, self._stat[0])
+        except OSError as error:
+            raise StateError(f"{str(path)!r} cannot be read: {error}", hint="give a readable file") from error
+        except StateError as error:
+            problem = f"{str(path)!r} cannot be read as safetensors: {error.problem}"
+            raise StateError(problem, hint=error.hint or "copy or download it again") from error
+        self._lock = threading.Lock()
+        self.tensors = {name: FileTensor(self, name, entry) for name, entry in entries.items()}
+
+    def read(self, begin: int, into: memoryview) -> None:
+        """Read bytes from a position on.
+
+        Raises:
+            StateError: the file is not as it was when it was opened.
+        """
+        with self._lock:
+            if _identity(self._stream.fileno()) != self._stat:
+                raise StateError(f"{str(self.path)!r} was changed while its tensors were in use", hint="load it again")
+            self._stream.seek(begin)
+            while into:
+                count = self._stream.readinto(into[:_LARGEST_READ])
+                if not count:
+                    raise StateError(f"{str(self.path)!r} ends too early", hint="copy or download it again")
+                into = into[count:]
+
+
+@dataclass(eq=False)
+class FileTensor(SavedTensor):
+    """A tensor in a file of safetensors."""
+
+    file: SafetensorsFile
+    name: str
+    entry: tensor_file.TensorEntry
+
+    def __post_init__(self) -> None:
+        self.shape, self.dtype = self.entry.shape, getattr(torch, self.entry.dtype)
+
+    def read_into(self, target: Tensor) -> None:
+        """As `SavedTensor.read_into`; straight into contiguous host memory of the same dtype, else in pieces."""
+        if target.device.type == "cpu" and target.dtype == self.dtype and target.is_contiguous():
+            self.file.read(self.entry.begin, bytes_of(target))
+            return
+        whole = target.detach() if target.is_contiguous() else torch.empty_like(target, memory_format=_CONTIGUOUS)
+        flat, begin = whole.view(-1), 0
+        for piece in self.pieces():
+            values = piece.view(self.dtype)
+            flat[begin : begin + len(values)].copy_(values)
+            begin += len(values)
+        if whole.data_ptr() != target.data_ptr():
+            target.detach().copy_(whole)
+
+    def pieces(self) -> Iterator[Tensor]:
+        """Its bytes in the file, one after the other in one buffer; none for a tensor without elements."""
+        buffer = torch.empty(min(PIECE, self.nbytes), dtype=torch.uint8)
+        for begin in range(0, self.nbytes, PIECE):
+            piece = buffer[: min(PIECE, self.nbytes - begin)]
+            self.file.read(self.entry.begin + begin, bytes_of(piece))
+            yield piece
+
+    def has_values_of(self, other: SavedTensor) -> bool:
+        """As `SavedTensor.has_values_of`, piece by piece."""
+        if (self.shape, self.dtype) != (other.shape, other.dtype) or not isinstance(other, FileTensor):
+            return False
+        pieces = zip(self.pieces(), other.pieces(), strict=True)
+        return all(torch.equal(mine, theirs) for mine, theirs in pieces)
+
+
+class LoadedTensor(SavedTensor):
+    """A tensor of a file of torch, whose values are read by the system when they are used."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values.detach()
+        self.shape, self.dtype = tuple(values.shape), values.dtype
+
+    def read_into(self, target: Tensor) -> None:
+        """As `SavedTensor.read_into`."""
+        target.detach().copy_(self.values)
+
+    def has_values_of(self, other: SavedTensor) -> bool:
+        """As `SavedTensor.has_values_of`."""
+        return isinstance(other, LoadedTensor) and torch.equal(self.values, other.values)
+
+
+_CONTIGUOUS = torch.contiguous_format
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    found: memoryview = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    return found
+
+
+def open_checkpoint(where: str, given: Any) -> Mapping[str, SavedTensor]:
+    """The tensors of a checkpoint by name; no values are read.
+
+    Args:
+        where: begins the text of an error.
+        given: a `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with any of these.
+
+    Raises:
+        StateError: nothing of this kind, or a damaged or hostile file: offsets outside of it, shards in other folders.
+    """
+    if not isinstance(given, str | os.PathLike) or not str(given):
+        raise StateError(f"{where}checkpoint={shown(given)} is no path", hint="write checkpoint='FOLDER'")
+    path = Path(given).expanduser()
+    path = weight_file_in(path, SUFFIXES) if path.is_dir() else path
+    if not path.is_file():
+        problem = f"{where}there is no file or folder {str(path)!r}"
+        raise StateError(problem, hint="give a file of weights, an index of shards, or a folder that has one")
+    return _open_shards(path) if path.name.endswith(INDEX_ENDING) else _open_file(path)
+
+
+def _open_file(path: Path) -> Mapping[str, SavedTensor]:
+    if path.suffix == SAFETENSORS:
+        return SafetensorsFile(path).tensors
+    if path.suffix in SUFFIXES:
+        return {name: LoadedTensor(value) for name, value in load_tensors(path, mapped=True).items()}
+    raise StateError(f"{str(path)!r} is no file of weights", available=", ".join(SUFFIXES), hint=f"use {SAFETENSORS}")
+
+
+def _open_shards(index: Path) -> Mapping[str, SavedTensor]:
+    """The tensors of all shards of an index, which must hold what it says and nothing else."""
+    places = shard_map(index, SUFFIXES)
+    found: dict[str, SavedTensor] = {}
+    wrong: set[str] = set()
+    for shard in dict.fromkeys(places.values()):
+        if not (index.parent / shard).is_file():
+            raise StateError(f"{str(index)!r} names {shard!r}, which is not there", hint="copy or download it again")
+        tensors = _open_file(index.parent / shard)
+        wrong |= tensors.keys() ^ {name for name, place in places.items() if place == shard}
+        found.update(tensors)
+    if wrong:
+        problem = f"{str(index)!r} and its shards differ in {', '.join(sorted(wrong)[:20])}"
+        raise StateError(problem, hint="copy or download them again")
+    return found
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    """Size and time of the last change of an open file."""
+    stat = os.fstat(descriptor)
+    return stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,89 @@
+"""Device maps: names of modules with the device of their weights, or `"cpu"` or `"disk"` for those that rest there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from anyaccel.arguments import check, shown
+from anyaccel.device import Device
+from anyaccel.errors import AnyaccelError, ConfigError
+
+DISK = "disk"
+_EXAMPLE = "{'embed': 'cuda:0', 'layers': 'cpu'}"
+
+
+def device_in_map(where: str, given: Any) -> torch.device | str:
+    """A value of a device map: a device with its index, or `"disk"`.
+
+    Args:
+        where: begins the text of an error.
+        given: a number, a device of torch or anyaccel, or text.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(given, str) and given == DISK:
+        return DISK
+    try:
+        if isinstance(given, Device):
+            return torch.device(_torch_words(str(given)))
+        if isinstance(given, int) and not isinstance(given, bool):
+            return torch.device(_accelerator(), given)
+        if not isinstance(given, str | torch.device):
+            raise TypeError
+        found = torch.device(_torch_words(given) if isinstance(given, str) else given)
+    except (RuntimeError, TypeError, AnyaccelError) as error:
+        problem = f"{where}device_map has {shown(given)}, which is no device"
+        raise ConfigError(problem, hint=f"write device_map={_EXAMPLE}") from error
+    return found if found.index is not None or found.type in ("cpu", "meta") else torch.device(found.type, 0)
+
+
+def _torch_words(text: str) -> str:
+    kind, _, index = text.partition(":")
+    return f"cuda:{index or 0}" if kind == "gpu" else text
+
+
+def _accelerator() -> str:
+    """What a bare number counts: torch's accelerator, CUDA where there is none."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cuda" if found is None else found.type
+
+
+def checked_map(where: str, model: nn.Module, given: Any) -> dict[str, torch.device | str]:
+    """A device map for a model: each name is one of a module, parameter or buffer, and each of these has a device.
+
+    Raises:
+        ConfigError: a name is unknown, something has no device, or a device is none.
+    """
+    fits = lambda it: isinstance(it, Mapping) and it and all(isinstance(key, str) for key in it)  # noqa: E731
+    check(ConfigError, where, "device_map", given, fits, "a dict of names and devices", _EXAMPLE)
+    found = {key: device_in_map(where, value) for key, value in given.items()}
+    tensors = [
+        *dict(model.named_parameters(remove_duplicate=False)),
+        *dict(model.named_buffers(remove_duplicate=False)),
+    ]
+    known = {*tensors, *(name for name, _ in model.named_modules(remove_duplicate=False))}
+    if unknown := [key for key in found if key not in known]:
+        children = ", ".join(name for name, _ in model.named_children())
+        problem = f"{where}device_map names {_listed(unknown)}, which the model has not"
+        raise ConfigError(problem, available=children, hint="use names of model.named_modules()")
+    if without := [name for name in tensors if entry_for(name, found) is None]:
+        problem = f"{where}device_map has no device for {_listed(without)}"
+        raise ConfigError(problem, hint="add them or a module that has them; '' stands for the whole model")
+    return found
+
+
+def entry_for(name: str, device_map: Mapping[str, Any]) -> str | None:
+    """The longest name of a map that is this name or one of a module around it; None if there is none."""
+    while name and name not in device_map:
+        name = name.rpartition(".")[0]
+    return name if name in device_map else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,180 @@
+"""Modules built without memory for their parameters, and modules built on a device, for the code of one thread.
+
+Parameters are moved when a module registers them, by hooks that torch calls for each registration in any thread; these
+do nothing in threads that are not inside one of the contexts below.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from anyaccel.arguments import check, flag
+from anyaccel.errors import ConfigError
+
+META = torch.device("meta")
+_DRAWS = frozenset({torch.rand, torch.randn})
+"""Functions whose large results are not made: initial values of parameters, which are loaded later."""
+_LARGE = 2**16
+_state = threading.local()
+
+
+@contextmanager
+def init_empty_weights(include_buffers: bool = False) -> Iterator[None]:
+    """Inside, modules are built whose parameters are on torch's `meta` device: with shape and dtype, without values.
+
+    Ties between parameters are kept. Other threads build real modules meanwhile.
+
+    Args:
+        include_buffers: whether buffers are without values as well. Many models compute buffers that no checkpoint
+            has, such as the frequencies of rotary embeddings, so that by default buffers are really computed.
+
+    Raises:
+        ConfigError: an argument of another type; or a large buffer of random values, which was not really drawn.
+    """
+    where = "init_empty_weights: "
+    with _building(_Building(META, flag(ConfigError, where, "include_buffers", include_buffers))):
+        yield
+
+
+empty_weights = init_empty_weights
+
+
+@contextmanager
+def init_on_device(device: Any, include_buffers: bool = False) -> Iterator[None]:
+    """Inside, modules are built whose parameters are on a device.
+
+    Args:
+        device: as torch takes it, such as `"cuda:0"` or `torch.device("meta")`.
+        include_buffers: whether buffers are there as well.
+
+    Raises:
+        ConfigError: an argument of another type, or no device.
+    """
+    target = parse_device("init_on_device: ", device)
+    with _building(_Building(target, flag(ConfigError, "init_on_device: ", "include_buffers", include_buffers))):
+        yield
+
+
+def parse_device(where: str, device: Any) -> torch.device:
+    """A torch device of what torch takes as one: text, a number or a device.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    plain = lambda it: isinstance(it, str | int | torch.device) and not isinstance(it, bool)  # noqa: E731
+    check(ConfigError, where, "device", device, plain, "a device of torch", "'cuda:0'")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        problem = f"{where}device={device!r} is not a device of torch"
+        raise ConfigError(problem, hint="write device='cuda:0', 'cpu' or 'meta'") from error
+
+
+class _Building:
+    """What one context does with parameters and buffers.
+
+    Attributes:
+        device: where they go.
+        buffers: whether buffers do.
+    """
+
+    def __init__(self, device: torch.device, buffers: bool) -> None:
+        self.device, self.buffers = device, buffers
+        self._moved = WeakIdKeyDictionary()
+        self._draws = WeakIdKeyDictionary()
+
+    def parameter(self, given: nn.Parameter) -> nn.Parameter | None:
+        """What is registered instead of a parameter, the same for each registration; None for itself."""
+        if given.device == self.device:
+            return None
+        if given not in self._moved:
+            kind, values = type(given), {name: value for name, value in vars(given).items() if name != "_is_param"}
+            moved = kind(given.detach().to(self.device), requires_grad=given.requires_grad)
+            vars(moved).update(values)
+            self._moved[given] = moved
+        found: nn.Parameter = self._moved[given]
+        return found
+
+    def buffer(self, module: nn.Module, name: str, given: Tensor) -> Tensor | None:
+        """What is registered instead of a buffer; None for itself."""
+        if self.buffers:
+            return None if given.device == self.device else given.to(self.device)
+        if given.device != META or self.device != META:
+            return None
+        draw = self._draws[given] if given in self._draws else None  # noqa: SIM401  (its `get` has no types)
+        if draw is None or given._version:  # noqa: SLF001  (counts writes; torch documents no other)
+            raise ConfigError(
+                f"init_empty_weights: buffer {name!r} of {type(module).__name__} is computed from parameters, or from "
+                "large random values, which are not there",
+                hint="write init_empty_weights(include_buffers=True) and give the buffer its values later",
+            )
+        drawn: Tensor = draw()
+        return drawn
+
+    def postpone(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a function that draws, on `meta`; it is drawn only if it becomes a buffer."""
+        made = function(*args, **{**kwargs, "device": META})
+        real = partial(function, *args, **{**kwargs, "device": torch.get_default_device()})
+        if made.numel() < _LARGE:
+            return real()
+        self._draws[made] = real
+        return made
+
+
+class _Drawing(TorchFunctionMode):
+    """Functions that draw large tensors give such without values."""
+
+    def __init__(self, building: _Building) -> None:
+        super().__init__()
+        self._building = building
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWS and all(kwargs.get(name) is None for name in ("device", "generator", "out")):
+            return self._building.postpone(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _building(building: _Building) -> Iterator[None]:
+    before = getattr(_state, "building", None)
+    with ExitStack() as stack:
+        if building.buffers:
+            stack.enter_context(building.device)
+        elif building.device == META:
+            stack.enter_context(_Drawing(building))
+        _state.building = building
+        try:
+            yield
+        finally:
+            _state.building = before
+
+
+def _on_parameter(module: nn.Module, name: str, given: Any) -> nn.Parameter | None:
+    building = getattr(_state, "building", None)
+    return None if building is None or given is None else building.parameter(given)
+
+
+def _on_buffer(module: nn.Module, name: str, given: Any) -> Tensor | None:
+    building = getattr(_state, "building", None)
+    return None if building is None or given is None else building.buffer(module, name, given)
+
+
+# Registered once and for good: adding and removing them would change a dict that other threads iterate over.
+register_module_parameter_registration_hook(_on_parameter)  # type: ignore[arg-type]
+register_module_buffer_registration_hook(_on_buffer)  # type: ignore[arg-type]
