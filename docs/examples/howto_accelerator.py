@@ -55,8 +55,9 @@ def train(n_epochs: int = 3, **settings: Any) -> TrainPhase:
 
 
 def one_value_for_one_place() -> None:
-    """A device is one value however it is spelt; a vendor's word is kept as a constraint on the vendor."""
-    assert Accelerator("cuda") == Accelerator("cuda:0") == Accelerator("gpu:0") == Accelerator.gpu()
+    """A device is one value however it is spelt; a vendor's word is part of what is asked for."""
+    assert Accelerator("cuda").device == Accelerator("cuda:0").device == Accelerator("gpu:0").device
+    assert Accelerator("cuda") == Accelerator.cuda() != Accelerator("rocm")
     assert str(Accelerator("cuda:1")) == "gpu:1"
     assert Accelerator("cuda").vendor == "nvidia" and Accelerator("gpu").vendor == ""
     assert Accelerator("metal") == Accelerator("mps:0") != Accelerator("gpu")

@@ -164,6 +164,14 @@ def csv() -> str:
     return str(file)
 
 
+@functools.cache
+def inventory_file() -> str:
+    """A machine in a file."""
+    file = Path(removed_at_exit(), "node.json")
+    file.write_text('{"devices": [{"product": "T4", "count": 2}]}')
+    return str(file)
+
+
 def fitted() -> aa.FittedModel:
     return aa.fit(aa.SequentialMLP(1), csv(), loss="mse", target="y", epochs=1, progress="none")
 
@@ -270,6 +278,13 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Beyond": lambda: (aa.Beyond, {"column": "x", "distance": 1.0}),
     "Comparison.column": lambda: (aa.compare(history()).column, {"name": "loss"}),
     "ConcatNode": lambda: (aa.ConcatNode, {"label": "c", "upstream_refs": ["a", "b"], "concat_axis": -1}),
+    "DeviceRequest.parse": lambda: (aa.DeviceRequest.parse, {"value": "H100:2, any"}),
+    "DeviceRequest.resolve": lambda: (
+        aa.DeviceRequest.parse("any").resolve,
+        {"on": "8x H100-80GB", "strict": False},
+    ),
+    "Inventory.parse": lambda: (aa.Inventory.parse, {"value": "8x H100-80GB"}),
+    "Inventory.from_file": lambda: (aa.Inventory.from_file, {"path": inventory_file()}),
     "Device": lambda: (aa.Device, {"kind": "cpu", "index": 0}),
     "Device.parse": lambda: (aa.Device.parse, {"value": "cpu"}),
     "Different": lambda: (aa.Different, {"column": "x"}),
@@ -591,6 +606,7 @@ CALLS: dict[str, Callable[[], Call]] = {
 CONTRACT = ("Backend", "Compute", "Exchange", "Memory", "MultiStepProgram", "Program", "Callback", "Progress")
 """Classes whose methods others write and core calls."""
 RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "FitResults", "Plan")
+RECORDS += ("DeviceRequest", "Inventory")
 """What core or a plugin makes and a user reads."""
 UNCHECKED = {
     *(*CONTRACT, *RECORDS, "TrainResults", "BatchSource", "PairCondition", "Sampler", "Source"),  # abstract, too

@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("numpy_backend", "registry"),
     ("accelerator",),
     ("placement",),
-    ("data", "replicas"),
+    ("data", "replicas", "requests"),
     ("graph",),
     ("phases",),
     ("results",),

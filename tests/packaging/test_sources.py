@@ -17,7 +17,8 @@ FRAMEWORKS = {
 TABLES: dict[str, set[str] | None] = {
     "install_hints.py": None,
     "device.py": {"ALIASES"},
-    "graph/weight_files.py": {"FRAMEWORK_SUFFIXES", "USUAL_NAMES"},
+    "graph/weight_files.py": {"FRAMEWORK_SUFFIXES"},
+    "saved_folder/shard_index.py": {"USUAL_NAMES"},
 }
 
 

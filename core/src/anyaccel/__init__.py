@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from anyaccel.placement import move as move
     from anyaccel.placement import place as place
     from anyaccel.placement import scope as scope
+    from anyaccel.requests import DeviceRequest as DeviceRequest
+    from anyaccel.requests import Inventory as Inventory
     from anyaccel.results import Comparison as Comparison
     from anyaccel.results import EvalResults as EvalResults
     from anyaccel.results import FitResults as FitResults
@@ -109,6 +111,7 @@ _NAMES = {
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",
+    "requests": "DeviceRequest Inventory",
     "results": "Comparison EvalResults FitResults TrainResults compare",
     "graph.weights": "copy_weights",
 }

@@ -6,32 +6,31 @@ import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from anyaccel.backend import Backend, Exchange
 from anyaccel.containers import leaves, map_leaves
-from anyaccel.device import Device, spelling, vendor_of
+from anyaccel.device import USUAL, Device, spelling, vendor_of
 from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError, MoveError
 from anyaccel.html import badge, faint, joined
 from anyaccel.registry import registry
 from anyaccel.specs import assign_fields
 
-SCALARS = (str, bytes, bool, int, float, complex, type(None))
-"""Types that are on no device: `move` and `device_of` pass over them."""
+SCALARS = (str, bytes, bool, int, float, complex, type(None))  # on no device: `move` and `device_of` pass over them
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Accelerator:
     """A request for a device, with options: `Accelerator("gpu:0", pin_memory=True)`.
 
-    Accelerators are equal if device and options are: `Accelerator("cuda") == Accelerator("gpu:0")`. `spec` keeps what
-    was written, for display and `get_config`; a vendor word (`cuda`, `rocm`) remains a constraint. Creating one does
-    not look at the machine: a missing device is an error when a plan is made or `check` is called.
+    Accelerators are equal if device, vendor (of `cuda` and `rocm`, `""` for any) and options are. `spec` keeps what was
+    written. Creating one does not look at the machine: what is missing is an error when it is used.
 
     Args:
-        device: `"cpu"`, `"gpu:1"`, `"mps"`, any `kind[:index]`; a Device; or a framework's own device object.
+        device: `"gpu:1"`, any `kind[:index]`; a request, as for DeviceRequest; a Device; or a framework's own.
         pin_memory: copy from pinned memory, where that is available.
 
     Raises:
@@ -39,13 +38,20 @@ class Accelerator:
     """
 
     device: Device
+    vendor: str
     pin_memory: bool
     spec: str = field(compare=False)
+
+    def __new__(cls, device: Any = "cpu", *, pin_memory: bool = False) -> Accelerator:
+        if cls is Accelerator and not USUAL.fullmatch(str(device)):
+            cls = import_module("anyaccel.requests").accelerator_class(device)
+        return object.__new__(cls)
 
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
         if not isinstance(pin_memory, bool):
             raise ConfigError(f"pin_memory must be True or False, got {pin_memory!r}", hint="write pin_memory=True")
-        assign_fields(self, device=Device.parse(device), pin_memory=pin_memory, spec=spelling(device))
+        spec = spelling(device)
+        assign_fields(self, device=Device.parse(device), vendor=vendor_of(spec), pin_memory=pin_memory, spec=spec)
 
     def __repr__(self) -> str:
         return f"Accelerator({self.spec!r}{', pin_memory=True' if self.pin_memory else ''})"
@@ -82,11 +88,6 @@ class Accelerator:
     def mps(cls) -> Accelerator:
         """The GPU of an Apple computer."""
         return cls("mps")
-
-    @property
-    def vendor(self) -> str:
-        """The vendor that `spec` names, `""` for any."""
-        return vendor_of(self.spec)
 
     def is_available(self, framework: str | None = None) -> bool:
         """Whether the device is usable now: by that framework, or by any."""

@@ -10,6 +10,7 @@ from anyaccel.errors import DeviceParseError
 
 # alias -> (canonical kind, vendor that the alias implies)
 ALIASES: dict[str, tuple[str, str]] = {"cuda": ("gpu", "nvidia"), "rocm": ("gpu", "amd"), "metal": ("mps", "apple")}
+USUAL = re.compile(r"\s*(cpu|gpu|mps|sim|xpu|cuda|rocm|metal)(:\d{1,5})?\s*", re.IGNORECASE)  # certainly no requests
 
 _SPELLING = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]{0,4}))?")
 
@@ -70,7 +71,7 @@ def spelling(value: Any) -> str:
 
 def vendor_of(text: str) -> str:
     """The vendor that the text of a device implies (`"nvidia"` for `"cuda:1"`), `""` if none."""
-    return ALIASES.get(text.partition(":")[0], ("", ""))[1]
+    return {**ALIASES, "mps": ("mps", "apple")}.get(text.partition(":")[0], ("", ""))[1]
 
 
 def _split(text: str) -> tuple[str, int]:

@@ -102,9 +102,7 @@ def scope(where: Accelerator | Device | str, framework: str) -> AbstractContextM
 
 
 def place(obj: T, where: Accelerator | Device | str) -> T:
-    """Put an object with state (a model, an optimizer), or a container of them, on a device; **use the result**.
-
-    Containers are those of `move`.
+    """Put an object with state (a model, an optimizer), or a container as in `move`, on a device; **use the result**.
 
     Raises:
         NoBackendError: no backend owns it; the hint says what to install.

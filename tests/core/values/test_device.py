@@ -57,7 +57,7 @@ def test_a_device_without_an_index_is_number_zero(word):
         ("rocm", "gpu", "amd"),
         ("metal", "mps", "apple"),
         ("gpu", "gpu", ""),
-        ("mps", "mps", ""),
+        ("mps", "mps", "apple"),
     ],
 )
 def test_vendor_words_are_aliases_of_kinds(written, kind, vendor):

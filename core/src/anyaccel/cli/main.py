@@ -61,6 +61,7 @@ def group() -> None:
     \b
     Examples:
       anyaccel devices          list the devices of this machine
+      anyaccel resolve any      show which of them a request gets, and why
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
       anyaccel conform numpy    test a plugin with the conformance kit
@@ -124,6 +125,28 @@ def devices(left_out: Sequence[Any], framework: str | None, timeout: float, as_j
     from anyaccel.cli.devices import run
 
     run(framework, timeout, as_json, left_out)
+
+
+@group.command(cls=PlainCommand, short_help="Show which devices a request gets, and why.")
+@click.argument("request")
+@click.option("--on", help="A machine in words, such as '8x H100-80GB mem=1TB', instead of this one.")
+@click.option("--file", type=click.Path(), help="A machine in a JSON file, instead of this one.")
+@click.option("--strict", is_flag=True, help="The first wish or nothing.")
+@JSON
+def resolve(request: str, on: str | None, file: str | None, strict: bool, as_json: bool) -> None:
+    """Show every candidate for a request, the chosen one, and why each other was not.
+
+    Nothing is initialised, and no framework is imported. The exit status is 1 if the machine has nothing that fits.
+
+    \b
+    Examples:
+      anyaccel resolve "H100:2, A100-80GB, any"
+      anyaccel resolve "{L4, A10G}" --on "1x L4, 1x A10G"
+      anyaccel resolve "40GB+:2 mem=64GB" --file node.json --json
+    """
+    from anyaccel.cli.resolve import run
+
+    sys.exit(run(request, on, file, strict, as_json))
 
 
 @_command(short_help="List the plugins, and why a plugin is broken.")

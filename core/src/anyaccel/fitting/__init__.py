@@ -2,7 +2,7 @@
 `prepare`, which places what a training loop of one's own needs.
 
 No machinery of its own: `FittedModel` exposes the graph and the experiment that it made. Stands on `experiment`,
-`results`, `phases`, `graph`, `data`, `saved_folder` and the kernel.
+`results`, `phases`, `graph`, `data`, `requests`, `saved_folder` and the kernel.
 """
 
 from anyaccel.fitting.device_loader import DeviceLoader

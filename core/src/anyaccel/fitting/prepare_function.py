@@ -13,6 +13,7 @@ from anyaccel.fitting.device_loader import DeviceLoader
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.phase import AUTO
 from anyaccel.registry import registry
+from anyaccel.requests import on_machine
 
 
 def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
@@ -44,7 +45,8 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
     placed = [each for each, loads in zip(objects, loaders, strict=True) if not loads]
     frameworks = sorted({framework for each in placed for framework in _frameworks(each)})
     is_auto = isinstance(accelerator, str) and accelerator == AUTO
-    where = Accelerator(best_common_device(frameworks)) if is_auto else Accelerator.of(accelerator)
+    wanted = Accelerator(best_common_device(frameworks)) if is_auto else Accelerator.of(accelerator)
+    where = on_machine(wanted, *frameworks)
     for framework in frameworks:
         where.check(framework)
     only = frameworks[0] if len(frameworks) == 1 else None

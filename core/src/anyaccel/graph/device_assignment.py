@@ -7,6 +7,7 @@ assignments.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,11 @@ from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
+from anyaccel.requests import on_machine
 from anyaccel.suggestions import kind_hint
+
+DEFAULT_DEVICE = "ANYACCEL_DEVICE"
+"""Environment variable: the accelerator of nodes for which neither they nor the phase ask for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,13 @@ class PolicyNode:
 
 
 def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Accelerator, str]:
-    """The rule: a node's own accelerator, else the phase's, else the CPU. Returns it and who decided."""
+    """The rule: a node's own, else the phase's, else that of ANYACCEL_DEVICE, else the CPU. And who decided."""
     if own is not None:
         return own, "node"
     if phase is not None:
         return phase, "phase"
+    if default := os.environ.get(DEFAULT_DEVICE, "").strip():
+        return Accelerator(default), "environment"
     return Accelerator("cpu"), "default"
 
 
@@ -100,7 +107,8 @@ class DeviceAssigner:
 
     def _model(self, node: ModelNode, chosen: Device | None) -> Assignment:
         wanted, reason = precedence(node.accelerator, self.accelerator)
-        requested = wanted.spec
+        requested = f"{DEFAULT_DEVICE}={wanted.spec}" if reason == "environment" else wanted.spec
+        wanted = on_machine(wanted, self.shapes.frameworks[node.label])
         if chosen is not None and reason != "node":
             wanted, reason, requested = Accelerator(chosen), "policy", self.policy or ""
         specs = self.shapes.backends[node.label].parameters(node.model).values()
@@ -119,7 +127,7 @@ class DeviceAssigner:
         same = [other for other in neighbours if other.framework == framework]
         if not neighbours:
             wanted, reason = precedence(None, self.accelerator)
-            return self._settled(label, wanted, reason, wanted.spec)
+            return self._settled(label, on_machine(wanted, framework), reason, wanted.spec)
         near = (same or neighbours)[0]
         backend = self.registry.computing(framework, near.device.kind)
         return Assignment(
@@ -137,7 +145,11 @@ class DeviceAssigner:
     def _settled(self, label: str, wanted: Accelerator, reason: str, requested: str) -> Assignment:
         """The assignment for a request, or on the CPU where that is allowed."""
         framework = self.shapes.frameworks[label]
-        if reason == "phase" and not self.strict and not self.registry.serves(framework, wanted.device.kind):
+        if (
+            reason in ("phase", "environment")
+            and not self.strict
+            and not self.registry.serves(framework, wanted.device.kind)
+        ):
             wanted, reason = Accelerator("cpu"), "fallback"
         try:
             self.registry.serving(framework, wanted.device, vendor=wanted.vendor)

@@ -138,6 +138,7 @@ def _why(assignment: Assignment) -> str:
         "phase": f"the phase asks for {requested!r} and the node for no device",
         "neighbour": f"it goes with {requested!r}",
         "policy": f"the policy {requested!r} chose it",
+        "environment": f"neither the node nor the phase asks for a device, and {requested!r} is set",
         "default": "neither the node nor the phase asks for a device",
         "fallback": f"the phase asks for {requested!r}, where no installed plugin runs {assignment.framework}",
     }.get(assignment.reason, assignment.reason)

@@ -13,7 +13,10 @@ from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.placement import devices
+from anyaccel.replicas import launched
+from anyaccel.requests import RequestedAccelerator, machine_of
 
 _ONLY_BY_NAME = ("cpu", "sim")
 
@@ -22,17 +25,20 @@ def bound(phase: Phase, graph: ModelGraph) -> Phase:
     """The phase itself if nothing in it depends on the graph, else a copy.
 
     Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
-    the graph run.
+    the graph run; a request is the device that it gets of those on which some framework of the graph runs.
 
     Raises:
         PhaseError: a loss without `on`, and the graph has several output nodes.
+        ConfigError: a request for another number of devices than there are replicas.
+        DeviceUnavailableError: nothing fits a request.
     """
     changes: dict[str, Any] = {}
     if any(not loss.on for loss in phase.losses):
         changes["losses"] = tuple(_on_output(phase.label, loss, graph) for loss in phase.losses)
     if phase.chooses_device:
-        frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
-        changes |= {"accelerator": Accelerator(best_common_device(frameworks)), "chooses_device": False}
+        changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph))), "chooses_device": False}
+    elif isinstance(phase.accelerator, RequestedAccelerator):
+        changes["accelerator"] = _of_this_process(phase, phase.accelerator, graph)
     validation = getattr(phase, "validation", None)
     if validation is not None and bound(validation, graph) is not validation:
         changes["validation"] = bound(validation, graph)
@@ -41,6 +47,18 @@ def bound(phase: Phase, graph: ModelGraph) -> Phase:
     own = copy.copy(phase)
     vars(own).update(changes)
     return own
+
+
+def _frameworks(graph: ModelGraph) -> list[str]:
+    return sorted({backend.framework for backend in graph.shapes.backends.values()})
+
+
+def _of_this_process(phase: Phase, request: RequestedAccelerator, graph: ModelGraph) -> Accelerator:
+    """The device that a request gets of those on which some framework of the graph runs; one for each replica."""
+    alone = isinstance(phase, TrainPhase) and phase.replicas == 1
+    place = None if alone else launched()
+    rank, size = (0, 1) if place is None else (place.rank, place.size)
+    return request.of_replica(machine_of(_frameworks(graph), of_all=False), rank, size, strict=phase.strict)
 
 
 def best_common_device(frameworks: Sequence[str]) -> Device:

@@ -1,0 +1,101 @@
+"""DeviceRequest: what devices a user asks for, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from anyaccel.arguments import flag, shown
+from anyaccel.errors import ConfigError, DeviceParseError
+from anyaccel.registry import registry
+from anyaccel.requests.allocation import Allocation, allocate
+from anyaccel.requests.entry import RequestEntry
+from anyaccel.requests.grammar import MOST_ENTRIES, Parser
+from anyaccel.requests.inventory import Inventory
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceRequest:
+    """Devices that are asked for: one wish, several in order of preference, or whichever of several is best.
+
+    `str()` writes it so that it parses back to an equal value.
+
+    Attributes:
+        entries: the wishes.
+        ordered: whether they are in order of preference; else the best device that any of them names is taken.
+    """
+
+    entries: tuple[RequestEntry, ...]
+    ordered: bool = True
+
+    def __str__(self) -> str:
+        text = ", ".join(map(str, self.entries))
+        return text if self.ordered else f"{{{text}}}"
+
+    def __repr__(self) -> str:
+        return f"DeviceRequest.parse({str(self)!r})"
+
+    @classmethod
+    def parse(cls, value: Any) -> DeviceRequest:
+        """The request that `value` writes.
+
+        Args:
+            value: text such as `"H100:8"` or `"H100, A100-80GB, any"`; a list of such texts, in order of preference; a
+                set of them, of which the best is taken; or a DeviceRequest.
+
+        Raises:
+            DeviceParseError: not a request; the message names the character, and what was probably meant.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls._of(*Parser(value, _kinds).request())
+        if not isinstance(value, (list, tuple, set, frozenset)):
+            raise _not_a_request(value)
+        if not 1 <= len(value) <= MOST_ENTRIES or not all(isinstance(each, str) for each in value):
+            raise _not_a_request(value)
+        return cls._of(tuple(map(_single, value)), isinstance(value, (list, tuple)))
+
+    @classmethod
+    def _of(cls, entries: tuple[RequestEntry, ...], ordered: bool) -> DeviceRequest:
+        """Without an order of preference, entries are sorted: equal sets are equal requests."""
+        distinct = entries if ordered else tuple(sorted(set(entries), key=str))
+        return cls(distinct, ordered or len(distinct) == 1)
+
+    @property
+    def count(self) -> int:
+        """How many devices the first wish is for."""
+        return self.entries[0].count
+
+    def resolve(self, on: Inventory | str | None = None, *, strict: bool = False) -> Allocation:
+        """Which devices of a machine the request gets, and why not the others.
+
+        Args:
+            on: an inventory, one in words (`"8x H100-80GB"`), or None for this machine.
+            strict: the first wish or nothing.
+
+        Raises:
+            ConfigError: `on` is no inventory.
+        """
+        flag(ConfigError, "", "strict", strict)
+        machine = Inventory.detect() if on is None else Inventory.parse(on)
+        return allocate(self.entries, self.ordered, machine, strict=strict, asked=str(self))
+
+
+def _single(text: str) -> RequestEntry:
+    entries, _ = Parser(text, _kinds).request()
+    if len(entries) > 1:
+        problem = f"{text!r} in a list of requests is several"
+        raise DeviceParseError(problem, hint="write each as an element of its own")
+    return entries[0]
+
+
+def _kinds() -> Collection[str]:
+    """Kinds of device that installed plugins serve."""
+    return sorted({kind for backend in registry().backends for kind in backend.kinds})
+
+
+def _not_a_request(value: Any) -> DeviceParseError:
+    available = "text, a list of texts in order of preference, or a set of them"
+    return DeviceParseError(f"{shown(value)} is not a request for devices", available=available, hint="write 'any'")

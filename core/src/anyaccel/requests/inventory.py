@@ -1,0 +1,200 @@
+"""Inventory: the devices, memory and cores of a machine: in words, from a file, or of this one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyaccel.arguments import shown
+from anyaccel.device import Device
+from anyaccel.errors import AnyaccelError, ConfigError
+from anyaccel.requests.entry import RequestEntry
+from anyaccel.requests.grammar import LONGEST, Parser
+from anyaccel.requests.inventory_file import read_inventory_file
+from anyaccel.requests.products import Product, product_named, product_of
+from anyaccel.requests.system_devices import SystemDevice, system_devices, system_host
+
+MOST_DEVICES = 4096
+_TIMES = re.compile(r"\s*(\d+)\s*[xX*]\s+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InventoryDevice:
+    """A device of a machine.
+
+    Attributes:
+        device: kind and index.
+        name: its product as it was reported or written.
+        memory_gb: in GB; what the maker states for a known product, else what is reported; 0 if unknown.
+        identity: UUID or PCI address, `""` if unknown.
+    """
+
+    device: Device
+    name: str = ""
+    vendor: str = ""
+    memory_gb: float = 0.0
+    identity: str = ""
+
+    @property
+    def product(self) -> Product | None:
+        """The product in the table; None if it is not there."""
+        return product_of(self.name)[0]
+
+    @property
+    def label(self) -> str:
+        """The product and its memory, such as `"H100-80GB"`; the reported name if the product is unknown."""
+        if self.device.kind == "cpu":
+            return "cpu"
+        product = self.product
+        if product is None or product.memory_gb == (self.memory_gb,):
+            return product.name if product else self.name or str(self.device)
+        return f"{product.name}-{self.memory_gb:g}GB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What a machine has.
+
+    Attributes:
+        devices: with a CPU, which every machine has.
+        host_memory_gb: memory of the host in GB, 0 if unknown.
+        cores: cores of the host, 0 if unknown.
+        source: where it is from, for messages.
+    """
+
+    devices: tuple[InventoryDevice, ...]
+    host_memory_gb: float = 0.0
+    cores: int = 0
+    source: str = "in words"
+
+    def __str__(self) -> str:
+        counts: dict[str, int] = {}
+        for device in self.devices:
+            counts[device.label] = counts.get(device.label, 0) + 1
+        return ", ".join(f"{count}x {label}" for label, count in counts.items())
+
+    @classmethod
+    def parse(cls, value: Any) -> Inventory:
+        """The inventory that `value` writes.
+
+        Args:
+            value: text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"cpu"` for a machine without
+                accelerators, or an Inventory.
+
+        Raises:
+            ConfigError: not an inventory.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, str) or not value.strip() or len(value) > LONGEST:
+            hint = "write Inventory.parse('8x H100-80GB')"
+            raise ConfigError(f"{shown(value)} is not an inventory", available="text, an Inventory", hint=hint)
+        host, counts = {"host_memory_gb": 0, "cores": 0}, []
+        for part in value.split(","):
+            count, entry = _read_part(part, value)
+            host = {name: getattr(entry, name) or before for name, before in host.items()}
+            counts.append((count, entry))
+        return cls(devices=_numbered(_described(counts, value)), source="in words", **host)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Inventory:
+        """The inventory in a JSON file: `{"devices": [{"product": "H100-80GB", "count": 8}], "cores": 96}`.
+
+        Each entry of `devices` has `product` and may have `count`; beside them are `host_memory_gb` and `cores`. No
+        code is run from it, and its size and depth are bounded.
+
+        Raises:
+            ConfigError: it cannot be read, is no inventory, or contradicts itself.
+        """
+        content = read_inventory_file(path)
+        words = [f"{count}x {name}" for name, count in content.devices] or ["cpu"]
+        described = (each for text in words for each in _described([_read_part(text, text)], text))
+        source = f"in {Path(path).name}"
+        return cls(
+            devices=_numbered(described), host_memory_gb=content.host_memory_gb, cores=content.cores, source=source
+        )
+
+    @classmethod
+    def detect(cls) -> Inventory:
+        """The inventory of this machine, from its drivers and system files. Imports no framework, initialises nothing.
+
+        Accelerators that only a framework knows are not in it; `anyaccel devices` asks the frameworks.
+        """
+        memory_gb, cores = system_host()
+        devices = tuple(map(_of_system, system_devices()))
+        return cls(devices=devices, host_memory_gb=memory_gb, cores=cores, source="this machine")
+
+
+def _of_system(found: SystemDevice) -> InventoryDevice:
+    return InventoryDevice(
+        device=Device(found.kind, found.index),
+        name=found.name,
+        vendor=found.vendor,
+        memory_gb=stated_memory(found.name, found.nbytes),
+        identity=found.identity,
+    )
+
+
+def stated_memory(name: str, nbytes: int) -> float:
+    """The memory in GB that the maker states for a reported device; of unknown products and parts, what is reported.
+
+    Drivers report a little more or less than what is stated: an A10G of 24 GB has 23.7e9 bytes.
+    """
+    product, written = product_of(name)
+    reported = round(nbytes / 1e9, 1)
+    if product is None or " MIG " in f" {name} ":
+        return reported
+    if written in product.memory_gb:
+        return float(written)
+    nearest = min(product.memory_gb, key=lambda gb: abs(gb - reported))
+    close = not nbytes or abs(nearest - reported) <= 0.12 * nearest
+    return float(nearest) if close and (nbytes or len(product.memory_gb) == 1) else reported
+
+
+def _read_part(part: str, whole: str) -> tuple[int, RequestEntry]:
+    times = _TIMES.match(part)
+    try:
+        entries, _ = Parser(part[times.end() :] if times else part).request()
+    except AnyaccelError as error:
+        problem = f"the inventory {shown(whole)}: {error.problem}"
+        raise ConfigError(problem, available=error.available, hint=error.hint) from None
+    entry = entries[0]
+    count = int(times.group(1)) if times and len(times.group(1)) < 6 else 0 if times else entry.count
+    is_device = bool(entry.product) or entry.kind in ("cpu", "gpu", "cuda", "rocm", "mps", "xpu", "tpu", "npu", "hpu")
+    wishes = entry.exact or entry.newer or entry.capabilities or (times and entry.count > 1)
+    if not is_device or wishes or not 1 <= count <= MOST_DEVICES:
+        problem = f"{part.strip()!r} in the inventory {shown(whole)} is not a number of devices of one product"
+        raise ConfigError(problem, available=f"at most {MOST_DEVICES}", hint="write '8x H100-80GB'")
+    return count, entry
+
+
+def _described(counts: Iterable[tuple[int, RequestEntry]], whole: str) -> Iterable[InventoryDevice]:
+    for count, entry in counts:
+        product = product_named(entry.product)
+        if product and not entry.memory_gb and len(product.memory_gb) > 1:
+            sizes = ", ".join(f"{product.name}-{gb}GB" for gb in product.memory_gb)
+            problem = f"the inventory {shown(whole)} does not say which {product.name} it has"
+            raise ConfigError(problem, available=sizes, hint="write the memory, too")
+        kind, gb = (entry.canonical_kind or "gpu"), entry.memory_gb or (product.memory_gb[0] if product else 0)
+        vendor, name = (product.vendor, product.name) if product else (entry.vendor, "")
+        if kind != "cpu":
+            yield from [
+                InventoryDevice(device=Device(kind), name=name, vendor=vendor, memory_gb=float(gb))
+                for _ in range(count)
+            ]
+
+
+def _numbered(devices: Iterable[InventoryDevice]) -> tuple[InventoryDevice, ...]:
+    """The devices with their index among those of their kind, and the CPU."""
+    numbers: dict[str, int] = {}
+    result = []
+    for each in devices:
+        number = numbers[each.device.kind] = numbers.get(each.device.kind, -1) + 1
+        fields: Mapping[str, Any] = {"name": each.name, "vendor": each.vendor, "memory_gb": each.memory_gb}
+        result.append(InventoryDevice(device=Device(each.device.kind, number), **fields))
+    if len(result) > MOST_DEVICES:
+        raise ConfigError(f"an inventory of {len(result)} devices is too large", available=f"{MOST_DEVICES}")
+    return (*result, InventoryDevice(device=Device("cpu"), name="cpu"))

@@ -1,0 +1,108 @@
+"""Products: memory, generation and capabilities of accelerators; `products.json` has the source of each figure."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_FILE = Path(__file__).parent / "products.json"
+_SIZE = re.compile(r"[- ]?(\d{1,4})\s?GB\b", re.IGNORECASE)
+# What drivers write beside the name of a product: vendors, form factors, memory types.
+_BESIDE = re.compile(r"\b(NVIDIA|AMD|Tesla|SXM\d?|PCIe|PCI-?E|HBM\d?e?|NVL|OAM|HF)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """An accelerator as it is sold.
+
+    Attributes:
+        memory_gb: sizes in GB that it is sold with, as its maker states them.
+        compute_capability: of NVIDIA's, such as `"9.0"`.
+        upgrades: names of products that providers give in its place at no cost.
+        sources: address and date by figure.
+    """
+
+    name: str
+    vendor: str
+    segment: str
+    generation: str
+    compute_capability: str
+    memory_gb: tuple[int, ...]
+    capabilities: tuple[str, ...]
+    aliases: tuple[str, ...]
+    upgrades: tuple[str, ...]
+    sources: Mapping[str, Mapping[str, str]]
+
+    @property
+    def generation_order(self) -> int:
+        """The place of its generation among those of its vendor, from 0."""
+        orders = _table()["generations"][self.vendor]
+        return next(place for place, names in enumerate(orders) if self.generation in names)
+
+    def is_newer(self, other: Product) -> bool:
+        """Whether it is of a newer generation than `other`, of the same vendor and segment, with as much memory."""
+        alike = (self.vendor, self.segment) == (other.vendor, other.segment)
+        newer = alike and self.generation_order > other.generation_order
+        return newer and max(self.memory_gb) >= min(other.memory_gb)
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(_FILE.read_text("utf-8"))
+    return table
+
+
+@functools.cache
+def products() -> tuple[Product, ...]:
+    """Every known product."""
+    sources = _table()["sources"]
+    return tuple(
+        Product(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+            | {"sources": {figure: sources[name] for figure, name in entry["sources"].items()}}
+        )
+        for entry in _table()["products"]
+    )
+
+
+@functools.cache
+def capabilities() -> tuple[str, ...]:
+    """Every capability that some product has."""
+    return tuple(dict.fromkeys(name for product in products() for name in product.capabilities))
+
+
+@functools.cache
+def _by_spelling() -> dict[str, Product]:
+    return {_plain(name): product for product in products() for name in (product.name, *product.aliases)}
+
+
+def product_names() -> Iterable[str]:
+    """The names of all products, and their aliases of one word."""
+    return [n for product in products() for n in (product.name, *product.aliases) if " " not in n]
+
+
+def product_named(name: str) -> Product | None:
+    """The product of a name or alias, in any case, with `-`, `_` or blanks between its words; None if unknown."""
+    return _by_spelling().get(_plain(name))
+
+
+def product_of(reported: str) -> tuple[Product | None, int]:
+    """The product that a driver's name stands for, and the size in GB that is written in it.
+
+    `"NVIDIA A100-SXM4-80GB"` gives A100 and 80. None if the product is not known, and 0 if no size is written. A
+    part of a device (MIG) has the product of the whole, and no size.
+    """
+    whole, part, _ = reported.partition(" MIG ")
+    size = _SIZE.search(whole)
+    words = _BESIDE.sub(" ", _SIZE.sub(" ", whole))
+    gb = int(size.group(1)) if size and not part else 0
+    return product_named(words), gb
+
+
+def _plain(name: str) -> str:
+    return "-".join(re.split(r"[\s_-]+", name.strip(" \t-_").lower())).strip("-")

@@ -1,0 +1,167 @@
+"""Devices of this machine as its drivers and system files tell: no framework is imported, and nothing is initialised.
+
+NVIDIA's are asked of NVML where the package `nvidia-ml-py` is installed, else of `nvidia-smi`, each in a process of its
+own that may take a few seconds and no longer, else read from /proc. AMD's are read from /sys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from anyaccel.host_memory import host_memory
+
+PATIENCE = 5.0  # seconds for a driver; one that hangs must not stop who asks
+_ROOT = Path("/")
+_SMI = "index,name,uuid,memory.total,pci.bus_id"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemDevice:
+    """A device as the system tells; `identity` is its UUID or PCI address, `nbytes` its memory, 0 if unknown."""
+
+    kind: str
+    index: int = 0
+    name: str = ""
+    vendor: str = ""
+    nbytes: int = 0
+    identity: str = ""
+
+
+def system_host() -> tuple[float, int]:
+    """Memory of this machine in GB (0 if unknown), and its cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
+    return round(host_memory().total / 1e9, 1), cores
+
+
+def system_devices(root: Path = _ROOT, environment: Mapping[str, str] | None = None) -> tuple[SystemDevice, ...]:
+    """Accelerators, numbered as frameworks will see them, and the CPU.
+
+    Args:
+        root: where system files are; of another folder, no driver is asked.
+        environment: has the masks of visible devices; by default that of this process.
+    """
+    given = os.environ if environment is None else environment
+    nvidia = visible(_nvidia(root), given.get("CUDA_VISIBLE_DEVICES"))
+    amd = visible(_amd(root), given.get("HIP_VISIBLE_DEVICES", given.get("ROCR_VISIBLE_DEVICES")))
+    apple = root == _ROOT and (sys.platform, platform.machine()) == ("darwin", "arm64")
+    mps = [SystemDevice(kind="mps", name="Apple GPU", vendor="apple")] if apple else []
+    gpus = [replace(device, index=index) for index, device in enumerate([*nvidia, *amd])]
+    return (*gpus, *mps, SystemDevice(kind="cpu", name=platform.machine()))
+
+
+def visible(devices: Sequence[SystemDevice], mask: str | None) -> list[SystemDevice]:
+    """The devices that a mask leaves, in its order: indices or UUIDs; nothing after one that is not there.
+
+    As CUDA reads `CUDA_VISIBLE_DEVICES`: a UUID may be shortened, and `-1` or an empty mask hides all.
+    """
+    if mask is None:
+        return list(devices)
+    chosen: list[SystemDevice] = []
+    for word in map(str.strip, mask.split(",")):
+        if word.isascii() and word.isdigit():
+            match = [devices[int(word)]] if len(word) < 6 and int(word) < len(devices) else []
+        else:
+            match = [device for device in devices if word and device.identity.lower().startswith(word.lower())]
+        if len(match) != 1 or match[0] in chosen:
+            break
+        chosen += match
+    return chosen
+
+
+def _nvidia(root: Path) -> list[SystemDevice]:
+    folder = root / "proc/driver/nvidia"
+    has_driver = folder.exists() or sys.platform == "win32" or (root / "dev/dxg").exists()
+    if root == _ROOT and has_driver:
+        command = [sys.executable, "-P", "-m", "anyaccel.requests.nvml_probe"]
+        if find_spec("pynvml") is not None and (answer := output_of(command)):
+            return from_json(answer)
+        smi = shutil.which("nvidia-smi")
+        if smi and (answer := output_of([smi, f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"])):
+            return from_smi(answer)
+    files = sorted(folder.glob("gpus/*/information"))
+    return [_from_proc(text) for text in map(_text, files) if text]
+
+
+def output_of(command: Sequence[str]) -> str:
+    """What a command prints, `""` if it fails or does not end in time."""
+    try:
+        child = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return child.stdout if child.returncode == 0 else ""
+
+
+def from_json(answer: str) -> list[SystemDevice]:
+    """The devices that `nvml_probe` printed; none if it printed something else."""
+    try:
+        rows = json.loads(answer.strip().splitlines()[-1])
+        return [SystemDevice(kind="gpu", vendor="nvidia", **row) for row in rows]
+    except (ValueError, TypeError, IndexError):
+        return []
+
+
+def from_smi(answer: str) -> list[SystemDevice]:
+    """The devices that `nvidia-smi` printed as CSV."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()]
+    return [
+        SystemDevice(
+            kind="gpu",
+            vendor="nvidia",
+            name=row[1],
+            identity=row[2],
+            nbytes=int(row[3]) * _MIB if row[3].isdigit() else 0,
+        )
+        for row in rows
+        if len(row) == 5
+    ]
+
+
+def _from_proc(text: str) -> SystemDevice:
+    fields = dict(re.findall(r"^([\w ]+):\s*(.*\S)", text, re.MULTILINE))
+    identity = fields.get("GPU UUID", "")
+    is_known = identity and "?" not in identity  # question marks until the driver has read it
+    return SystemDevice(
+        kind="gpu",
+        vendor="nvidia",
+        name=fields.get("Model", ""),
+        identity=identity if is_known else fields.get("Bus Location", ""),
+    )
+
+
+def _amd(root: Path) -> list[SystemDevice]:
+    cards: Iterable[Path] = sorted(root.glob("sys/class/drm/card*/device/vendor"))
+    folders = [file.parent for file in cards if re.fullmatch(r"card\d+", file.parent.parent.name)]
+    found = []
+    for folder in folders:
+        size = _text(folder / "mem_info_vram_total").strip()
+        if _text(folder / "vendor").strip() == "0x1002" and size.isdigit():
+            name = _text(folder / "product_name").strip()
+            address = folder.resolve().name
+            found.append(SystemDevice(kind="gpu", vendor="amd", name=name, nbytes=int(size), identity=address))
+    return sorted(found, key=lambda device: device.identity)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")[:100_000]
+    except OSError:
+        return ""
