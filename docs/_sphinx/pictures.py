@@ -74,6 +74,7 @@ FLOORS = (
     ("replicas", "processes that train one model"),
     ("requests", "which devices are asked for"),
     ("planner", "blocks on devices and tiers"),
+    ("precision", "dtypes, and scaled losses"),
     ("saved_folder", "a manifest and safetensors"),
 )
 KERNEL = (

@@ -428,6 +428,9 @@ def test_a_plan_is_plain_data(whole):
         "frozen": False,
         "parameters": 15,
         "nbytes": 60,
+        "precision": "",
+        "precision_reason": "",
+        "recomputed": [],
     }
     assert [one["device"] for one in told["assignments"]] == ["sim:0", "sim:1", "sim:1", "sim:1"]
     assert [one["frozen"] for one in told["assignments"]] == [False, True, False, False]

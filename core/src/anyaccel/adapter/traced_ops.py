@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
+from anyaccel.adapter.loss_scaling import KEY
 from anyaccel.adapter.own_loss import make_loss
 from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
@@ -134,7 +135,8 @@ class TracedOps(ArrayOps):
                 return state, None
             losses = []
             for _ in range(n_steps):
-                state, step_losses = compiled(state, rest, self._as_scalars(cursor.scalars()))
+                behind = int(state[KEY][2]) if KEY in state else 0
+                state, step_losses = compiled(state, rest, self._as_scalars(cursor.scalars(behind)))
                 cursor.advance(1)
                 losses.append(step_losses)
             return state, self.xp.stack(losses)

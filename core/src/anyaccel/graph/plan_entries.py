@@ -26,6 +26,9 @@ class Assignment:
         reason: what decided: `node`, `phase`, `policy`, `default`, `fallback`, or, for a ConcatNode, `neighbour`.
         requested: the device as it was written; the policy's name; for a ConcatNode the neighbour's label.
         parameters, nbytes: number and bytes of the model's parameters.
+        precision: in which it is computed; `""` for that of the model.
+        precision_reason: who decided that, `node` or `phase`; `""` for nobody.
+        recomputed: parts of the model whose values are computed again in the backward pass; `("",)` for all of it.
     """
 
     node: str
@@ -40,6 +43,9 @@ class Assignment:
     frozen: bool = False
     parameters: int = 0
     nbytes: int = 0
+    precision: str = ""
+    precision_reason: str = ""
+    recomputed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +126,11 @@ class Part:
     nodes: tuple[str, ...]
 
 
-_DEVICES, _SPECS, _TUPLES = ("device", "origin", "destination"), ("spec", "stored"), ("columns", "joined", "nodes")
+_DEVICES, _SPECS, _TUPLES = (
+    ("device", "origin", "destination"),
+    ("spec", "stored"),
+    ("columns", "joined", "nodes", "recomputed"),
+)
 
 
 def read_entry(cls: type, given: Mapping[str, Any]) -> Any:

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
+from anyaccel.precision import LossScaleState, ScalesLosses
 from anyaccel.segment import NodeState, Segment
 from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
-from anyaccel_torch.losses import bind
+from anyaccel_torch.loss_scaling import loss_scaling_of
+from anyaccel_torch.losses import BoundLoss, bind
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
 from anyaccel_torch.segment_parameters import (
@@ -52,9 +54,10 @@ class Snapshot:
     buffers: BufferSnapshot
     groups: list[GroupSnapshot]
     random: RandomState
+    loss_scale: LossScaleState | None
 
 
-class TorchProgram(MultiStepProgram):
+class TorchProgram(MultiStepProgram, ScalesLosses):
     """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
@@ -98,7 +101,8 @@ class TorchProgram(MultiStepProgram):
         if self._flags is not None:  # without groups, another program may have set the flags: leave them
             self._flags.require_only(self.trained)
         steppers = [group.stepper(clip=True) for group in self._groups]
-        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained)
+        self._scaling = loss_scaling_of(segment)
+        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
         devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices
@@ -261,7 +265,7 @@ class TorchProgram(MultiStepProgram):
             values = self._compute(given, training=True)
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
-            factors = [loss.factor(losses[loss.label][1], scale) for loss in available]
+            factors = [self._factor(loss, losses[loss.label][1], scale) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
 
@@ -280,6 +284,25 @@ class TorchProgram(MultiStepProgram):
 
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
         return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
+
+    def _factor(self, loss: BoundLoss, weight: Tensor, scale: Mapping[str, Any] | None) -> Any:
+        """The factor of a loss's sum in the total, with the loss scale if there is one."""
+        factor = loss.factor(weight, scale)
+        return factor if self._scaling is None else factor * self._scaling.state.scale
+
+    def loss_scale_state(self) -> LossScaleState:
+        """As `ScalesLosses.loss_scale_state`."""
+        return LossScaleState(1.0) if self._scaling is None else self._scaling.state
+
+    def load_loss_scale_state(self, state: LossScaleState) -> None:
+        """As `ScalesLosses.load_loss_scale_state`."""
+        if self._scaling is not None:
+            self._scaling.state = state
+
+    def update_loss_scale(self, *, finite: bool) -> None:
+        """As `ScalesLosses.update_loss_scale`."""
+        if self._scaling is not None:
+            self._scaling.count(finite=finite)
 
     @torch.no_grad()
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -353,6 +376,7 @@ class TorchProgram(MultiStepProgram):
                 buffers=BufferSnapshot(self._modules),
                 groups=[group.snapshot() for group in self._groups],
                 random=RandomState(self._devices),
+                loss_scale=None if self._scaling is None else self._scaling.state,
             )
 
     @torch.no_grad()
@@ -366,6 +390,8 @@ class TorchProgram(MultiStepProgram):
             for group, group_snapshot in zip(self._groups, snapshot.groups, strict=True):
                 group.restore(group_snapshot)
             snapshot.random.restore()
+            if snapshot.loss_scale is not None:
+                self.load_loss_scale_state(snapshot.loss_scale)
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """As `Program.optimizer_states`; copies, until `close` has given out the tensors themselves."""

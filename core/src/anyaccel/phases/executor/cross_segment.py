@@ -11,6 +11,7 @@ from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.device import Device
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.clipping import GradientClipping
+from anyaccel.phases.executor.loss_scaling import loss_scaling_of
 from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 from anyaccel.phases.loading.device_columns import DeviceColumns
@@ -67,6 +68,7 @@ class CrossSegmentStep:
             for stage in stages
             if (terms := [term for term in stage.segment.losses if weight_inputs(term)])
         }
+        self._loss_scaling = loss_scaling_of(self._stages)
         self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
         self.watcher: Watcher | None = None
         """Is called with the values and rows of every training step when it is done."""
@@ -148,12 +150,21 @@ class CrossSegmentStep:
                 trained[id(stage)] = stage
         if len(parts) > 1:
             _rescale(trained.values(), scale / n_rows)
+        scaling = self._loss_scaling
+        if scaling is not None:
+            _rescale(trained.values(), 1.0 / scaling.scale)
         if self._average is not None:
             self._average(trained.values(), n_rows)
-        clip_scales = self._clipping.scales()
+        finite = scaling is None or scaling.is_finite(trained.values())
+        clip_scales = self._clipping.scales() if finite else {}
         self.is_updating = True
         for stage in trained.values():
-            stage.program.optimizer_step(clip_scales[id(stage)])
+            if finite:
+                stage.program.optimizer_step(clip_scales[id(stage)])
+            else:
+                stage.program.zero_grad()
+        if scaling is not None:
+            scaling.update(finite=finite)
         self.is_updating = False
         return losses
 
