@@ -234,13 +234,13 @@ def test_matmul_precision_holds_for_the_phase_alone() -> None:
         aa.TrainPhase("t", data=rows, losses=losses, matmul_precision=setting, callbacks=[Watches()])
     )
     assert seen == ["medium"] and torch.get_float32_matmul_precision() == before
-    with pytest.raises(PhaseError, match="no framework of the graph has matmul_precision='lowest'.*'highest', 'high'"):
+    with pytest.raises(PhaseError, match=r"no framework of the graph has matmul_precision='lowest'.*'highest', 'high'"):
         train(graph(mlp(), rows), rows, matmul_precision="lowest")
 
 
 def test_narrow_parameters_are_refused_in_mixed_precision() -> None:
     rows = data()
-    with pytest.raises(CapabilityError, match="its parameters are bfloat16.*convert the model to float32"):
+    with pytest.raises(CapabilityError, match=r"its parameters are bfloat16.*convert the model to float32"):
         train(graph(mlp().bfloat16(), rows), rows, precision="bf16-mixed")
 
 

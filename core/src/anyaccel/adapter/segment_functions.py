@@ -199,7 +199,7 @@ class SegmentFunctions:
                 new_parameters.update(updated)
                 new_slots.update(slots)
         after = {"parameters": new_parameters, "slots": new_slots, "buffers": buffers}
-        if finite is not None:
+        if finite is not None and self._loss_scale is not None:
             kept = {name: kept_unless(self._ops, finite, after[name], state[name]) for name in ("parameters", "slots")}
             after = {**after, **kept, KEY: scale_after(self._ops, self._loss_scale, state[KEY], finite)}
         return after, self._ops.xp.stack(means)

@@ -18,7 +18,7 @@ from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
 from anyaccel.numpy_backend.estimator import Estimator
-from anyaccel.precision import PRECISIONS
+from anyaccel.precision import checked_precision
 from anyaccel.segment import Path
 from anyaccel.specs import Optimizer, is_own_optimizer
 from anyaccel.suggestions import did_you_mean
@@ -163,7 +163,7 @@ class ModelNode(AttributeHints):
         self.outputs = None if outputs is None else _outputs(label, outputs)
         self.modes = one_of(f"node {label!r}: ", "modes", modes, MODES)
         where = f"node {label!r}: "
-        self.precision = None if precision is None else one_of(where, "precision", precision, PRECISIONS)
+        self.precision = None if precision is None else checked_precision(GraphError, where, precision)
         self.remat = None if remat is None else text(GraphError, where, "remat", remat, "text", "'blocks'")
         self.frozen, self.frozen_mode = False, "eval"
 

@@ -7,6 +7,7 @@ nearest ones that the narrow dtype has: a module computes in float32 inside, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ def rounded_vjp(
         inputs: of the module.
     """
     into = _rounding(precision.dtype)
-    applied = vjp({name: into(array) for name, array in parameters.items()}, tuple(map(into, inputs)))
+    quiet = partial(np.errstate, over="ignore", invalid="ignore")  # as other frameworks compute with infinities
+    with quiet():
+        applied = vjp({name: into(array) for name, array in parameters.items()}, tuple(map(into, inputs)))
     own = next((array.dtype for array in (*parameters.values(), *inputs) if array.dtype.kind == "f"), None)
 
     def back(array: Any) -> Any:
@@ -41,7 +44,8 @@ def rounded_vjp(
         return into(array).astype(own) if is_floating else array
 
     def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], Sequence[Any]]:
-        gradients, pulled = applied.pullback(tuple(map(into, cotangents)))
+        with quiet():
+            gradients, pulled = applied.pullback(tuple(map(into, cotangents)))
         return {name: back(array) for name, array in gradients.items()}, [
             None if array is None else into(array).astype(x.dtype) for array, x in zip(pulled, inputs, strict=True)
         ]

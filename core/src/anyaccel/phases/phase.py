@@ -16,7 +16,7 @@ from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import check_label
 from anyaccel.phases.callbacks import Callback
-from anyaccel.precision import PRECISIONS
+from anyaccel.precision import checked_precision
 from anyaccel.suggestions import did_you_mean
 
 MODES = ("auto", "off", "steps")
@@ -141,7 +141,7 @@ class Phase(AttributeHints):
         self.final_device = None if final_device is None else Accelerator.of(final_device)
         self.compile = one_of(label, "compile", compile, MODES)
         self.residency = one_of(label, "residency", residency, RESIDENCIES)
-        self.precision = None if precision is None else one_of(label, "precision", precision, PRECISIONS)
+        self.precision = None if precision is None else checked_precision(PhaseError, where, precision)
         self.matmul_precision = _matmul_precision(where, matmul_precision)
         self._check()
 

@@ -6,7 +6,7 @@ scaled has `ScalesLosses`; which node is computed how is decided in `graph/preci
 
 from anyaccel.precision.capability import ComputesPrecision, ScalesLosses
 from anyaccel.precision.loss_scale import LossScale, LossScaleState
-from anyaccel.precision.policy import PRECISIONS, NodePrecision, SegmentPrecision
+from anyaccel.precision.policy import PRECISIONS, NodePrecision, SegmentPrecision, checked_precision
 
 __all__ = [
     "PRECISIONS",
@@ -16,4 +16,5 @@ __all__ = [
     "NodePrecision",
     "ScalesLosses",
     "SegmentPrecision",
+    "checked_precision",
 ]

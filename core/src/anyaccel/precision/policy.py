@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from anyaccel.arguments import shown
+from anyaccel.errors import AnyaccelError
 from anyaccel.precision.loss_scale import LossScale
+from anyaccel.suggestions import did_you_mean
 
 PRECISIONS = ("float32", "bf16-mixed", "fp16-mixed", "bf16", "float64")
 """Names of precisions, as phases and nodes take them."""
 
+_MEANT = {
+    **dict.fromkeys(("16", "fp16", "float16", "half", "16-mixed", "mixed_float16"), "fp16-mixed"),
+    **dict.fromkeys(("mixed", "amp", "mixed_bfloat16", "bfloat16-mixed"), "bf16-mixed"),
+    **dict.fromkeys(("bfloat16", "bf16-true"), "bf16"),
+    **dict.fromkeys(("32", "fp32", "32-true", "single"), "float32"),
+    **dict.fromkeys(("64", "fp64", "64-true", "double"), "float64"),
+}
 _DTYPES = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16", "bf16": "bfloat16"}
+
+
+def checked_precision(error: type[AnyaccelError], where: str, value: Any) -> str:
+    """One of `PRECISIONS`; anything else is an error with the one that is meant."""
+    if isinstance(value, str) and value in PRECISIONS:
+        return value
+    meant = _MEANT.get(str(value).lower())
+    hint = f"write precision={meant!r}" if meant else did_you_mean(value, PRECISIONS, "use one of these")
+    raise error(f"{where}unknown precision={shown(value)}", available=", ".join(map(repr, PRECISIONS)), hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision):
         """As `ComputesPrecision.precision_reason`: float64 is a setting of JAX, and Keras has policies of its own."""
         import jax
 
-        if precision == "float64" and not jax.config.jax_enable_x64:
+        if precision == "float64" and jax.dtypes.canonicalize_dtype("float64") != "float64":
             return "JAX has float64 only after jax.config.update('jax_enable_x64', True)"
         return self._model(model).precision_reason(precision)
 
