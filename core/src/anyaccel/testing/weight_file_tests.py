@@ -19,7 +19,7 @@ MODELS = ("model", "buffered_model", "tied_model")
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
 ARRAYS: dict[str, Array] = {
     **{f"layer.{i}.{name}": np.arange(6).reshape(2, 3).astype(name) for i, name in enumerate(DTYPES)},
-    "no.axes": np.float32(1.5).reshape(()),
+    "no.axes": np.full((), 1.5, np.float32),
     "no.rows": np.ones((0, 3), np.float32),
     "by.columns": np.asfortranarray(np.arange(12.0, dtype=np.float32).reshape(3, 4)),
     "every.second": np.arange(20.0, dtype=np.float32)[::2],
