@@ -12,6 +12,7 @@ from anyaccel.testing.precision_tests import PrecisionTests
 from anyaccel.testing.program_tests import ProgramTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests
+from anyaccel.testing.weight_file_tests import WeightFileTests
 from anyaccel.testing.weighted_loss_tests import WeightedLossTests
 
 
@@ -28,6 +29,7 @@ class ComputeTests(
     ParameterGroupTests,
     OwnStepTests,
     PrecisionTests,
+    WeightFileTests,
 ):
     """Everything that `Compute` and `Program` promise."""
 
