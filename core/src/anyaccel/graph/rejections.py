@@ -26,7 +26,7 @@ class Wish:
 
 def outranked(decider: str, wishes: Iterable[Wish]) -> Iterator[Rejection]:
     """The wishes of lower levels than the one that decided."""
-    for wish in wishes:
+    for wish in sorted(wishes, key=lambda wish: LEVELS.index(wish.level)):
         if LEVELS.index(wish.level) > LEVELS.index(decider):
             yield Rejection(wish.level, wish.spec, f"{_NAMES[decider]} comes first")
 
