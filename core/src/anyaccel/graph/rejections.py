@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from anyaccel.accelerator import Accelerator
+from anyaccel.device import USUAL
 from anyaccel.graph.plan_entries import LEVELS, Rejection
 from anyaccel.registry import Registry
 from anyaccel.requests import DeviceRequest, RequestedAccelerator, accelerator_class, machine_of
@@ -40,7 +41,7 @@ def refused_candidates(
     level: str, accelerator: Accelerator, frameworks: Sequence[str], known: Registry, *, strict: bool
 ) -> Iterator[Rejection]:
     """What a request might have got and did not; nothing if the accelerator is one device."""
-    if accelerator_class(accelerator.spec) is not RequestedAccelerator:
+    if USUAL.fullmatch(accelerator.spec) or accelerator_class(accelerator.spec) is not RequestedAccelerator:
         return
     machine = machine_of(frameworks, of_all=level != "phase", known=known)
     candidates = DeviceRequest.parse(accelerator.spec).resolve(machine, strict=strict).candidates
