@@ -13,7 +13,7 @@ from anyaccel.errors import ConfigError, GraphError
 from anyaccel.graph import plan_json
 from anyaccel.graph.plan_diff import PlanDiff, diff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
-from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory
+from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, step_bytes
 from anyaccel.graph.plan_html import plan_page
 from anyaccel.html import text
 from anyaccel.segment import TensorSpec
@@ -121,10 +121,6 @@ class Plan:
         answers = [each.fits for each in self.memory]
         return False if False in answers else True if answers and all(answers) else None
 
-    def step_bytes(self, crossing: Crossing) -> int | None:
-        """Bytes that a crossing takes in a step; None if the batch size is not known."""
-        return None if self.batch_size is None else crossing.nbytes * self.batch_size
-
     def diff(self, other: Plan) -> PlanDiff:
         """What differs in another plan, of the same phase on another machine for example.
 
@@ -208,7 +204,7 @@ class Plan:
         value = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
         source, target = self[crossing.source], self[crossing.target]
         ends = f"{source.framework} {source.device} -> {target.framework} {target.device}"
-        nbytes = self.step_bytes(crossing)
+        nbytes = step_bytes(crossing.nbytes, self.batch_size)
         step = "" if nbytes is None else f", {size(nbytes)} a step"
         return f"cross {value}: {ends} by {_ROUTES[crossing.route]}, {crossing.nbytes} B a sample{step}"
 

@@ -84,6 +84,11 @@ class Decision:
     why: str
 
 
+def step_bytes(nbytes: int, batch_size: int | None) -> int | None:
+    """Bytes of a step, of something that takes so many for a sample; None if the batch size is not known."""
+    return None if batch_size is None else nbytes * batch_size
+
+
 def _bytes(value: Any) -> int | None:
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63):
         return value

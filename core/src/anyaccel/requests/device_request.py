@@ -89,9 +89,8 @@ class DeviceRequest:
         """The request as a scheduler writes it, as plain data.
 
         Args:
-            to: `"modal"` (the value of `gpu=`), `"skypilot"` (what is below `resources:`), `"ray"` (options of tasks and
-                actors), `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector of a pod) or `"dra"` (a
-                ResourceClaim).
+            to: `"modal"` (the value of `gpu=`), `"skypilot"` (what is below `resources:`), `"ray"` (options of tasks),
+                `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector) or `"dra"` (a ResourceClaim).
 
         Raises:
             ConfigError: another format, or the scheduler has no words for a wish.

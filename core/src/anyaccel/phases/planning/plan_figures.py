@@ -148,8 +148,8 @@ class _StepFigures:
 
     def __init__(self, phase: Phase, resolution: Resolution, parts: Sequence[DrawnPart]) -> None:
         self._why = self._reason(phase, resolution, parts)
-        self._peaks: Mapping[Device, int] | None = None
-        if not self._why:
+        self._peaks: Mapping[Device, int] | None = None if resolution.segments else {}
+        if resolution.segments and not self._why:
             segment, backend = resolution.segments[0], resolution.backends[0]
             assert isinstance(backend, MemoryFigures) and parts[0].epochs is not None
             accumulate = phase.accumulate if isinstance(phase, TrainPhase) else 1
