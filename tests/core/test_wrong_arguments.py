@@ -283,6 +283,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.DeviceRequest.parse("any").resolve,
         {"on": "8x H100-80GB", "strict": False},
     ),
+    "DeviceRequest.export": lambda: (aa.DeviceRequest.parse("H100:2").export, {"to": "modal"}),
     "Inventory.parse": lambda: (aa.Inventory.parse, {"value": "8x H100-80GB"}),
     "Inventory.from_file": lambda: (aa.Inventory.from_file, {"path": inventory_file()}),
     "Device": lambda: (aa.Device, {"kind": "cpu", "index": 0}),
@@ -301,7 +302,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     },
     "Checkpoint": lambda: (
         aa.Checkpoint,
-        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True},
+        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True}
+        | {"names": None, "change": None},
     ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
@@ -331,7 +333,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.Experiment.from_config,
         {"config": experiment().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
-    "Experiment.plan": lambda: (experiment().plan, {"phase": train()}),
+    "Experiment.plan": lambda: (experiment().plan, {"phase": train(), "inventory": "1x sim-1GB, cpu mem=8GB"}),
     "Experiment.plot": lambda: (done().plot, {"figure": "loss", "ax": None}),
     "Experiment.load": lambda: (
         aa.Experiment.load,
@@ -451,7 +453,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()}
-        | {"strict": True},
+        | {"names": None, "change": None, "strict": True},
     ),
     "ModelGraph.run": lambda: (
         one(graph().run),
@@ -465,7 +467,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
     "ModelGraph.load_state": lambda: (
         graph().build().load_state,
-        {"given": graph().build().state(), "strict": True},
+        {"given": graph().build().state(), "names": None, "change": None, "strict": True},
     ),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
@@ -502,6 +504,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"epoch": 0},
     ),
     "Plan.device": lambda: (history()[0].plan.device, {"node": "net"}),
+    "Plan.from_json": lambda: (aa.Plan.from_json, {"text": history()[0].plan.to_json()}),
+    "Plan.diff": lambda: (history()[0].plan.diff, {"other": history()[0].plan}),
     "Plan.from_dict": lambda: (aa.Plan.from_dict, {"given": history()[0].plan.to_dict()}),
     "Plan.explain": lambda: (history()[0].plan.explain, {"node": "net"}),
     "Reference": lambda: (aa.Reference, {"feature_set": data(), **COLUMNS, "stream": None}),
