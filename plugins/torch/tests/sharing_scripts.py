@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from replica_scripts import OUT, RANK, data, graph_of, model_of, tell
+from torch.distributed.tensor import DTensor
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
@@ -160,8 +162,106 @@ def refused() -> None:
             tell(function.__name__, message=str(error))
 
 
+class Blocks(torch.nn.Module):
+    """Blocks in a list, a buffer, and a parameter that is not trained."""
+
+    def __init__(self, width: int = 48, n_blocks: int = 3) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(20, width)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, width), torch.nn.Tanh())
+            for _ in range(n_blocks)
+        )
+        self.last = torch.nn.Linear(width, 3)
+        self.scale = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x) * self.scale
+
+
+def storages() -> int:
+    """Bytes of all tensors of this process, each memory once."""
+    gc.collect()
+    found: dict[int, int] = {}
+    for each in gc.get_objects():
+        if isinstance(each, torch.Tensor):
+            local = each.to_local() if isinstance(each, DTensor) else each
+            found[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+class Counts(aa.Callback):
+    """Counts the memory of tensors after a step, beside what there was before the phase."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def step_end(self, run: Any) -> None:
+        if run.epoch == 0 and run.step == 3:
+            self.nbytes = storages()
+
+
+def sharded() -> None:
+    """FSDP2 over a model of blocks: plain, clipped, accumulated, with weighted losses, and going on from a phase."""
+    rows, weighing = data(), aa.Loss("mse")
+    plain, weighted = [aa.AppliedLoss(weighing, on="net")], [aa.AppliedLoss("mse", on="net", sample_weight="data.w")]
+    settings: dict[str, tuple[aa.Optimizer, list[aa.AppliedLoss], dict[str, Any]]] = {
+        "plain": (aa.Optimizer("adam", lr=1e-3), plain, {"n_epochs": 12, "validation": "val"}),
+        "clipped": (aa.Optimizer("adamw", lr=1e-3, clip_norm=0.05), plain, {"n_epochs": 2}),
+        "clipped by value": (aa.Optimizer("adam", lr=1e-3, clip_value=0.001), plain, {"n_epochs": 2}),
+        "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), plain, {"n_epochs": 2, "accumulate": 3}),
+        "weighted": (aa.Optimizer("adam", lr=1e-3), weighted, {"n_epochs": 2, "accumulate": 2}),
+        "class": (aa.Optimizer(torch.optim.NAdam, lr=1e-3), plain, {"n_epochs": 2}),
+    }
+    for name, (optimizer, losses, more) in settings.items():
+        torch.manual_seed(0)
+        model = Blocks()
+        classes, flags = [type(part) for part in model.modules()], [p.requires_grad for p in model.parameters()]
+        objects = [id(parameter) for parameter in model.parameters()]
+        graph = graph_of(rows, model, optimizer)
+        sampler = aa.SimpleSampler(35 if "accumulate" in more else 96, shuffle=True)
+        phase = aa.TrainPhase("train", data="train", losses=losses, sampler=sampler, sharding="full", **more)
+        results = aa.Experiment(graph).run_phase(phase)
+        again = aa.Experiment(graph).run_phase(phase)  # goes on with the optimizer state
+        assert classes == [type(part) for part in model.modules()]
+        assert flags == [p.requires_grad for p in model.parameters()]
+        assert objects == [id(parameter) for parameter in model.parameters()]
+        epochs = [[epoch.loss, *epoch.validation.values()] for epoch in (*results.epochs, *again.epochs)]
+        weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+        slots = {key: value.tolist() for key, value in graph.state().items() if key.startswith("net/optimizer")}
+        tell(
+            f"sharded-{name}",
+            epochs=epochs,
+            weights=weights,
+            slots=slots,
+            seen=float(model.seen),
+            notes=results.plan.notes,
+        )
+
+
+def memory() -> None:
+    """Bytes of parameters and optimizer state of a process, counted while the phase runs."""
+    rows = data(96)
+    torch.manual_seed(0)
+    model = Blocks(256, 4)
+    counts = Counts()
+    graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-3))
+    losses = [aa.AppliedLoss("mse", on="net")]
+    rest = storages() - sum(parameter.nbytes for parameter in model.parameters())
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(16), sharding="full")
+    phase.callbacks = (counts,)
+    aa.Experiment(graph).run_phase(phase)
+    tell("memory", nbytes=counts.nbytes - rest)
+
+
 if __name__ == "__main__":
-    functions = (weighted, sources, refused)
+    functions = (weighted, sources, refused, sharded, memory)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()
