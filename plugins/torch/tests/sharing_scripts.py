@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from replica_scripts import OUT, RANK, data, graph_of, model_of, tell
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import anyaccel as aa
@@ -212,7 +213,7 @@ def sharded() -> None:
     rows, weighing = data(), aa.Loss("mse")
     plain, weighted = [aa.AppliedLoss(weighing, on="net")], [aa.AppliedLoss("mse", on="net", sample_weight="data.w")]
     settings: dict[str, tuple[aa.Optimizer, list[aa.AppliedLoss], dict[str, Any]]] = {
-        "plain": (aa.Optimizer("adam", lr=1e-3), plain, {"n_epochs": 12, "validation": "val"}),
+        "plain": (aa.Optimizer("adam", lr=1e-3), plain, {"n_epochs": 6, "validation": "val"}),
         "clipped": (aa.Optimizer("adamw", lr=1e-3, clip_norm=0.05), plain, {"n_epochs": 2}),
         "clipped by value": (aa.Optimizer("adam", lr=1e-3, clip_value=0.001), plain, {"n_epochs": 2}),
         "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), plain, {"n_epochs": 2, "accumulate": 3}),
@@ -260,8 +261,110 @@ def memory() -> None:
     tell("memory", nbytes=counts.nbytes - rest)
 
 
+def blocks_graph(rows: aa.FeatureSet) -> tuple[Blocks, aa.ModelGraph]:
+    """A model of blocks, and its graph."""
+    torch.manual_seed(0)
+    model = Blocks()
+    return model, graph_of(rows, model, aa.Optimizer("adam", lr=1e-3, clip_norm=0.5))
+
+
+def checkpointed(name: str, n_epochs: int, folder: str) -> None:
+    """Go on from the checkpoints in a folder to an epoch, with an average of weights and the best state of an epoch."""
+    rows = data()
+    model, graph = blocks_graph(rows)
+    averaging = aa.WeightAveraging(0.9, every_n_steps=2)
+    phase = aa.TrainPhase(
+        "train",
+        data="train",
+        losses=[aa.AppliedLoss("mse", on="net")],
+        sampler=96,
+        n_epochs=n_epochs,
+        validation="val",
+        checkpoint=aa.Checkpoint(OUT / folder, every=4, wait=True),
+        callbacks=[aa.EarlyStopping("val_loss", patience=50, restore_best=True), averaging],
+        sharding="full",
+    )
+    results = aa.Experiment(graph).run_phase(phase, resume="auto")
+    epochs = [[epoch.loss, epoch.validation["loss"]] for epoch in results.epochs]
+    weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+    averages = {key: np.asarray(value).tolist() for key, value in averaging.state_dict().items()}
+    slots = {key: value.tolist() for key, value in graph.state().items() if key.startswith("net/optimizer")}
+    tell(name, epochs=epochs, weights=weights, averages=averages, slots=slots)
+
+
+def begin() -> None:
+    """Two epochs."""
+    checkpointed("begun", 2, "checkpoints")
+
+
+def go_on() -> None:
+    """Two more, of as many replicas as there are now; the first two in a run of its own."""
+    checkpointed("gone_on", 4, "checkpoints")
+
+
+def go_on_from_one() -> None:
+    """The same from the checkpoints of a single process."""
+    checkpointed("gone_on", 4, "from_one")
+
+
+def undisturbed() -> None:
+    """All four at once."""
+    checkpointed("gone_on", 4, "other")
+
+
+def by_hand() -> None:
+    """The same rows by `fully_shard` in a loop by hand."""
+    rows = data(960)
+    model, graph = blocks_graph(rows)
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(96), n_epochs=3, sharding="full")
+    results = aa.Experiment(graph).run_phase(phase)
+    own, _ = blocks_graph(rows)
+    for part in (*own.blocks, own):
+        fully_shard(part)
+    x, y = torch.from_numpy(rows.array("x").copy()), torch.from_numpy(rows.array("y").copy())
+    optimizer = torch.optim.Adam(own.parameters(), lr=1e-3)
+    part_size = 96 // SIZE
+    for _ in range(3):
+        for start in range(0, 960, 96):
+            taken = slice(start + RANK * part_size, start + (RANK + 1) * part_size)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(own(x[taken]), y[taken]).backward()
+            torch.nn.utils.clip_grad_norm_(own.parameters(), 0.5)
+            optimizer.step()
+    whole = [parameter.full_tensor() for parameter in own.parameters()]
+    apart = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), whole, strict=True))
+    notes = " ".join(results.plan.notes)
+    tell("by_hand", apart=apart, notes=notes)
+
+
+class FailsLate(aa.Callback):
+    """Fails in the last replica, in the middle of an epoch."""
+
+    def step_end(self, run: Any) -> None:
+        if RANK == SIZE - 1 and run.epoch == 1 and run.step == 3:
+            raise ValueError("a fault of one replica")
+
+
+def lose() -> None:
+    """One replica fails; its model cannot be gathered any more."""
+    rows = data()
+    model, graph = blocks_graph(rows)
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data="train", losses=losses, sampler=96, n_epochs=3, sharding="full")
+    phase.callbacks = (FailsLate(),)
+    try:
+        aa.Experiment(graph).run_phase(phase)
+    except BaseException as error:
+        values = {name: bool(each.isnan().all()) for name, each in model.named_parameters()}
+        shapes = [list(each.shape) for each in model.parameters()]
+        notes = " ".join(getattr(error, "__notes__", []))
+        tell("lose", message=str(error), lost=values, shapes=shapes, notes=notes)
+        raise
+
+
 if __name__ == "__main__":
-    functions = (weighted, sources, refused, sharded, memory)
+    functions = (weighted, sources, refused, sharded, memory, begin, go_on, go_on_from_one, undisturbed, by_hand, lose)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

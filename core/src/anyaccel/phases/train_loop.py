@@ -32,6 +32,11 @@ from anyaccel.phases.step_pacing import PendingCalls, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 
+_LOST = (
+    "parameters were divided among replicas, and this one does not gather them after an error: those of its models are "
+    "NaN, unless they were read since the last step; go on from a checkpoint"
+)
+
 
 class TrainLoop:
     """The loop of one TrainPhase.
@@ -126,6 +131,8 @@ class TrainLoop:
         except BaseException as error:
             if self._replicated is not None:
                 self._replicated.abandon()
+            if self._sharded:
+                error.add_note(_LOST)
             self._write_last(error)
             raise
         finally:

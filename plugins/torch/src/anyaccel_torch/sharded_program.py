@@ -39,7 +39,8 @@ class ShardedProgram(TorchProgram):
     def __init__(
         self, segment: Segment, torch_device: Callable[[Device], torch.device], mesh: DeviceMesh, *, offload: bool
     ) -> None:
-        models = {op.model for op in segment.operations if isinstance(op.model, nn.Module) and _is_divided(op)}
+        divided = [op.model for op in segment.operations if isinstance(op.model, nn.Module) and _is_divided(op)]
+        models = dict.fromkeys(divided)  # in this order in all replicas
         self._shards = {id(model): ShardedModule(model, mesh, offload=offload) for model in models}
         self._shares: deque[float] = deque()
         self._is_abandoned = False
@@ -170,7 +171,10 @@ def _like(parameter: DTensor, value: Any) -> Any:
 
 
 def _whole(slots: Mapping[str, Mapping[str, Tensor]], *, copies: bool) -> dict[str, dict[str, Tensor]]:
-    return {name: {slot: _given(value, copies) for slot, value in values.items()} for name, values in slots.items()}
+    """Gathered in the order of names: that of slots that were loaded differs between processes."""
+    return {
+        name: {slot: _given(values[slot], copies) for slot in sorted(values)} for name, values in sorted(slots.items())
+    }
 
 
 def _given(value: Tensor, copies: bool) -> Tensor:
