@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+from anyaccel.device import Device
+from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel.program import Program
 from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
@@ -14,7 +16,7 @@ from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
 
 
-class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters):
+class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, HealthChecks):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
     A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
@@ -61,3 +63,15 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters):
         device = next(operation.device for operation in segment.operations if operation.model is not None)
         mesh = init_device_mesh(self.native_device(device).type, (group.size,))
         return ShardedProgram(segment, self.native_device, mesh, offload=offload)
+
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        """As `HealthChecks.health_checks`: what torch was built for, and whether steps can be compiled."""
+        from anyaccel_torch.health_checks import build_facts, machine_checks
+
+        return machine_checks(machine, build_facts())
+
+    def device_checks(self, device: Device) -> Iterable[Check]:
+        """As `HealthChecks.device_checks`: whether torch has kernels for a GPU."""
+        from anyaccel_torch.health_checks import architecture_checks
+
+        return architecture_checks(device)
