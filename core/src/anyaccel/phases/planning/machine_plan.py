@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from anyaccel.graph import ModelGraph, Plan, Resolution, resolve
@@ -12,6 +13,7 @@ from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.prepare import DrawnPart, draw_parts
+from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.registry import Registry, registry
 from anyaccel.requests import Inventory, InventoryRegistry
 
@@ -48,5 +50,6 @@ def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Re
     resolution = resolve(graph, plan_request(phase, graph), known)
     plan = with_fit_note(phase, resolution.plan, graph)
     parts = draw_parts(phase, plan, graph)
+    check_sharding(phase, resolution)
     final_devices(phase, plan, known)
-    return plan, resolution, parts
+    return replace(plan, notes=(*plan.notes, *sharding_notes(phase, resolution))), resolution, parts
