@@ -545,6 +545,7 @@ CALLS: dict[str, Callable[[], Call]] = {
             "on_nan": "warn",
             "step": None,
             "replicas": None,
+            "sharding": None,
             **PHASE,
             **MODES,
         },

@@ -14,6 +14,7 @@ from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.prepare import DrawnPart, draw_parts
+from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.registry import Registry, registry
 from anyaccel.requests import Inventory, InventoryRegistry
 
@@ -50,8 +51,9 @@ def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Re
     resolution = resolve(graph, plan_request(phase, graph), known)
     plan = with_fit_note(phase, resolution.plan, graph)
     parts = draw_parts(phase, plan, graph)
+    check_sharding(phase, resolution)
     final_devices(phase, plan, known)
-    return plan, resolution, parts
+    return replace(plan, notes=(*plan.notes, *sharding_notes(phase, resolution))), resolution, parts
 
 
 phase_planner.register(plan_for)
