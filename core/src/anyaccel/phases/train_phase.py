@@ -27,6 +27,7 @@ from anyaccel.precision import LossScale
 
 MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
+SHARDING = ("full", "full offload")
 
 
 class TrainPhase(Phase):
@@ -68,6 +69,8 @@ class TrainPhase(Phase):
             launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), and 1 for this process on its own.
         loss_scale: by what losses are multiplied where nodes are computed in fp16-mixed: a LossScale, or its initial
             factor; by default that of `torch.amp.GradScaler`.
+        sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
+            block while it is computed; `"full offload"` keeps them in host memory. None: each replica has all of them.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
             process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
@@ -144,6 +147,7 @@ class TrainPhase(Phase):
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
         loss_scale: LossScale | float | None = None,
+        sharding: str | None = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -167,6 +171,7 @@ class TrainPhase(Phase):
             self.step = step
         self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
         self.loss_scale = _loss_scale_of(label, loss_scale)
+        self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
@@ -192,6 +197,7 @@ class TrainPhase(Phase):
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
         loss_scale: LossScale | float | None = None,
+        sharding: str | None = None,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -211,16 +217,12 @@ class TrainPhase(Phase):
         """
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
-        own: Any = {
-            "replicas": replicas,
-            "loss_scale": loss_scale,
-            "checkpoint": checkpoint,
-            **({} if step is None else {"step": step}),
-        }
+        own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        sharing: Any = {"replicas": replicas, "sharding": sharding, "loss_scale": loss_scale}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         running |= {"precision": precision, "matmul_precision": matmul_precision}
-        settings: Any = {**drawing, **checking, **own, **placing, **running, "microbatching": microbatching}
+        settings: Any = {**drawing, **checking, **own, **sharing, **placing, **running, "microbatching": microbatching}
         return cls(label, data=split_name(label, split), losses=losses, **settings)
 
     def _check(self) -> None:
@@ -308,6 +310,7 @@ class TrainPhase(Phase):
             "microbatching": self.microbatching,
             "on_nan": self.on_nan,
             "replicas": self.replicas,
+            "sharding": self.sharding,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
             **({} if self.loss_scale == LossScale() else {"loss_scale": self.loss_scale.get_config()}),
         }

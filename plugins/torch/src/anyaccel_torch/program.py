@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -76,6 +76,8 @@ class TorchProgram(MultiStepProgram, ScalesLosses):
     """
 
     supports_microbatching = True
+    is_divided: ClassVar[bool] = False
+    """Whether each replica keeps a part of the parameters, and gradients are those of all replicas."""
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
@@ -265,7 +267,8 @@ class TorchProgram(MultiStepProgram, ScalesLosses):
             values = self._compute(given, training=True)
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
-            factors = [self._factor(loss, losses[loss.label][1], scale) for loss in available]
+            share = self._next_share()
+            factors = [self._factor(loss, losses[loss.label][1], scale, share) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
 
@@ -285,9 +288,9 @@ class TorchProgram(MultiStepProgram, ScalesLosses):
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
         return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
 
-    def _factor(self, loss: BoundLoss, weight: Tensor, scale: Mapping[str, Any] | None) -> Any:
+    def _factor(self, loss: BoundLoss, weight: Tensor, scale: Mapping[str, Any] | None, share: float) -> Any:
         """The factor of a loss's sum in the total, with the loss scale if there is one."""
-        factor = loss.factor(weight, scale)
+        factor = loss.factor(weight, scale, share)
         return factor if self._scaling is None else factor * self._scaling.state.scale
 
     def loss_scale_state(self) -> LossScaleState:
@@ -304,7 +307,10 @@ class TorchProgram(MultiStepProgram, ScalesLosses):
         if self._scaling is not None:
             self._scaling.count(finite=finite)
 
-    @torch.no_grad()
+    def _next_share(self) -> float:
+        """What part of a step's rows is computed next, where its gradients are summed with those of other parts."""
+        return 1.0
+
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """As `Program.loss_weights`."""
         return {label: divisor(weight) for label, weight in self.summed_weights(inputs).items()}

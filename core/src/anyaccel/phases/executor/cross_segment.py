@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -138,6 +138,9 @@ class CrossSegmentStep:
         """
         losses: list[Losses] = []
         trained: dict[int, PipelineStage] = {}
+        if self._replicas is not None and self._replicas.sharded:  # gradients of all parts are those of all replicas
+            self._replicas.begin_step([size for _, size in parts])
+            parts = [(span_of, 1) for span_of, _ in parts]
         scale, n_rows = parts[0][1], sum(size for _, size in parts)
         shared = len(parts) > 1 or self._replicas is not None
         factors = self._weighted_factors(rows, whole, n_rows) if shared and self._weighted else {}
@@ -150,15 +153,20 @@ class CrossSegmentStep:
                 trained[id(stage)] = stage
         if len(parts) > 1:
             _rescale(trained.values(), scale / n_rows)
-        scaling = self._loss_scaling
-        if scaling is not None:
-            _rescale(trained.values(), 1.0 / scaling.scale)
+        if self._loss_scaling is not None:
+            _rescale(trained.values(), 1.0 / self._loss_scaling.scale)
         if self._replicas is not None:
             self._replicas.average(trained.values(), n_rows)
-        finite = scaling is None or scaling.is_finite(trained.values())
+        self._update(trained.values())
+        return losses
+
+    def _update(self, stages: Collection[PipelineStage]) -> None:
+        """Clip and update; skipped in all stages where losses are scaled and a gradient is not finite."""
+        scaling = self._loss_scaling
+        finite = scaling is None or scaling.is_finite(stages)
         clip_scales = self._clipping.scales() if finite else {}
         self.is_updating = True
-        for stage in trained.values():
+        for stage in stages:
             if finite:
                 stage.program.optimizer_step(clip_scales[id(stage)])
             else:
@@ -166,7 +174,6 @@ class CrossSegmentStep:
         if scaling is not None:
             scaling.update(finite=finite)
         self.is_updating = False
-        return losses
 
     def _weighted_factors(self, rows: StageRows, whole: SpanOf, n_rows: int) -> dict[int, dict[str, Any]]:
         """By `id` of a stage, for each loss that weighs rows, its factor over the weight of the whole step."""
