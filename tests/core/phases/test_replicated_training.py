@@ -68,6 +68,13 @@ def test_a_framework_without_replicas_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("second_of_two")
+def test_sharding_is_refused_by_a_framework_without_it() -> None:
+    rows = data()
+    with pytest.raises(CapabilityError, match=r"numpy cannot divide parameters among replicas.*leave sharding out"):
+        aa.Experiment(graph_of(rows)).plan(train(rows, sharding="full"))
+
+
+@pytest.mark.usefixtures("second_of_two")
 def test_with_one_replica_each_process_trains_on_its_own() -> None:
     rows = data()
     results = aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=1))

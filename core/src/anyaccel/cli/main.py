@@ -15,6 +15,7 @@ import click
 from anyaccel.cli import completion as shell_completion
 from anyaccel.cli.base_command import JSON, Command, PlainCommand
 from anyaccel.cli.checkpoint.commands import checkpoint
+from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.errors import ConfigError
 
 _TIMEOUT = click.option(
@@ -62,6 +63,7 @@ def group() -> None:
     Examples:
       anyaccel devices          list the devices of this machine
       anyaccel resolve any      show which of them a request gets, and why
+      anyaccel doctor           check the machine and what is installed
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
       anyaccel conform numpy    test a plugin with the conformance kit
@@ -69,12 +71,17 @@ def group() -> None:
       anyaccel env              print what a bug report needs
 
     \b
+    Before a phase runs:
+      anyaccel plan train.py:train --on "8x H100-80GB"
+
+    \b
     Saved graphs and checkpoints:
       anyaccel checkpoint list runs/a
     """
 
 
-group.add_command(checkpoint)
+for _each in (checkpoint, plan, explain, estimate):
+    group.add_command(_each)
 
 
 @_command(short_help="Train and test a small graph.")
@@ -153,6 +160,27 @@ def resolve(request: str, on: str | None, file: str | None, strict: bool, export
     from anyaccel.cli.resolve import run
 
     sys.exit(run(request, on, file, strict, export, as_json))
+
+
+@_command(short_help="Check the machine and what is installed.")
+@click.option("--probe", is_flag=True, help="Also compute on every device, which initialises it.")
+@_TIMEOUT
+@JSON
+@click.pass_obj
+def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) -> None:
+    """Say what keeps frameworks from using this machine, and which command mends it.
+
+    Imports no framework and initialises no device, unless --probe computes on them. The exit status is 1 if there are
+    warnings, and 2 if something does not work.
+
+    \b
+    Examples:
+      anyaccel doctor
+      anyaccel doctor --probe --json
+    """
+    from anyaccel.cli.doctor import run
+
+    sys.exit(run(probe, timeout, as_json, left_out))
 
 
 @_command(short_help="List the plugins, and why a plugin is broken.")

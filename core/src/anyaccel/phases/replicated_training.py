@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter.loss_weights import weight_inputs
-from anyaccel.backend import Program
+from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.accumulation import check_accumulation
@@ -21,8 +21,10 @@ from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.replica_share import BatchShare
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.sharding import is_sharded, offloads
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched, ReplicaGroup, Replicate, launched
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, launched
+from anyaccel.segment import Segment
 
 Sums = dict[str, tuple[float, float]]
 
@@ -34,9 +36,21 @@ class ReplicatedTraining:
         label: of the phase.
         place: which replica this process is, and of how many.
         groups: for each framework of the graph.
+        sharded: whether parameters are divided among the replicas.
+        offload: whether these rest in host memory.
     """
 
-    def __init__(self, label: str, place: Launched, groups: Mapping[str, ReplicaGroup]) -> None:
+    def __init__(
+        self,
+        label: str,
+        place: Launched,
+        groups: Mapping[str, ReplicaGroup],
+        *,
+        sharded: bool = False,
+        offload: bool = False,
+    ) -> None:
+        self.sharded, self._offload = sharded, offload
+        self._built: list[tuple[str, Program]] = []
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
         self.rank, self.size = place.rank, place.size
@@ -44,6 +58,27 @@ class ReplicatedTraining:
         self._epoch, self._step = -1, 0
         self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
         self._source, self._accumulate = "", 1
+
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        """The program of a segment, with what it trains divided among the replicas if that is asked for."""
+        if not self.sharded:
+            return backend.build(segment)
+        assert isinstance(backend, ShardParameters)
+        with self._telling_where():
+            program = backend.build_sharded(segment, self._groups[backend.framework], offload=self._offload)
+        self._built.append((backend.framework, program))
+        return program
+
+    def abandon(self) -> None:
+        """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+        for framework, program in self._built:
+            self._groups[framework].abandon([program])
+
+    def begin_step(self, sizes: Sequence[int]) -> None:
+        """See `StepReplicas`."""
+        with self._telling_where():
+            for framework, program in self._built:
+                self._groups[framework].begin_step([program], sizes)
 
     def share_batches(self, source: str, accumulate: int) -> BatchShare:
         """The share that this replica takes of the batches of a source, which are then compared in every step.
@@ -261,7 +296,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
     _check_weights(phase, resolution, groups)
-    return ReplicatedTraining(phase.label, place, groups)
+    return ReplicatedTraining(phase.label, place, groups, sharded=is_sharded(phase), offload=offloads(phase))
 
 
 def is_first(phase: Phase) -> bool:

@@ -39,6 +39,7 @@ from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
+from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
@@ -148,13 +149,15 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
-        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *nan_notes))
+        notes = (*run.plan.notes, *sharding_notes(phase, resolution), *nan_notes)
+        plan = run.plan = replace(run.plan, notes=notes)
         after = final_devices(phase, plan)
         memory_sharing.share(plan)
         self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
@@ -360,7 +363,8 @@ def _build(
             segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
-            stages.append(PipelineStage(segment, backend, backend.build(segment), has_gradient))
+            program = backend.build(segment) if replicated is None else replicated.build(segment, backend)
+            stages.append(PipelineStage(segment, backend, program, has_gradient))
     except BaseException:
         Pipeline(stages).close({})
         raise

@@ -74,6 +74,15 @@ class ReplicaGroup(ABC):
         """
         raise NotImplementedError
 
+    def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
+        """A step begins, of which this replica computes parts of so many rows, one after the other.
+
+        Needed where parameters are divided: there the gradients of each part are summed over all replicas at once.
+        """
+
+    def abandon(self, programs: Sequence[Program]) -> None:
+        """This replica has failed, and the others may wait elsewhere: from now on nothing is exchanged."""
+
 
 class Replicate(ABC):
     """Capability `replicate`: programs of this backend can be replicas of each other in several processes."""

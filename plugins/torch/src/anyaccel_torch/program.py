@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -73,6 +73,8 @@ class TorchProgram(MultiStepProgram):
     """
 
     supports_microbatching = True
+    is_divided: ClassVar[bool] = False
+    """Whether each replica keeps a part of the parameters, and gradients are those of all replicas."""
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
@@ -261,7 +263,8 @@ class TorchProgram(MultiStepProgram):
             values = self._compute(given, training=True)
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
-            factors = [loss.factor(losses[loss.label][1], scale) for loss in available]
+            share = self._next_share()
+            factors = [loss.factor(losses[loss.label][1], scale, share) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
 
@@ -281,7 +284,10 @@ class TorchProgram(MultiStepProgram):
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
         return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
 
-    @torch.no_grad()
+    def _next_share(self) -> float:
+        """What part of a step's rows is computed next, where its gradients are summed with those of other parts."""
+        return 1.0
+
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """As `Program.loss_weights`."""
         return {label: divisor(weight) for label, weight in self.summed_weights(inputs).items()}
