@@ -51,7 +51,7 @@ def status(name: str) -> int:
 
 
 def written() -> int:
-    """Bytes that this process has written to files; those that a file system notes, as when it was read, do not count."""
+    """Bytes that this process has written to files, without what a file system notes, such as when one was read."""
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["wchar"])
 
