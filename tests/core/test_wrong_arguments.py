@@ -333,6 +333,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.Experiment.from_config,
         {"config": experiment().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
+    "TrainPhase.plan": lambda: (train().plan, {"graph": experiment().graph, "inventory": "1x sim-1GB, cpu mem=8GB"}),
     "Experiment.plan": lambda: (experiment().plan, {"phase": train(), "inventory": "1x sim-1GB, cpu mem=8GB"}),
     "Experiment.plot": lambda: (done().plot, {"figure": "loss", "ax": None}),
     "Experiment.load": lambda: (
@@ -505,6 +506,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "Plan.device": lambda: (history()[0].plan.device, {"node": "net"}),
     "Plan.from_json": lambda: (aa.Plan.from_json, {"text": history()[0].plan.to_json()}),
+    "Plan.to_html": lambda: (history()[0].plan.to_html, {"picture": None}),
     "Plan.diff": lambda: (history()[0].plan.diff, {"other": history()[0].plan}),
     "Plan.from_dict": lambda: (aa.Plan.from_dict, {"given": history()[0].plan.to_dict()}),
     "Plan.explain": lambda: (history()[0].plan.explain, {"node": "net"}),

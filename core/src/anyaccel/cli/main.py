@@ -15,6 +15,7 @@ import click
 from anyaccel.cli import completion as shell_completion
 from anyaccel.cli.base_command import JSON, Command, PlainCommand
 from anyaccel.cli.checkpoint.commands import checkpoint
+from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.errors import ConfigError
 
 _TIMEOUT = click.option(
@@ -70,12 +71,17 @@ def group() -> None:
       anyaccel env              print what a bug report needs
 
     \b
+    Before a phase runs:
+      anyaccel plan train.py:train --on "8x H100-80GB"
+
+    \b
     Saved graphs and checkpoints:
       anyaccel checkpoint list runs/a
     """
 
 
-group.add_command(checkpoint)
+for _each in (checkpoint, plan, explain, estimate):
+    group.add_command(_each)
 
 
 @_command(short_help="Train and test a small graph.")

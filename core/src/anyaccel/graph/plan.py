@@ -15,7 +15,8 @@ from anyaccel.graph.plan_diff import PlanDiff, diff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, step_bytes
 from anyaccel.graph.plan_html import plan_page
-from anyaccel.html import text
+from anyaccel.graph.plan_report import plan_report
+from anyaccel.html import Markup, text
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 
@@ -136,6 +137,31 @@ class Plan:
     def to_json(self) -> str:
         """The plan as JSON text, in a format that later versions read."""
         return plan_json.written(self.to_dict())
+
+    def to_html(self, picture: Markup | None = None) -> str:
+        """The plan as one HTML file without scripts, which loads nothing: memory bars, edges, nodes and the JSON.
+
+        Args:
+            picture: of the graph: `graph.visualize("svg", plan=plan)`.
+
+        Raises:
+            ConfigError: `picture` is not markup, and would be shown as text.
+        """
+        if picture is not None and not isinstance(picture, Markup):
+            hint = "give graph.visualize('svg', plan=plan)"
+            raise ConfigError(f"picture={shown(picture, 60)} is not a picture of a graph", hint=hint)
+        where = f" for {self.machine}" if self.machine else ""
+        return plan_report(
+            f"Plan of {self.phase} on {self.graph}{where}",
+            self.memory,
+            self.crossings,
+            self.decisions,
+            self.not_covered,
+            self.batch_size,
+            nodes=Markup(self._repr_html_()),
+            picture=Markup("") if picture is None else picture,
+            json=self.to_json(),
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from anyaccel.graph import ModelGraph, Plan, Resolution, resolve
+from anyaccel.phases import phase_planner
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.estimator_fit import with_fit_note
 from anyaccel.phases.model_placement import final_devices
@@ -38,12 +39,12 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     Raises:
         AnyaccelError: as `plan_of`; ConfigError if `inventory` is none.
     """
-    known = registry()
-    if inventory is not None:
-        known = InventoryRegistry(known, Inventory.parse(inventory))
+    machine = None if inventory is None else Inventory.parse(inventory)
+    known = registry() if machine is None else InventoryRegistry(registry(), machine)
     own = bound(phase, graph, known if inventory is not None else None)
     plan, resolution, parts = _planned(own, graph, known)
-    return with_figures(own, plan, resolution, graph, parts, known)
+    made = with_figures(own, plan, resolution, graph, parts, known)
+    return replace(made, machine="" if machine is None else str(machine))
 
 
 def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Resolution, list[DrawnPart]]:
@@ -53,3 +54,6 @@ def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Re
     check_sharding(phase, resolution)
     final_devices(phase, plan, known)
     return replace(plan, notes=(*plan.notes, *sharding_notes(phase, resolution))), resolution, parts
+
+
+phase_planner.register(plan_for)
