@@ -550,6 +550,7 @@ CALLS: dict[str, Callable[[], Call]] = {
             "replicas": None,
             "loss_scale": None,
             "sharding": None,
+            "sync_batchnorm": False,
             **PHASE,
             **MODES,
         },

@@ -22,6 +22,7 @@ ORDER = (
     "prepare",
     "row_alignment",
     "replicated_training",
+    "sharding",
     "plan_request",
     "nan_check",
     "model_placement",

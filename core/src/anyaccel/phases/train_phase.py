@@ -71,6 +71,8 @@ class TrainPhase(Phase):
             factor; by default that of `torch.amp.GradScaler`.
         sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
             block while it is computed; `"full offload"` keeps them in host memory. None: each replica has all of them.
+        sync_batchnorm: whether batch normalization takes the mean and variance of the rows of all replicas, as in one
+            process. Without, a model that has some is refused by several replicas.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
             process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
@@ -148,6 +150,7 @@ class TrainPhase(Phase):
         replicas: int | None = None,
         loss_scale: LossScale | float | None = None,
         sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -172,6 +175,7 @@ class TrainPhase(Phase):
         self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
         self.loss_scale = _loss_scale_of(label, loss_scale)
         self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
+        self.sync_batchnorm = _flag(label, "sync_batchnorm", sync_batchnorm)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
@@ -198,6 +202,7 @@ class TrainPhase(Phase):
         replicas: int | None = None,
         loss_scale: LossScale | float | None = None,
         sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -218,7 +223,8 @@ class TrainPhase(Phase):
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
         own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
-        sharing: Any = {"replicas": replicas, "sharding": sharding, "loss_scale": loss_scale}
+        sharing: Any = {"replicas": replicas, "sharding": sharding, "sync_batchnorm": sync_batchnorm}
+        sharing |= {"loss_scale": loss_scale}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         running |= {"precision": precision, "matmul_precision": matmul_precision}
@@ -311,6 +317,7 @@ class TrainPhase(Phase):
             "on_nan": self.on_nan,
             "replicas": self.replicas,
             "sharding": self.sharding,
+            "sync_batchnorm": self.sync_batchnorm,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
             **({} if self.loss_scale == LossScale() else {"loss_scale": self.loss_scale.get_config()}),
         }
@@ -355,6 +362,13 @@ def _loss_scale_of(label: str, given: Any) -> LossScale:
     except SpecError:
         problem = f"phase {label!r}: loss_scale must be a LossScale or a positive number, got {shown(given)}"
         raise PhaseError(problem, hint="write loss_scale=LossScale(initial=1024.0)") from None
+
+
+def _flag(label: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        problem = f"phase {label!r}: {name} must be True or False, got {shown(value)}"
+        raise PhaseError(problem, hint=f"write {name}=True")
+    return value
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anyaccel.precision import LossScale, LossScaleState
+from anyaccel.precision import LossScale, LossScaleState, ScalesLosses
 from anyaccel.segment import Segment
 
 
@@ -40,6 +41,30 @@ class LossScaling:
     def count(self, *, finite: bool) -> None:
         """Count a step whose gradients were all finite, or were not."""
         self.state = self.state.after_step(self._spec, finite=finite)
+
+
+class ScaledProgram(ScalesLosses):
+    """The loss scale of a program, in `_scaling`; None where losses are not scaled."""
+
+    _scaling: LossScaling | None = None
+
+    def scaled(self, factor: Any) -> Any:
+        """A factor of a loss in the total, with the loss scale if there is one."""
+        return factor if self._scaling is None else factor * self._scaling.state.scale
+
+    def loss_scale_state(self) -> LossScaleState:
+        """As `ScalesLosses.loss_scale_state`."""
+        return LossScaleState(1.0) if self._scaling is None else self._scaling.state
+
+    def load_loss_scale_state(self, state: LossScaleState) -> None:
+        """As `ScalesLosses.load_loss_scale_state`."""
+        if self._scaling is not None:
+            self._scaling.state = state
+
+    def update_loss_scale(self, *, finite: bool) -> None:
+        """As `ScalesLosses.update_loss_scale`."""
+        if self._scaling is not None:
+            self._scaling.count(finite=finite)
 
 
 def _values(grad: Tensor) -> Tensor:

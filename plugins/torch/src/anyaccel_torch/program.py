@@ -14,14 +14,14 @@ from torch import Tensor
 
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
-from anyaccel.precision import LossScaleState, ScalesLosses
+from anyaccel.precision import LossScaleState
 from anyaccel.segment import NodeState, Segment
 from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
-from anyaccel_torch.loss_scaling import loss_scaling_of
-from anyaccel_torch.losses import BoundLoss, bind
+from anyaccel_torch.loss_scaling import ScaledProgram, loss_scaling_of
+from anyaccel_torch.losses import bind
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
 from anyaccel_torch.segment_parameters import (
@@ -41,6 +41,7 @@ from anyaccel_torch.state_guard import (
     TrainingModes,
     seed_generators,
 )
+from anyaccel_torch.synchronized_norm import AllReduce, SynchronizedNorm, is_synchronizable
 from anyaccel_torch.weighted_losses import divisor
 
 Losses = dict[str, tuple[Tensor, Tensor]]
@@ -57,7 +58,7 @@ class Snapshot:
     loss_scale: LossScaleState | None
 
 
-class TorchProgram(MultiStepProgram, ScalesLosses):
+class TorchProgram(ScaledProgram, MultiStepProgram):
     """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
@@ -112,6 +113,7 @@ class TorchProgram(MultiStepProgram, ScalesLosses):
         self._guard = InputGuard(segment)
         self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
+        self._norms: list[SynchronizedNorm] = []
 
     def _create_groups(self) -> list[GroupOptimizer]:
         seen: set[int] = set()
@@ -268,7 +270,7 @@ class TorchProgram(MultiStepProgram, ScalesLosses):
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
             share = self._next_share()
-            factors = [self._factor(loss, losses[loss.label][1], scale, share) for loss in available]
+            factors = [self.scaled(loss.factor(losses[loss.label][1], scale, share)) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
 
@@ -288,24 +290,13 @@ class TorchProgram(MultiStepProgram, ScalesLosses):
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
         return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
 
-    def _factor(self, loss: BoundLoss, weight: Tensor, scale: Mapping[str, Any] | None, share: float) -> Any:
-        """The factor of a loss's sum in the total, with the loss scale if there is one."""
-        factor = loss.factor(weight, scale, share)
-        return factor if self._scaling is None else factor * self._scaling.state.scale
-
-    def loss_scale_state(self) -> LossScaleState:
-        """As `ScalesLosses.loss_scale_state`."""
-        return LossScaleState(1.0) if self._scaling is None else self._scaling.state
-
-    def load_loss_scale_state(self, state: LossScaleState) -> None:
-        """As `ScalesLosses.load_loss_scale_state`."""
-        if self._scaling is not None:
-            self._scaling.state = state
-
-    def update_loss_scale(self, *, finite: bool) -> None:
-        """As `ScalesLosses.update_loss_scale`."""
-        if self._scaling is not None:
-            self._scaling.count(finite=finite)
+    def synchronize_norms(self, rank: int, size: int, all_reduce: AllReduce) -> None:
+        """Let batch normalization in trained modules take the rows of all replicas, until `close`."""
+        trained = [module for module, is_trained in self._modules.items() if is_trained]
+        layers = dict.fromkeys(part for module in trained for part in submodules(module) if is_synchronizable(part))
+        self._norms += [
+            SynchronizedNorm(layer, rank, size, all_reduce, by_rows=not self.is_divided) for layer in layers
+        ]
 
     def _next_share(self) -> float:
         """What part of a step's rows is computed next, where its gradients are summed with those of other parts."""
@@ -418,6 +409,8 @@ class TorchProgram(MultiStepProgram, ScalesLosses):
                 self._flags.restore()
             self._modes.restore()
             self._random.restore()
+            for norm in self._norms:
+                norm.restore()
         return self._final
 
     def _states(self, *, copies: bool) -> dict[str, NodeState]:
