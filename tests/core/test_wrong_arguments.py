@@ -546,6 +546,7 @@ CALLS: dict[str, Callable[[], Call]] = {
             "step": None,
             "replicas": None,
             "sharding": None,
+            "sync_batchnorm": False,
             **PHASE,
             **MODES,
         },

@@ -363,8 +363,51 @@ def lose() -> None:
         raise
 
 
+def normalized() -> None:
+    """Batch normalization by the rows of all, over uneven shares, of values in one and two axes, and divided."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(2, 3, size=(51, 2, 4, 4)).astype(np.float32)
+    weights = rng.uniform(0, 2, size=51).astype(np.float32)
+    columns = {"x": x, "y": x[:, :, 0, 0].copy(), "w": weights}
+    rows = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"], ["w"])
+    norm = torch.nn.BatchNorm2d
+    for name, sharding in (("replicated", None), ("divided", "full")):
+        torch.manual_seed(0)
+        first = torch.nn.Sequential(torch.nn.Conv2d(2, 5, 3, bias=False), norm(5, momentum=None), torch.nn.ReLU())
+        second = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 2))
+        model = torch.nn.Sequential(first, second)
+        phase = aa.TrainPhase(
+            "train",
+            data=rows,
+            losses=[aa.AppliedLoss("mse", on="net", sample_weight="data.w" if sharding is None else None)],
+            sampler=aa.SimpleSampler(7, shuffle=True),
+            n_epochs=4,
+            sharding=sharding,
+            sync_batchnorm=True,
+            validation=aa.EvalPhase("again", data=rows),
+        )
+        results = aa.Experiment(graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))).run_phase(phase)
+        assert "forward" not in vars(first[1])
+        epochs = [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs]
+        values = [value.detach().double().numpy().tolist() for value in model.state_dict().values()]
+        tell(f"normalized-{name}", epochs=epochs, weights=values)
+
+
 if __name__ == "__main__":
-    functions = (weighted, sources, refused, sharded, memory, begin, go_on, go_on_from_one, undisturbed, by_hand, lose)
+    functions = (
+        weighted,
+        sources,
+        refused,
+        sharded,
+        memory,
+        begin,
+        go_on,
+        go_on_from_one,
+        undisturbed,
+        by_hand,
+        lose,
+        normalized,
+    )
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

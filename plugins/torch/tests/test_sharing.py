@@ -28,6 +28,7 @@ SHARDED = tuple(
 )
 WHOLE = 3 * 4 * (20 * 256 + 256 + 4 * (2 * 256 + 256 * 256 + 256) + 3 * 256 + 3 + 3)
 """Bytes of parameters and Adam's two slots of the model that `memory` counts."""
+NORMALIZED = ["normalized-replicated", "normalized-divided"]
 SOURCES = [f"source-{name}" for name in ("map", "generator", "loader", "workers", "parquet")]
 
 
@@ -53,7 +54,7 @@ def told(folder: Path, name: str, size: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process tells."""
-    return succeeded("weighted,sources,sharded,begin,undisturbed", tmp_path_factory.mktemp("alone"), 1)
+    return succeeded("weighted,sources,sharded,normalized,begin,undisturbed", tmp_path_factory.mktemp("alone"), 1)
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +62,13 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     """What two replicas tell, whose shares of most batches differ by a row, until one fails."""
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "checkpoints", folder / "from_one")
-    answer = run("weighted,sources,refused,sharded,memory,by_hand,begin,go_on_from_one,lose", folder, 2)
+    answer = run("weighted,sources,refused,sharded,normalized,memory,by_hand,begin,go_on_from_one,lose", folder, 2)
     assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
     return folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*WEIGHTED, *SOURCES])
+@pytest.mark.parametrize("name", [*WEIGHTED, *SOURCES, *NORMALIZED])
 def test_losses_and_weights_are_those_of_one_process(alone: Path, two: Path, name: str) -> None:
     expected = told(alone, name, 1)[0]
     for each in told(two, name, 2):
@@ -197,6 +198,28 @@ def test_what_cannot_be_divided_is_refused() -> None:
         plan(node(linear), losses=[aa.AppliedLoss(WithParameters(), on="net")])
     with pytest.raises(PhaseError, match=r"nodes 'a' and 'net' share a parameter"):
         plan(node(torch.nn.Sequential(linear), "a"), node(linear), losses=both)
+
+
+class OwnNorm(torch.nn.BatchNorm1d):
+    """A normalization with a forward pass of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_normalizations_that_cannot_be_synchronized_are_refused() -> None:
+    def train(norm: torch.nn.Module, **settings: Any) -> None:
+        graph = aa.ModelGraph([node(torch.nn.Sequential(norm, torch.nn.Linear(3, 1)))], aa.Optimizer("sgd", lr=0.1))
+        losses = [aa.AppliedLoss("mse", on="net")]
+        aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=ROWS, losses=losses, sampler=4, **settings))
+
+    with pytest.raises(PhaseError, match=r"BatchNorm1d in node 'net' mixes the rows.*write sync_batchnorm=True"):
+        train(torch.nn.BatchNorm1d(3))
+    with pytest.raises(PhaseError, match=r"OwnNorm in node 'net' mixes the rows.*Hint: write replicas=1"):
+        train(OwnNorm(3), sync_batchnorm=True)
+    with pytest.raises(PhaseError, match=r"it accumulates batches, and normalizes over each"):
+        train(torch.nn.BatchNorm1d(3), sync_batchnorm=True, accumulate=2)
 
 
 def test_one_process_divides_nothing_and_says_so() -> None:

@@ -38,6 +38,7 @@ class ReplicatedTraining:
         groups: for each framework of the graph.
         sharded: whether parameters are divided among the replicas.
         offload: whether these rest in host memory.
+        sync_batchnorm: whether layers normalize by the rows of all replicas.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class ReplicatedTraining:
         *,
         sharded: bool = False,
         offload: bool = False,
+        sync_batchnorm: bool = False,
     ) -> None:
-        self.sharded, self._offload = sharded, offload
+        self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
         self._built: list[tuple[str, Program]] = []
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
@@ -61,12 +63,16 @@ class ReplicatedTraining:
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         """The program of a segment, with what it trains divided among the replicas if that is asked for."""
-        if not self.sharded:
-            return backend.build(segment)
-        assert isinstance(backend, ShardParameters)
-        with self._telling_where():
-            program = backend.build_sharded(segment, self._groups[backend.framework], offload=self._offload)
-        self._built.append((backend.framework, program))
+        group = self._groups[backend.framework]
+        if self.sharded:
+            assert isinstance(backend, ShardParameters)
+            with self._telling_where():
+                program = backend.build_sharded(segment, group, offload=self._offload)
+            self._built.append((backend.framework, program))
+        else:
+            program = backend.build(segment)
+        if self._sync_batchnorm:
+            group.sync_batch_statistics(program)
         return program
 
     def abandon(self) -> None:
@@ -296,7 +302,14 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
     _check_weights(phase, resolution, groups)
-    return ReplicatedTraining(phase.label, place, groups, sharded=is_sharded(phase), offload=offloads(phase))
+    return ReplicatedTraining(
+        phase.label,
+        place,
+        groups,
+        sharded=is_sharded(phase),
+        offload=offloads(phase),
+        sync_batchnorm=phase.sync_batchnorm,
+    )
 
 
 def is_first(phase: Phase) -> bool:
@@ -315,7 +328,10 @@ def _check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequen
     if reason is not None:
         raise PhaseError(
             f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
-            hint="write replicas=1 to train the whole of it in each process on its own",
+            hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
+            "each process on its own"
+            if "BatchNorm" in reason and not phase.sync_batchnorm
+            else "write replicas=1 to train the whole of it in each process on its own",
         )
     check_accumulation(phase.label, phase.losses, replicated=True)
 
@@ -326,13 +342,20 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
         yield "its step is your own"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"
-    yield from _coupled_rows(resolution)
+    if phase.sync_batchnorm and phase.accumulate > 1:
+        yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
+    yield from _coupled_rows(phase, resolution)
 
 
-def _coupled_rows(resolution: Resolution) -> Iterator[str]:
+def _coupled_rows(phase: TrainPhase, resolution: Resolution) -> Iterator[str]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for operation in segment.operations:
-            if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):
+            if not operation.trainable or operation.model is None:
+                continue
+            why = backend.batch_coupling(operation.model)
+            if why and phase.sync_batchnorm and isinstance(backend, Replicate):
+                why = backend.unsynchronizable(operation.model)
+            if why:
                 yield f"{why} in node {operation.label!r} mixes the rows of a batch"
 
 

@@ -68,6 +68,8 @@ class TrainPhase(Phase):
             launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), and 1 for this process on its own.
         sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
             block while it is computed; `"full offload"` keeps them in host memory. None: each replica has all of them.
+        sync_batchnorm: whether batch normalization takes the mean and variance of the rows of all replicas, as in one
+            process. Without, a model that has some is refused by several replicas.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
             process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
@@ -138,6 +140,7 @@ class TrainPhase(Phase):
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
         sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -159,6 +162,7 @@ class TrainPhase(Phase):
             self.step = step
         self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
         self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
+        self.sync_batchnorm = _flag(label, "sync_batchnorm", sync_batchnorm)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
@@ -183,6 +187,7 @@ class TrainPhase(Phase):
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
         sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -201,7 +206,7 @@ class TrainPhase(Phase):
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
         own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
-        sharing: Any = {"replicas": replicas, "sharding": sharding}
+        sharing: Any = {"replicas": replicas, "sharding": sharding, "sync_batchnorm": sync_batchnorm}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         settings: Any = {**drawing, **checking, **own, **sharing, **placing, **running, "microbatching": microbatching}
@@ -280,6 +285,7 @@ class TrainPhase(Phase):
             "on_nan": self.on_nan,
             "replicas": self.replicas,
             "sharding": self.sharding,
+            "sync_batchnorm": self.sync_batchnorm,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
         }
 
@@ -311,6 +317,13 @@ def _checkpoint_of(label: str, given: Any) -> Checkpoint | None:
         return Checkpoint(given)
     problem = f"phase {label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(given)}"
     raise PhaseError(problem, hint="write checkpoint=Checkpoint('runs/a')")
+
+
+def _flag(label: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        problem = f"phase {label!r}: {name} must be True or False, got {shown(value)}"
+        raise PhaseError(problem, hint=f"write {name}=True")
+    return value
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:

@@ -40,6 +40,12 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, He
             self._replica_group = TorchReplicaGroup(rank, size)
         return self._replica_group
 
+    def unsynchronizable(self, model: Any) -> str:
+        """As `Replicate.unsynchronizable`; layers of Keras, or with a forward of their own, cannot."""
+        from anyaccel_torch.module_traits import unsynchronizable
+
+        return unsynchronizable(model)
+
     def unshardable_reason(self, segment: Segment, *, offload: bool) -> str:
         """As `ShardParameters.unshardable_reason`."""
         from anyaccel_torch.sharded_program import unshardable_reason

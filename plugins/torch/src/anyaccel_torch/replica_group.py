@@ -117,6 +117,13 @@ class TorchReplicaGroup(ReplicaGroup):
                 result[i][label] = weight if cast("TorchProgram", programs[i][0]).is_divided else weight * part
         return result
 
+    def sync_batch_statistics(self, program: Program) -> None:
+        """As `ReplicaGroup.sync_batch_statistics`: one all-reduce for each layer forward, and one back."""
+        cast("TorchProgram", program).synchronize_norms(self.rank, self.size, self._sum_in_place)
+
+    def _sum_in_place(self, tensor: Tensor) -> None:
+        self._try("normalize over all replicas", lambda: dist.all_reduce(tensor))
+
     def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
         """As `ReplicaGroup.begin_step`: one all-reduce of the number of rows, in host memory."""
         n_rows = self.sums([float(sum(sizes))])[0]
