@@ -119,8 +119,12 @@ class Plan:
     @property
     def fits(self) -> bool | None:
         """Whether it fits into the memory of each device: False if one is too small; None if that is not covered."""
-        answers = [each.fits for each in self.memory]
-        return False if False in answers else True if answers and all(answers) else None
+        known: dict[Device, int] = {}
+        for each in self.memory:  # frameworks share a device
+            known[each.device] = known.get(each.device, 0) + each.known
+        if any(each.capacity is not None and known[each.device] > each.capacity for each in self.memory):
+            return False
+        return True if self.memory and all(each.fits for each in self.memory) else None
 
     def diff(self, other: Plan) -> PlanDiff:
         """What differs in another plan, of the same phase on another machine for example.
