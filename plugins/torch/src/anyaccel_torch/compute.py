@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Program
+from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.install_hints import HINTS
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles):
+class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, MemoryFigures):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
     weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
@@ -108,6 +110,18 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles):
         warn_of_activations(keras.library(), segment)
         with translate_errors(f"the program of segment {segment.label!r}, with its optimizer state"):
             return TorchProgram(segment, self.native_device)
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """As `MemoryFigures.buffers`, also those that a state does not have."""
+        return {name: TensorSpec(tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()}
+
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> Mapping[Device, int]:
+        """As `MemoryFigures.step_memory`, over tensors without values. What kernels need besides is not counted."""
+        from anyaccel_torch.step_memory import step_memory
+
+        return step_memory(segment, batch_size, n_microbatches, n_steps)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`; without buffers that the module does not save (`persistent=False`).
