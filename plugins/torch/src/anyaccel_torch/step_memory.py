@@ -23,11 +23,11 @@ from anyaccel_torch.program import TorchProgram
 _EPOCHS, _LEAST = 2, 2  # epochs and steps; the first makes the optimizer state
 
 
-class StorageCounter(TorchDispatchMode):
+class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that are alive on each device, and the most of them at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.used: dict[torch.device, int] = {}
         self.peak: dict[torch.device, int] = {}
         self._seen: dict[int, Any] = {}
