@@ -316,7 +316,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "EvalPhase": lambda: (
         planned(aa.EvalPhase),
         {"label": "v", "data": "val", "metrics": ["mse"], "outputs": ["net"], "batch_size": 8, "sampler": None}
-        | {"losses": [LOSS], **PHASE, **MODES},
+        | {"losses": [LOSS], "replicas": 1, **PHASE, **MODES},
     ),
     "EvalPhase.from_split": lambda: (aa.EvalPhase.from_split, {"label": "v", "split": "val"}),
     "EvalResults.load": lambda: (aa.EvalResults.load, {"folder": saved_results(1), "allow": ()}),

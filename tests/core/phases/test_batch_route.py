@@ -22,6 +22,8 @@ ORDER = (
     "prepare",
     "row_alignment",
     "replicated_training",
+    "replica_checks",
+    "sharding",
     "plan_request",
     "nan_check",
     "model_placement",

@@ -18,7 +18,7 @@ from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_t
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.evaluation import Evaluation, EvaluationExchange
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -171,7 +171,8 @@ class _PhaseExecution:
         if replicated is not None:
             if self._checkpointer is not None:
                 self._checkpointer.join(replicated)
-            replicated.check_alike(graph, own.factory.arrays, when="before the first step")
+            arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
+            replicated.check_alike(graph, arrays, when="before the first step")
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
         pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event, replicated)
@@ -222,7 +223,7 @@ class _PhaseExecution:
     ) -> EvaluationValues | None:
         phase, run = self._phase, self._run
         evaluations = [
-            self._evaluation(pipeline, part, policy, learners, value_names)
+            self._evaluation(pipeline, part, policy, learners, value_names, replicated if part.is_shared else None)
             for part, policy in zip(parts, self._policies, strict=True)
             if not isinstance(part.part, TrainPhase)
         ]
@@ -258,6 +259,7 @@ class _PhaseExecution:
         policy: OutOfMemoryRecovery,
         learners: HostLearners,
         value_names: Mapping[str, Sequence[str]],
+        replicated: ReplicatedTraining | None,
     ) -> Evaluation:
         phase, graph = part.part, self._graph
         keep: Sequence[str] = ()
@@ -274,6 +276,9 @@ class _PhaseExecution:
             keep=keep,
             value_names=value_names,
             learners=learners,
+            exchange=None
+            if replicated is None
+            else EvaluationExchange(total=replicated.total, gather=replicated.arrays_of_all),
         )
 
     def end(self, interrupt: BaseException | None = None) -> None:

@@ -151,6 +151,29 @@ class ReplicaEpochs(EpochPlan):
         return EpochSteps(tuple(parts), orders)
 
 
+class ReplicaEvaluation(EpochPlan):
+    """An evaluation of which this replica computes some whole batches, as one process does; neighbours are together.
+
+    Args:
+        epochs: of all.
+        rank, size: which replica of how many; there are at least as many batches.
+    """
+
+    splittable = True
+
+    def __init__(self, epochs: EpochPlan, rank: int, size: int) -> None:
+        self._epochs, self._rank, self._size = epochs, rank, size
+        own = self.epoch(0).steps
+        self.n_steps = len(own)
+        self.batch_size = max(steps.batch_size for steps in own)
+
+    def epoch(self, number: int) -> EpochSteps:
+        """See `EpochPlan`."""
+        whole = self._epochs.epoch(number)
+        low, high = share(len(whole.steps), self._rank, self._size)
+        return replace(whole, steps=whole.steps[low:high])
+
+
 def _microbatch_size(steps: StepRange, size: int) -> int | None:
     """Rows of a micro-batch of a replica, of which all have equally many: parts of a step may be computed together."""
     if steps.microbatch_size is None:
