@@ -40,6 +40,7 @@ ORDER = (
     "executor.pipeline",
     "executor.cross_segment",
     "executor.clipping",
+    "executor.loss_scaling",
     "executor.transfers",
     "executor.stage",
     "estimator_partial_fit",
@@ -84,6 +85,7 @@ OBSERVERS = {"interrupts", "hooks", "run", "progress", "events"}
 BELOW = (
     "adapter",
     "numpy_backend",
+    "precision",
     "backend",
     "device",
     "host_memory",
