@@ -21,7 +21,7 @@ from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched, ReplicaGroup, Replicate, launched
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, is_main_process, launched
 
 Sums = dict[str, tuple[float, float]]
 
@@ -197,11 +197,11 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
 
 def is_first(phase: Phase) -> bool:
     """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
-    place = launched()
-    return place is None or place.rank == 0 or (isinstance(phase, TrainPhase) and phase.replicas == 1)
+    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
 
 
 def _joined(backend: Any, place: Launched) -> ReplicaGroup:
+    place.export()
     group: ReplicaGroup = backend.replica_group(place.rank, place.size)
     return group
 

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import ReplicaGroup
+from anyaccel.replicas import ReplicaGroup, replica_timeout
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
 
@@ -86,9 +86,11 @@ class TorchReplicaGroup(ReplicaGroup):
         return every
 
     def _join(self) -> None:
-        store = store_of_attempt(self.rank, self.size)
+        seconds = replica_timeout()
+        timeout = None if seconds is None else timedelta(seconds=seconds)
+        store = store_of_attempt(self.rank, self.size, timeout)
         group_store = PrefixStore("anyaccel-group", store)
-        dist.init_process_group(_engine(), store=group_store, rank=self.rank, world_size=self.size)
+        dist.init_process_group(_engine(), store=group_store, rank=self.rank, world_size=self.size, timeout=timeout)
         self._store = PrefixStore("anyaccel-alive", store)
 
     def _try(self, what: str, call: Callable[[], object]) -> None:
