@@ -16,8 +16,10 @@ import torch
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
+from anyaccel.replicas import launched
 
-RANK = int(os.environ.get("RANK", "0"))
+PLACE = launched()
+RANK = 0 if PLACE is None else PLACE.rank
 OUT = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
 
 
@@ -213,7 +215,7 @@ class StopsOne(aa.Callback):
     """Asks to stop in the last replica only."""
 
     def epoch_end(self, run: Any) -> None:
-        if int(os.environ["WORLD_SIZE"]) - 1 == RANK and run.epoch == 1:
+        if PLACE is not None and PLACE.rank == PLACE.size - 1 and run.epoch == 1:
             run.stop("enough for one")
 
 
