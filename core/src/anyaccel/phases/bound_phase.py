@@ -58,6 +58,8 @@ def _of_this_process(phase: Phase, request: RequestedAccelerator, graph: ModelGr
     alone = isinstance(phase, TrainPhase) and phase.replicas == 1
     place = None if alone else launched()
     rank, size = (0, 1) if place is None else (place.rank, place.size)
+    if place is not None and place.local_rank is not None:
+        rank = place.local_rank
     return request.of_replica(machine_of(_frameworks(graph), of_all=False), rank, size, strict=phase.strict)
 
 
