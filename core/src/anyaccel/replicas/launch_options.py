@@ -1,4 +1,4 @@
-"""Launch options: what `anyaccel run` asks of a launcher, and the launchers that plugins bring. Part of the contract."""
+"""Launch options: what `anyaccel run` asks of a launcher, and launchers of plugins. Part of the plugin contract."""
 
 from __future__ import annotations
 
