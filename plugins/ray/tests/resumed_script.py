@@ -37,6 +37,7 @@ class Disturbed(aa.Callback):
         raise ValueError("a fault of one replica")
 
 
+(OUT / f"size-{SIZE}").touch()
 rng = np.random.default_rng(0)
 x = rng.normal(size=(1010, 20)).astype(np.float32)
 rows = aa.FeatureSet.from_dict("data", {"x": x, "y": np.tanh(x[:, :3])}, feature_keys=["x"], target_keys=["y"])

@@ -1,4 +1,4 @@
-"""Launch: what `anyaccel run --on ray` does: a cluster, a trainer of Ray Train, and a script in each of its workers."""
+"""Launcher: what `anyaccel run --on ray` does: a cluster, a trainer of Ray Train, and a script in each of its workers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,15 @@ def launch(options: LaunchOptions) -> int:
         0, or 1 if a replica failed more often than it may; its traceback is on standard error.
 
     Raises:
-        FrameworkError: the cluster has fewer CPUs or GPUs than replicas.
+        ConfigError: torch is not installed.
+        FrameworkError: the cluster has fewer CPUs than replicas.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "Ray starts replicas with the trainer of torch, which is not installed",
+            available="torch, whose plugin joins processes",
+            hint="install it with its plugin: python -m pip install torch anyaccel-torch",
+        )
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     import ray
@@ -47,7 +54,7 @@ def launch(options: LaunchOptions) -> int:
 
     _connect(options.replicas)
     try:
-        _check_places(ray.cluster_resources(), options.min_replicas)
+        check_places(ray.cluster_resources(), options.min_replicas)
         with tempfile.TemporaryDirectory(prefix="anyaccel-ray-") as storage:
             _trainer(options, storage).fit()
     except TrainingFailedError as error:
@@ -71,7 +78,8 @@ def _connect(replicas: int) -> None:
         ray.init(num_cpus=n_cpus, log_to_driver=True)
 
 
-def _check_places(resources: Mapping[str, float], replicas: int) -> None:
+def check_places(resources: Mapping[str, float], replicas: int) -> None:
+    """Raise FrameworkError if a cluster with these resources has no CPU for each replica."""
     n_cpus = int(resources.get("CPU", 0))
     if n_cpus < replicas:
         raise FrameworkError(
@@ -82,31 +90,22 @@ def _check_places(resources: Mapping[str, float], replicas: int) -> None:
 
 
 def _trainer(options: LaunchOptions, storage: str) -> DataParallelTrainer:
-    """The trainer of the framework that is installed: torch's, else JAX's."""
+    """The trainer of torch, whose plugin is the one that joins processes."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
 
     uses_gpus = int(ray.cluster_resources().get("GPU", 0)) >= options.replicas
     elastic = options.min_replicas < options.replicas
     n_workers = (options.min_replicas, options.replicas) if elastic else options.replicas
-    scaling = ScalingConfig(num_workers=n_workers, use_gpu=uses_gpus)
-    run = RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=options.max_restarts))
-    more: dict[str, Any] = {"scaling_config": scaling, "run_config": run, "train_loop_config": _settings(options)}
-    if importlib.util.find_spec("torch"):
-        from ray.train.torch import TorchConfig, TorchTrainer
-
-        engine = "cpu:gloo,cuda:nccl" if uses_gpus else "gloo"
-        seconds = options.timeout or replica_timeout() or TorchConfig.timeout_s
-        config = TorchConfig(backend=engine, timeout_s=max(1, round(seconds)))
-        return TorchTrainer(run_script, torch_config=config, **more)
-    if importlib.util.find_spec("jax"):
-        from ray.train.v2.jax import JaxTrainer
-
-        return JaxTrainer(run_script, **more)
-    raise ConfigError(
-        "no framework here has a trainer of Ray Train",
-        available="torch, jax",
-        hint="install one of them, with its plugin",
+    seconds = options.timeout or replica_timeout() or TorchConfig.timeout_s
+    engine = "cpu:gloo,cuda:nccl" if uses_gpus else "gloo"
+    return TorchTrainer(
+        run_script,
+        train_loop_config=_settings(options),
+        torch_config=TorchConfig(backend=engine, timeout_s=max(1, round(seconds))),
+        scaling_config=ScalingConfig(num_workers=n_workers, use_gpu=uses_gpus),
+        run_config=RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=options.max_restarts)),
     )
 
 

@@ -24,6 +24,11 @@ pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 pytest.importorskip("anyaccel_torch")
 
+from anyaccel.errors import ConfigError, FrameworkError  # noqa: E402
+from anyaccel.replicas.launch_options import LaunchOptions  # noqa: E402
+from anyaccel_ray import launch  # noqa: E402
+from anyaccel_ray.launcher import check_places  # noqa: E402
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.sampled,
@@ -124,6 +129,19 @@ def test_the_demo_on_two_workers_is_that_of_torchrun_and_of_one_process(head: st
     assert found[0] == found[1] == found[2]
 
 
+def test_more_replicas_than_cpus_are_refused() -> None:
+    with pytest.raises(FrameworkError, match=r"has 2 CPUs, and each of 8 .*Available: 2 replicas\. Hint: add nodes"):
+        check_places({"CPU": 2.0, "memory": 1e9}, 8)
+
+
+def test_without_torch_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"trainer of torch, which is not installed.*Hint: install it with its plugin"
+    ):
+        launch(LaunchOptions(target="train.py", replicas=2, min_replicas=2))
+
+
 def resumed(folder: Path, launcher: list[str], plan: dict[str, Any], address: str = "") -> Any:
     folder.mkdir()
     run([*launcher, str(HERE / "resumed_script.py"), str(folder), json.dumps(plan)], address)
@@ -156,6 +174,7 @@ def test_a_node_that_is_lost_leaves_the_others_to_go_on_with_the_same_rows(tmp_p
             deadline = time.monotonic() + 180
             while not any((folder / "checkpoints").glob("epoch*")) and time.monotonic() < deadline:
                 time.sleep(0.2)
+            assert (folder / "size-3").exists()
             second.terminate()
             _, errors = running.communicate(timeout=300)
     assert running.returncode == 0, errors
