@@ -31,7 +31,6 @@ from anyaccel_ray.launcher import check_places  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.sampled,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
     pytest.mark.skipif(sys.platform == "win32", reason="Ray Train on POSIX"),
 ]

@@ -27,7 +27,8 @@ def data(n: int = 1010) -> aa.FeatureSet:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(n, 20)).astype(np.float32)
     y = (np.tanh(x[:, :3]) + 0.1 * rng.normal(size=(n, 3))).astype(np.float32)
-    rows = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
+    w = np.abs(x[:, 0]) * (x[:, 1] > 0)
+    rows = aa.FeatureSet.from_dict("data", {"x": x, "y": y, "w": w}, ["x"], ["y"], ["w"])
     rows.split_random({"train": 0.8, "val": 0.2}, seed=1)
     return rows
 

@@ -13,8 +13,10 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import check_label
+from anyaccel.phases import phase_planner
 from anyaccel.phases.callbacks import Callback
 from anyaccel.suggestions import did_you_mean
 
@@ -91,7 +93,6 @@ class Phase(AttributeHints):
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "run fit start execute train evaluate": "a graph runs phases: graph.run(phase)",
         "loss results history predictions prediction": "running gives results: results = graph.run(phase)",
-        "plan": "use experiment.plan(phase)",
         "epochs": "it is n_epochs",
         "device": "it is accelerator",
     }
@@ -151,6 +152,21 @@ class Phase(AttributeHints):
                 f"phase {self.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
                 hint="give each its own: AppliedLoss(..., label='NAME')",
             )
+
+    def plan(self, graph: ModelGraph, inventory: Any = None) -> Plan:
+        """The plan of the phase on a graph; see `Experiment.plan`.
+
+        Args:
+            graph: the graph that it would run on.
+            inventory: another machine, as an Inventory or in words such as `"8x H100-80GB"`; None for this one.
+
+        Raises:
+            AnyaccelError: the phase cannot run.
+        """
+        if not isinstance(graph, ModelGraph):
+            raise PhaseError(f"phase {self.label!r}: graph={shown(graph)} is not a ModelGraph", hint="give the graph")
+        plan: Plan = phase_planner.plan(self, graph, inventory)
+        return plan
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data, without its callbacks.

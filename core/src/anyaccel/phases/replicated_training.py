@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter.loss_weights import weight_inputs
-from anyaccel.backend import Program
+from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.accumulation import check_accumulation
@@ -21,8 +21,10 @@ from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.replica_share import BatchShare
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.sharding import is_sharded, offloads
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched, ReplicaGroup, Replicate, is_main_process, launched
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
+from anyaccel.segment import Segment
 
 Sums = dict[str, tuple[float, float]]
 
@@ -34,9 +36,23 @@ class ReplicatedTraining:
         label: of the phase.
         place: which replica this process is, and of how many.
         groups: for each framework of the graph.
+        sharded: whether parameters are divided among the replicas.
+        offload: whether these rest in host memory.
+        sync_batchnorm: whether layers normalize by the rows of all replicas.
     """
 
-    def __init__(self, label: str, place: Launched, groups: Mapping[str, ReplicaGroup]) -> None:
+    def __init__(
+        self,
+        label: str,
+        place: Launched,
+        groups: Mapping[str, ReplicaGroup],
+        *,
+        sharded: bool = False,
+        offload: bool = False,
+        sync_batchnorm: bool = False,
+    ) -> None:
+        self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
+        self._built: list[tuple[str, Program]] = []
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
         self.rank, self.size = place.rank, place.size
@@ -44,6 +60,31 @@ class ReplicatedTraining:
         self._epoch, self._step = -1, 0
         self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
         self._source, self._accumulate = "", 1
+
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        """The program of a segment, with what it trains divided among the replicas if that is asked for."""
+        group = self._groups[backend.framework]
+        if self.sharded:
+            assert isinstance(backend, ShardParameters)
+            with self._telling_where():
+                program = backend.build_sharded(segment, group, offload=self._offload)
+            self._built.append((backend.framework, program))
+        else:
+            program = backend.build(segment)
+        if self._sync_batchnorm:
+            group.sync_batch_statistics(program)
+        return program
+
+    def abandon(self) -> None:
+        """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+        for framework, program in self._built:
+            self._groups[framework].abandon([program])
+
+    def begin_step(self, sizes: Sequence[int]) -> None:
+        """See `StepReplicas`."""
+        with self._telling_where():
+            for framework, program in self._built:
+                self._groups[framework].begin_step([program], sizes)
 
     def share_batches(self, source: str, accumulate: int) -> BatchShare:
         """The share that this replica takes of the batches of a source, which are then compared in every step.
@@ -261,7 +302,14 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
     _check_weights(phase, resolution, groups)
-    return ReplicatedTraining(phase.label, place, groups)
+    return ReplicatedTraining(
+        phase.label,
+        place,
+        groups,
+        sharded=is_sharded(phase),
+        offload=offloads(phase),
+        sync_batchnorm=phase.sync_batchnorm,
+    )
 
 
 def is_first(phase: Phase) -> bool:
@@ -280,7 +328,10 @@ def _check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequen
     if reason is not None:
         raise PhaseError(
             f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
-            hint="write replicas=1 to train the whole of it in each process on its own",
+            hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
+            "each process on its own"
+            if "BatchNorm" in reason and not phase.sync_batchnorm
+            else "write replicas=1 to train the whole of it in each process on its own",
         )
     check_accumulation(phase.label, phase.losses, replicated=True)
 
@@ -291,13 +342,20 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
         yield "its step is your own"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"
-    yield from _coupled_rows(resolution)
+    if phase.sync_batchnorm and phase.accumulate > 1:
+        yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
+    yield from _coupled_rows(phase, resolution)
 
 
-def _coupled_rows(resolution: Resolution) -> Iterator[str]:
+def _coupled_rows(phase: TrainPhase, resolution: Resolution) -> Iterator[str]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for operation in segment.operations:
-            if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):
+            if not operation.trainable or operation.model is None:
+                continue
+            why = backend.batch_coupling(operation.model)
+            if why and phase.sync_batchnorm and isinstance(backend, Replicate):
+                why = backend.unsynchronizable(operation.model)
+            if why:
                 yield f"{why} in node {operation.label!r} mixes the rows of a batch"
 
 

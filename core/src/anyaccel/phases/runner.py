@@ -10,9 +10,8 @@ from functools import partial
 from anyaccel import interrupts
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
-from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
+from anyaccel.graph import ModelGraph, Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
-from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
@@ -36,28 +35,16 @@ from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
 from anyaccel.phases.plateau import listening_schedules
-from anyaccel.phases.prepare import PreparedPart, check, prepare
+from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
+from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 from anyaccel.segment import Segment
-
-
-def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
-    """The plan of a phase on a graph, without doing anything.
-
-    Raises:
-        AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
-    """
-    phase = bound(phase, graph)
-    plan = with_fit_note(phase, resolve(graph, plan_request(phase, graph)).plan, graph)
-    check(phase, plan, graph)
-    final_devices(phase, plan)
-    return plan
 
 
 def execute(
@@ -163,13 +150,15 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
-        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *nan_notes))
+        notes = (*run.plan.notes, *sharding_notes(phase, resolution), *nan_notes)
+        plan = run.plan = replace(run.plan, notes=notes)
         after = final_devices(phase, plan)
         memory_sharing.share(plan)
         self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
@@ -375,7 +364,8 @@ def _build(
             segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
-            stages.append(PipelineStage(segment, backend, backend.build(segment), has_gradient))
+            program = backend.build(segment) if replicated is None else replicated.build(segment, backend)
+            stages.append(PipelineStage(segment, backend, program, has_gradient))
     except BaseException:
         Pipeline(stages).close({})
         raise

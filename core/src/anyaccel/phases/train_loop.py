@@ -32,6 +32,11 @@ from anyaccel.phases.step_pacing import PendingCalls, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 
+_LOST = (
+    "parameters were divided among replicas, and this one does not gather them after an error: those of its models are "
+    "NaN, unless they were read since the last step; go on from a checkpoint"
+)
+
 
 class TrainLoop:
     """The loop of one TrainPhase.
@@ -70,7 +75,8 @@ class TrainLoop:
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._replicated = replicated
-        checked = phase.accumulate > 1 or replicated is not None
+        self._sharded = replicated is not None and replicated.sharded
+        checked = (phase.accumulate > 1 or replicated is not None) and not self._sharded
         self._mean_check = MeanCheck(phase, replicated=replicated is not None) if checked else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(hooks.max_call_steps)
@@ -123,6 +129,10 @@ class TrainLoop:
                 self._checkpointer.end()
             self._run.finalize()
         except BaseException as error:
+            if self._replicated is not None:
+                self._replicated.abandon()
+            if self._sharded:
+                error.add_note(_LOST)
             self._write_last(error)
             raise
         finally:
@@ -227,7 +237,8 @@ class TrainLoop:
         """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
         run = self._run
         self._unheard = []
-        self._snapshots.begin_epoch(run.step)
+        if not self._sharded:  # nobody goes back alone, and a copy takes room
+            self._snapshots.begin_epoch(run.step)
         while True:
             means = self._attempt(number, losses)
             if not isinstance(means, OutOfMemoryError):
@@ -257,6 +268,8 @@ class TrainLoop:
 
     def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
         """An error within a call: count the steps that are done, or go back if one failed or may be done by half."""
+        if self._replicated is not None:
+            self._replicated.abandon()
         rescued = self._snapshots.rescue(losses)
         if rescued is not None:
             self._run.step, self._uncounted = rescued, 0

@@ -26,6 +26,7 @@ from anyaccel.phases.samplers import (
 
 MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
+SHARDING = ("full", "full offload")
 
 
 class TrainPhase(Phase):
@@ -65,6 +66,10 @@ class TrainPhase(Phase):
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
         replicas: how many processes train the model together, each with its share of every batch; None for all that a
             launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), and 1 for this process on its own.
+        sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
+            block while it is computed; `"full offload"` keeps them in host memory. None: each replica has all of them.
+        sync_batchnorm: whether batch normalization takes the mean and variance of the rows of all replicas, as in one
+            process. Without, a model that has some is refused by several replicas.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
             process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
@@ -134,6 +139,8 @@ class TrainPhase(Phase):
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
+        sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -154,6 +161,8 @@ class TrainPhase(Phase):
         if step is not None:
             self.step = step
         self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
+        self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
+        self.sync_batchnorm = _flag(label, "sync_batchnorm", sync_batchnorm)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
@@ -177,6 +186,8 @@ class TrainPhase(Phase):
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
+        sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -194,10 +205,11 @@ class TrainPhase(Phase):
         """
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
-        own: Any = {"replicas": replicas, "checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        sharing: Any = {"replicas": replicas, "sharding": sharding, "sync_batchnorm": sync_batchnorm}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        settings: Any = {**drawing, **checking, **own, **placing, **running, "microbatching": microbatching}
+        settings: Any = {**drawing, **checking, **own, **sharing, **placing, **running, "microbatching": microbatching}
         return cls(label, data=split_name(label, split), losses=losses, **settings)
 
     def _check(self) -> None:
@@ -272,6 +284,8 @@ class TrainPhase(Phase):
             "microbatching": self.microbatching,
             "on_nan": self.on_nan,
             "replicas": self.replicas,
+            "sharding": self.sharding,
+            "sync_batchnorm": self.sync_batchnorm,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
         }
 
@@ -303,6 +317,13 @@ def _checkpoint_of(label: str, given: Any) -> Checkpoint | None:
         return Checkpoint(given)
     problem = f"phase {label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(given)}"
     raise PhaseError(problem, hint="write checkpoint=Checkpoint('runs/a')")
+
+
+def _flag(label: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        problem = f"phase {label!r}: {name} must be True or False, got {shown(value)}"
+        raise PhaseError(problem, hint=f"write {name}=True")
+    return value
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:

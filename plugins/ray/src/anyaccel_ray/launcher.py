@@ -1,4 +1,4 @@
-"""Launcher: what `anyaccel run --on ray` does: a cluster, a trainer of Ray Train, and a script in each of its workers."""
+"""Launcher: what `anyaccel run --on ray` does: a cluster, a trainer of Ray Train, a script in each of its workers."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from anyaccel_torch.state_guard import (
     TrainingModes,
     seed_generators,
 )
+from anyaccel_torch.synchronized_norm import AllReduce, SynchronizedNorm, is_synchronizable
 from anyaccel_torch.weighted_losses import divisor
 
 Losses = dict[str, tuple[Tensor, Tensor]]
@@ -73,6 +74,8 @@ class TorchProgram(MultiStepProgram):
     """
 
     supports_microbatching = True
+    is_divided: ClassVar[bool] = False
+    """Whether each replica keeps a part of the parameters, and gradients are those of all replicas."""
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
@@ -106,6 +109,7 @@ class TorchProgram(MultiStepProgram):
         self._guard = InputGuard(segment)
         self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
+        self._norms: list[SynchronizedNorm] = []
 
     def _create_groups(self) -> list[GroupOptimizer]:
         seen: set[int] = set()
@@ -261,7 +265,8 @@ class TorchProgram(MultiStepProgram):
             values = self._compute(given, training=True)
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
-            factors = [loss.factor(losses[loss.label][1], scale) for loss in available]
+            share = self._next_share()
+            factors = [loss.factor(losses[loss.label][1], scale, share) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
 
@@ -281,7 +286,18 @@ class TorchProgram(MultiStepProgram):
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
         return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
 
-    @torch.no_grad()
+    def synchronize_norms(self, rank: int, size: int, all_reduce: AllReduce) -> None:
+        """Let batch normalization in trained modules take the rows of all replicas, until `close`."""
+        trained = [module for module, is_trained in self._modules.items() if is_trained]
+        layers = dict.fromkeys(part for module in trained for part in submodules(module) if is_synchronizable(part))
+        self._norms += [
+            SynchronizedNorm(layer, rank, size, all_reduce, by_rows=not self.is_divided) for layer in layers
+        ]
+
+    def _next_share(self) -> float:
+        """What part of a step's rows is computed next, where its gradients are summed with those of other parts."""
+        return 1.0
+
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """As `Program.loss_weights`."""
         return {label: divisor(weight) for label, weight in self.summed_weights(inputs).items()}
@@ -386,6 +402,8 @@ class TorchProgram(MultiStepProgram):
                 self._flags.restore()
             self._modes.restore()
             self._random.restore()
+            for norm in self._norms:
+                norm.restore()
         return self._final
 
     def _states(self, *, copies: bool) -> dict[str, NodeState]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from threading import Thread
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from anyaccel.replicas.group import ProgramInputs
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
 from anyaccel_torch.weighted_losses import divisor
+
+if TYPE_CHECKING:
+    from anyaccel_torch.sharded_program import ShardedProgram
 
 _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
@@ -60,7 +63,8 @@ class TorchReplicaGroup(ReplicaGroup):
     @torch.no_grad()
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
         """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
-        parameters = [p for program in programs for p in cast("TorchProgram", program).trained]
+        own = [cast("TorchProgram", program) for program in programs]
+        parameters = [p for program in own if not program.is_divided for p in program.trained]
         for bucket in _buckets(parameters):
             self._average(bucket, weight)
 
@@ -109,10 +113,28 @@ class TorchReplicaGroup(ReplicaGroup):
             rows = torch.full((), n_rows, dtype=torch.float32, device=device)
             summed = torch.stack([rows, *[own[i][label].to(torch.float32) for i, label in keys]])
             self._try("add up the weights of losses", lambda summed=summed: dist.all_reduce(summed))  # type: ignore[misc]
-            in_all = divisor(summed[1:]) * (n_rows / summed[0])
+            in_all, part = divisor(summed[1:]), n_rows / summed[0]
             for (i, label), weight in zip(keys, in_all.unbind(), strict=True):
-                result[i][label] = weight
+                result[i][label] = weight if cast("TorchProgram", programs[i][0]).is_divided else weight * part
         return result
+
+    def sync_batch_statistics(self, program: Program) -> None:
+        """As `ReplicaGroup.sync_batch_statistics`: one all-reduce for each layer forward, and one back."""
+        cast("TorchProgram", program).synchronize_norms(self.rank, self.size, self._sum_in_place)
+
+    def _sum_in_place(self, tensor: Tensor) -> None:
+        self._try("normalize over all replicas", lambda: dist.all_reduce(tensor))
+
+    def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
+        """As `ReplicaGroup.begin_step`: one all-reduce of the number of rows, in host memory."""
+        n_rows = self.sums([float(sum(sizes))])[0]
+        for program in programs:
+            cast("ShardedProgram", program).begin_step(sizes, n_rows)
+
+    def abandon(self, programs: Sequence[Program]) -> None:
+        """As `ReplicaGroup.abandon`."""
+        for program in programs:
+            cast("ShardedProgram", program).abandon()
 
     def _join(self) -> None:
         seconds = replica_timeout()

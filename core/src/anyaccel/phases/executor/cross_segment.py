@@ -136,6 +136,9 @@ class CrossSegmentStep:
         """
         losses: list[Losses] = []
         trained: dict[int, PipelineStage] = {}
+        if self._replicas is not None and self._replicas.sharded:  # gradients of all parts are those of all replicas
+            self._replicas.begin_step([size for _, size in parts])
+            parts = [(span_of, 1) for span_of, _ in parts]
         scale, n_rows = parts[0][1], sum(size for _, size in parts)
         shared = len(parts) > 1 or self._replicas is not None
         factors = self._weighted_factors(rows, whole, n_rows) if shared and self._weighted else {}
