@@ -84,7 +84,7 @@ class TorchReplicaGroup(ReplicaGroup):
         summed.div_(flat[0])
         # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for
         counts = None if all(present) else flat[_HEAD:n_head].tolist()
-        pieces = summed.to(first.dtype).split([gradient.numel() for gradient in gradients])
+        pieces = torch.split(summed.to(first.dtype), [gradient.numel() for gradient in gradients])
         for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
             parameter.grad = piece.view_as(parameter) if counts is None or counts[i] else None
 
