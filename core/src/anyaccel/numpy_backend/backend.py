@@ -41,6 +41,7 @@ class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures, ComputesPr
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     parameter_groups = True
     weighs_losses = True
+    allocates = True
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
@@ -196,7 +197,9 @@ class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures, ComputesPr
         """In the module's order."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.buffers.items()}
 
-    def step_memory(self, segment: Segment, batch_size: int, n_microbatches: int = 1) -> Mapping[Device, int]:
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> Mapping[Device, int]:
         """Measured on simulated devices, with rows of zeros and copies of the models."""
         return step_memory(segment, batch_size, n_microbatches)
 

@@ -64,6 +64,8 @@ def _of_this_process(
     alone = isinstance(phase, TrainPhase) and phase.replicas == 1
     place = None if alone else launched()
     rank, size = (0, 1) if place is None else (place.rank, place.size)
+    if place is not None and place.local_rank is not None:
+        rank = place.local_rank
     return request.of_replica(machine, rank, size, strict=phase.strict)
 
 

@@ -23,7 +23,7 @@ from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.replica_checks import check_shareable, check_weights
 from anyaccel.phases.sharding import is_sharded, offloads
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, launched
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 from anyaccel.segment import Segment
 
 Sums = dict[str, tuple[float, float]]
@@ -320,11 +320,11 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
 
 def is_first(phase: Phase) -> bool:
     """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
-    place = launched()
-    return place is None or place.rank == 0 or (isinstance(phase, TrainPhase) and phase.replicas == 1)
+    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
 
 
 def _joined(backend: Any, place: Launched) -> ReplicaGroup:
+    place.export()
     group: ReplicaGroup = backend.replica_group(place.rank, place.size)
     return group
 

@@ -65,7 +65,8 @@ def execute(
         AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
     """
     with interrupts.deferred():
-        shown = (progress if progress is not None and is_first(run.phase) else Progress()).begin(run.phase.label)
+        run.is_main_process = is_first(run.phase)
+        shown = (progress if progress is not None and run.is_main_process else Progress()).begin(run.phase.label)
         run.heard = shown.event
         try:
             hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
@@ -133,7 +134,7 @@ class _PhaseExecution:
         phase, graph = self._phase, self._graph
         self._hooks.call("phase_start", phase=phase, run=self._run)
         learners = learners_of(phase, graph)
-        callbacks, writes = self._hooks.callbacks, is_first(phase)
+        callbacks, writes = self._hooks.callbacks, self._run.is_main_process
         self._checkpointer = checkpointer_for(self._run, callbacks, self._resume, learners, writes=writes)
         if not isinstance(phase, FitPhase):
             return self._round()
