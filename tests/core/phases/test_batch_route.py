@@ -23,6 +23,7 @@ ORDER = (
     "row_alignment",
     "replicated_training",
     "replica_checks",
+    "replica_code",
     "sharding",
     "plan_request",
     "nan_check",

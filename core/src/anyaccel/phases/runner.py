@@ -37,6 +37,7 @@ from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learner
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
+from anyaccel.phases.replica_code import code_digests
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, sharding_notes
@@ -177,7 +178,9 @@ class _PhaseExecution:
             if self._checkpointer is not None:
                 self._checkpointer.join(replicated)
             arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
-            replicated.check_alike(graph, arrays, when="before the first step")
+            when = "before the first step"
+            replicated.check_same(code_digests(phase, graph), when=when, hint="start the same files in every process")
+            replicated.check_alike(graph, arrays, when=when)
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
         pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event, replicated)
