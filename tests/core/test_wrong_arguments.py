@@ -59,7 +59,7 @@ X = np.random.default_rng(0).standard_normal((12, 3)).astype("float32")
 TABLE = pa.table({"x": X[:, 0], "y": X[:, 1]})
 LOSS = aa.AppliedLoss("mse", on="net")
 PHASE = {"accelerator": "cpu", "strict": False, "policy": None, "callbacks": (), "final_device": "cpu"}
-MODES = {"compile": "auto", "residency": "auto"}
+MODES = {"compile": "auto", "residency": "auto", "precision": None, "matmul_precision": None}
 
 
 @functools.cache
@@ -413,6 +413,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "IterableSource.reference": lambda: (source().reference, {**COLUMNS, "stream": "anchor"}),
     "IterableSource.spec": lambda: (source().spec, {"name": "x"}),
     "Loss": lambda: (aa.Loss, {"loss": "mse", "loss_kwargs": None}),
+    "LossScale": lambda: (aa.LossScale, {"initial": 8.0, "growth": 2.0, "backoff": 0.5, "growth_interval": 10}),
+    "LossScale.from_config": lambda: (aa.LossScale.from_config, {"config": aa.LossScale().get_config()}),
     "Loss.from_config": lambda: (aa.Loss.from_config, {"config": {"loss": "mse"}}),
     "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0, **PADDED}),
     "MapSource.gather": lambda: (aa.MapSource("s", Rowwise(), features="x").gather, {"indices": [0]}),
@@ -477,7 +479,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelNode": lambda: (
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
-        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0},
+        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0}
+        | {"precision": "float32", "remat": None},
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (
@@ -545,6 +548,7 @@ CALLS: dict[str, Callable[[], Call]] = {
             "on_nan": "warn",
             "step": None,
             "replicas": None,
+            "loss_scale": None,
             "sharding": None,
             "sync_batchnorm": False,
             **PHASE,

@@ -22,6 +22,7 @@ ORDER = (
     "prepare",
     "row_alignment",
     "replicated_training",
+    "sharding",
     "plan_request",
     "nan_check",
     "model_placement",
@@ -38,6 +39,7 @@ ORDER = (
     "executor.pipeline",
     "executor.cross_segment",
     "executor.clipping",
+    "executor.loss_scaling",
     "executor.transfers",
     "executor.stage",
     "estimator_partial_fit",
@@ -82,6 +84,7 @@ OBSERVERS = {"interrupts", "hooks", "run", "progress", "events"}
 BELOW = (
     "adapter",
     "numpy_backend",
+    "precision",
     "backend",
     "device",
     "host_memory",

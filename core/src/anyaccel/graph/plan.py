@@ -103,7 +103,7 @@ class Plan:
         assignment = self[node]
         where = f"{assignment.device} ({assignment.framework}: {assignment.native_name})"
         refused = [f"{_WHOSE[each.level]} {each.wish!r} was not taken: {each.why}." for each in assignment.rejected]
-        return " ".join([f"{node} runs on {where} because {_why(assignment)}.", *refused])
+        return " ".join([f"{node} runs on {where} because {_described(assignment)}.", *refused])
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -119,8 +119,12 @@ class Plan:
     @property
     def fits(self) -> bool | None:
         """Whether it fits into the memory of each device: False if one is too small; None if that is not covered."""
-        answers = [each.fits for each in self.memory]
-        return False if False in answers else True if answers and all(answers) else None
+        known: dict[Device, int] = {}
+        for each in self.memory:  # frameworks share a device
+            known[each.device] = known.get(each.device, 0) + each.known
+        if any(each.capacity is not None and known[each.device] > each.capacity for each in self.memory):
+            return False
+        return True if self.memory and all(each.fits for each in self.memory) else None
 
     def diff(self, other: Plan) -> PlanDiff:
         """What differs in another plan, of the same phase on another machine for example.
@@ -212,14 +216,19 @@ class Plan:
 
     def _repr_html_(self) -> str:
         title = f"of {self.phase} on {self.graph}"
-        return guarded(self, lambda: plan_page(title, self.assignments, self.columns, self.crossings, self.notes, _why))
+        return guarded(
+            self, lambda: plan_page(title, self.assignments, self.columns, self.crossings, self.notes, _described)
+        )
 
     def __str__(self) -> str:
-        rows = [("node", "device", "native name", "why", "parameters")]
+        rows: list[tuple[str, ...]] = [("node", "device", "native name", "why", "parameters")]
         rows += [
             (a.node, str(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
             for a in self.assignments
         ]
+        if any(a.precision or a.recomputed for a in self.assignments):
+            added = ["precision", *(_precision(a) for a in self.assignments)]
+            rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
@@ -246,6 +255,33 @@ def _why(assignment: Assignment) -> str:
         "default": "neither the node nor the phase asks for a device",
         "fallback": f"the phase asks for {requested!r}, where no installed plugin runs {assignment.framework}",
     }.get(assignment.reason, assignment.reason)
+
+
+def _described(assignment: Assignment) -> str:
+    return f"{_why(assignment)}{_how(assignment)}"
+
+
+def _how(assignment: Assignment) -> str:
+    """In which precision, and what is computed again, as the end of a sentence; `""` where nothing was said."""
+    asked = "it asks itself" if assignment.precision_reason == "node" else "the phase asks"
+    precision = f"; it is computed in {assignment.precision}, as {asked}" if assignment.precision else ""
+    recomputed = (
+        f"; {_recomputed(assignment)} of it computed again in the backward pass" if assignment.recomputed else ""
+    )
+    return precision + recomputed
+
+
+def _recomputed(assignment: Assignment) -> str:
+    if assignment.recomputed == ("",):
+        return "all is"
+    return f"{number_of(len(assignment.recomputed), 'part')} {'is' if len(assignment.recomputed) == 1 else 'are'}"
+
+
+def _precision(assignment: Assignment) -> str:
+    """A cell of the table: the precision, who decided, and what is computed again."""
+    text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
+    recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
+    return ", ".join(filter(None, (text, recomputed)))
 
 
 def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:

@@ -25,18 +25,20 @@ from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, running
 from anyaccel.numpy_backend.step_memory import step_memory
+from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
 
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
 
 
-class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures):
+class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "sim")
     import_roots: ClassVar[tuple[str, ...]] = ("numpy", "anyaccel")
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     parameter_groups = True
     weighs_losses = True
 
@@ -151,6 +153,12 @@ class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures):
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """Build the module if needed, and run it on a batch of two samples of zeros."""
         return model_state.infer(model, inputs, seed)
+
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """A simulated device may lack float64, as real ones do; 16 bits are rounded values of float32."""
+        on = handle(device)
+        lacks = precision == "float64" and on is not None and not on.float64
+        return f"{device} has no float64: it was simulated with float64=False" if lacks else ""
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()

@@ -127,6 +127,7 @@ class _PhaseExecution:
         self._nan_in_data = False
         self._resume = resume
         self._checkpointer: Checkpointer | None = None
+        self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
@@ -152,6 +153,9 @@ class _PhaseExecution:
             check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
+        self._settings.close()
+        for backend, value in resolution.matmul_precisions:
+            self._settings.enter_context(backend.matmul_precision(value))
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
@@ -284,7 +288,8 @@ class _PhaseExecution:
         if run.error is None:
             run.error = interrupt
         try:
-            self._release()
+            with self._settings:
+                self._release()
         except BaseException as failure:
             if run.error is None:
                 run.error = failure

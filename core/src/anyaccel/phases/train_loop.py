@@ -145,6 +145,8 @@ class TrainLoop:
         resumed = self._resumed = self._checkpointer.resumed if self._checkpointer is not None else None
         if self._checkpointer is not None and resumed is not None:
             self._checkpointer.restore_run()
+            if resumed.loss_scale is not None and self._pipeline.loss_scaling is not None:
+                self._pipeline.loss_scaling.load(resumed.loss_scale)
             self._steps_before = sum(epoch.steps for epoch in resumed.history) + resumed.step
             for epoch in resumed.history:
                 self._progress.advance(epoch.steps)
@@ -181,7 +183,11 @@ class TrainLoop:
         if resumed is not None and self._checkpointer is not None:
             self._losses.go_on_after(resumed.losses)
             self._checkpointer.restore_random(self._pipeline)
+        scaling = self._pipeline.loss_scaling
+        skipped = 0 if scaling is None else scaling.state.skipped
         losses, n_steps = self._train(number, self._losses)
+        if scaling is not None and scaling.state.skipped > skipped:
+            self._tell_skipped(scaling.state.skipped - skipped, n_steps, scaling.scale)
         seconds = time.perf_counter() - began
         if self._checkpointer is not None:
             self._checkpointer.epoch_ends()
@@ -197,6 +203,13 @@ class TrainLoop:
         self._losses = None
         if self._checkpointer is not None:
             self._checkpointer.after_epoch()
+
+    def _tell_skipped(self, n_skipped: int, n_steps: int, scale: float) -> None:
+        self._run.log_event(
+            "precision",
+            f"{n_skipped} of {n_steps} steps were skipped, as gradients were not finite; losses are now scaled by "
+            f"{scale:g}",
+        )
 
     def _record_of(self, number: int, figures: dict[str, float], n_steps: int, seconds: float) -> Epoch:
         if self._phase.step is not None:

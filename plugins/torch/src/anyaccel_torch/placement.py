@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel.errors import CapabilityError
 from anyaccel_torch.device_info import describe, unavailable_reason
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.host_transfer import copied_async
+from anyaccel_torch.module_placement import find_offload, stays
 from anyaccel_torch.tree_utils import check_dtypes, tensors_in
 
 
@@ -59,9 +58,7 @@ class TorchPlacement(Backend):
 
     def device_of(self, obj: Any) -> Device | None:
         """Device of the first tensor in a tensor, module, optimizer or container; None if it holds none."""
-        if (offload := _offload_of(obj)) is not None:
-            return Device.parse(offload.blocks[0].device)
-        first = next(tensors_in(obj), None)
+        first = find_offload(obj) or next(tensors_in(obj), None)
         return None if first is None else Device.parse(first.device)
 
     def place(self, obj: Any, device: Device) -> Any:
@@ -74,13 +71,9 @@ class TorchPlacement(Backend):
             from anyaccel.adapter.nested import map_items
 
             return map_items(obj, lambda item: self.place(item, device))
-        if (offload := _offload_of(obj)) is not None:
-            return _stayed(obj, offload, self.native_device(device))
         check_dtypes(obj, device, self.unsupported_dtypes)
-        if hasattr(obj, "modules"):
-            from anyaccel_torch.module_state import move_keras_variables
-
-            move_keras_variables(obj, self.native_device(device))
+        if stays(obj, self.native_device(device)):
+            return obj
         with translate_errors(f"{type(obj).__name__} on {device}"):
             return obj.to(self.native_device(device))
 
@@ -104,24 +97,3 @@ class TorchPlacement(Backend):
             import torch
 
             torch.accelerator.synchronize(self.native_device(device))
-
-
-def _offload_of(obj: Any) -> Any:
-    """How a module is offloaded, None if it is not; without importing torch for that."""
-    offload = sys.modules.get("anyaccel_torch.big_models.offload")
-    return offload.offload_of(obj) if offload is not None and hasattr(obj, "modules") else None
-
-
-def _stayed(model: Any, offload: Any, target: Any) -> Any:
-    """An offloaded module, which computes where it was dispatched to.
-
-    Raises:
-        CapabilityError: it is to go elsewhere.
-    """
-    there = [block.device for block in offload.blocks]
-    if target not in there:
-        raise CapabilityError(
-            f"this {type(model).__name__} is offloaded and computes on {there[0]}, not on {target}",
-            hint=f"use this accelerator: Accelerator({str(Device.parse(there[0]))!r}), or call remove_offload(model)",
-        )
-    return model

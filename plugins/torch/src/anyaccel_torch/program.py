@@ -14,11 +14,13 @@ from torch import Tensor
 
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
+from anyaccel.precision import LossScaleState
 from anyaccel.segment import NodeState, Segment
 from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
+from anyaccel_torch.loss_scaling import ScaledProgram, loss_scaling_of
 from anyaccel_torch.losses import bind
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
@@ -53,9 +55,10 @@ class Snapshot:
     buffers: BufferSnapshot
     groups: list[GroupSnapshot]
     random: RandomState
+    loss_scale: LossScaleState | None
 
 
-class TorchProgram(MultiStepProgram):
+class TorchProgram(ScaledProgram, MultiStepProgram):
     """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
@@ -101,7 +104,8 @@ class TorchProgram(MultiStepProgram):
         if self._flags is not None:  # without groups, another program may have set the flags: leave them
             self._flags.require_only(self.trained)
         steppers = [group.stepper(clip=True) for group in self._groups]
-        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained)
+        self._scaling = loss_scaling_of(segment)
+        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
         devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices
@@ -266,7 +270,7 @@ class TorchProgram(MultiStepProgram):
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
             share = self._next_share()
-            factors = [loss.factor(losses[loss.label][1], scale, share) for loss in available]
+            factors = [self.scaled(loss.factor(losses[loss.label][1], scale, share)) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
 
@@ -375,6 +379,7 @@ class TorchProgram(MultiStepProgram):
                 buffers=BufferSnapshot(self._modules),
                 groups=[group.snapshot() for group in self._groups],
                 random=RandomState(self._devices),
+                loss_scale=None if self._scaling is None else self._scaling.state,
             )
 
     @torch.no_grad()
@@ -388,6 +393,8 @@ class TorchProgram(MultiStepProgram):
             for group, group_snapshot in zip(self._groups, snapshot.groups, strict=True):
                 group.restore(group_snapshot)
             snapshot.random.restore()
+            if snapshot.loss_scale is not None:
+                self.load_loss_scale_state(snapshot.loss_scale)
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """As `Program.optimizer_states`; copies, until `close` has given out the tensors themselves."""

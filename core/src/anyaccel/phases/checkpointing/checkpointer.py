@@ -312,6 +312,7 @@ class Checkpointer:
             best=self._best.of(run),
             stop_reason=run.stop_reason if sums is None else "",
             score=self._score(),
+            loss_scale=run.loss_scale,
             settings=self._settings,
             optimizers=self._optimizers,
             data=self._sample,

@@ -13,6 +13,7 @@ from anyaccel.phases.model_placement import final_devices
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
+from anyaccel.phases.planning.replica_figures import replica_devices, with_replicas
 from anyaccel.phases.prepare import DrawnPart, draw_parts
 from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.registry import Registry, registry
@@ -39,12 +40,17 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     Raises:
         AnyaccelError: as `plan_of`; ConfigError if `inventory` is none.
     """
-    machine = None if inventory is None else Inventory.parse(inventory)
-    known = registry() if machine is None else InventoryRegistry(registry(), machine)
-    own = bound(phase, graph, known if inventory is not None else None)
+    machine = None if inventory is None else InventoryRegistry(registry(), Inventory.parse(inventory))
+    known = machine or registry()
+    own = bound(phase, graph, machine)
     plan, resolution, parts = _planned(own, graph, known)
     made = with_figures(own, plan, resolution, graph, parts, known)
-    return replace(made, machine="" if machine is None else str(machine))
+    if machine is None:
+        return with_replicas(own, made, ())
+    frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
+    return replace(
+        with_replicas(own, made, replica_devices(phase, frameworks, machine)), machine=str(machine.inventory)
+    )
 
 
 def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Resolution, list[DrawnPart]]:
