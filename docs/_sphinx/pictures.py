@@ -72,8 +72,10 @@ FLOORS = (
     ("graph", "nodes, shapes, plans, segments"),
     ("data", "feature sets, samplers, sources"),
     ("replicas", "processes that train one model"),
+    ("doctor", "checks of the machine"),
     ("requests", "which devices are asked for"),
     ("planner", "blocks on devices and tiers"),
+    ("precision", "dtypes, and scaled losses"),
     ("saved_folder", "a manifest and safetensors"),
 )
 KERNEL = (

@@ -59,7 +59,7 @@ X = np.random.default_rng(0).standard_normal((12, 3)).astype("float32")
 TABLE = pa.table({"x": X[:, 0], "y": X[:, 1]})
 LOSS = aa.AppliedLoss("mse", on="net")
 PHASE = {"accelerator": "cpu", "strict": False, "policy": None, "callbacks": (), "final_device": "cpu"}
-MODES = {"compile": "auto", "residency": "auto"}
+MODES = {"compile": "auto", "residency": "auto", "precision": None, "matmul_precision": None}
 
 
 @functools.cache
@@ -283,6 +283,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.DeviceRequest.parse("any").resolve,
         {"on": "8x H100-80GB", "strict": False},
     ),
+    "DeviceRequest.export": lambda: (aa.DeviceRequest.parse("H100:2").export, {"to": "modal"}),
     "Inventory.parse": lambda: (aa.Inventory.parse, {"value": "8x H100-80GB"}),
     "Inventory.from_file": lambda: (aa.Inventory.from_file, {"path": inventory_file()}),
     "Device": lambda: (aa.Device, {"kind": "cpu", "index": 0}),
@@ -301,7 +302,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     },
     "Checkpoint": lambda: (
         aa.Checkpoint,
-        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True},
+        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True}
+        | {"names": None, "change": None},
     ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
@@ -314,7 +316,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "EvalPhase": lambda: (
         planned(aa.EvalPhase),
         {"label": "v", "data": "val", "metrics": ["mse"], "outputs": ["net"], "batch_size": 8, "sampler": None}
-        | {"losses": [LOSS], **PHASE, **MODES},
+        | {"losses": [LOSS], "replicas": 1, **PHASE, **MODES},
     ),
     "EvalPhase.from_split": lambda: (aa.EvalPhase.from_split, {"label": "v", "split": "val"}),
     "EvalResults.load": lambda: (aa.EvalResults.load, {"folder": saved_results(1), "allow": ()}),
@@ -331,7 +333,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.Experiment.from_config,
         {"config": experiment().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
-    "Experiment.plan": lambda: (experiment().plan, {"phase": train()}),
+    "TrainPhase.plan": lambda: (train().plan, {"graph": experiment().graph, "inventory": "1x sim-1GB, cpu mem=8GB"}),
+    "Experiment.plan": lambda: (experiment().plan, {"phase": train(), "inventory": "1x sim-1GB, cpu mem=8GB"}),
     "Experiment.plot": lambda: (done().plot, {"figure": "loss", "ax": None}),
     "Experiment.load": lambda: (
         aa.Experiment.load,
@@ -410,6 +413,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "IterableSource.reference": lambda: (source().reference, {**COLUMNS, "stream": "anchor"}),
     "IterableSource.spec": lambda: (source().spec, {"name": "x"}),
     "Loss": lambda: (aa.Loss, {"loss": "mse", "loss_kwargs": None}),
+    "LossScale": lambda: (aa.LossScale, {"initial": 8.0, "growth": 2.0, "backoff": 0.5, "growth_interval": 10}),
+    "LossScale.from_config": lambda: (aa.LossScale.from_config, {"config": aa.LossScale().get_config()}),
     "Loss.from_config": lambda: (aa.Loss.from_config, {"config": {"loss": "mse"}}),
     "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0, **PADDED}),
     "MapSource.gather": lambda: (aa.MapSource("s", Rowwise(), features="x").gather, {"indices": [0]}),
@@ -451,7 +456,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()}
-        | {"strict": True},
+        | {"names": None, "change": None, "strict": True},
     ),
     "ModelGraph.run": lambda: (
         one(graph().run),
@@ -465,7 +470,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
     "ModelGraph.load_state": lambda: (
         graph().build().load_state,
-        {"given": graph().build().state(), "strict": True},
+        {"given": graph().build().state(), "names": None, "change": None, "strict": True},
     ),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
@@ -474,7 +479,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelNode": lambda: (
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
-        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0},
+        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0}
+        | {"precision": "float32", "remat": None},
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (
@@ -502,6 +508,9 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"epoch": 0},
     ),
     "Plan.device": lambda: (history()[0].plan.device, {"node": "net"}),
+    "Plan.from_json": lambda: (aa.Plan.from_json, {"text": history()[0].plan.to_json()}),
+    "Plan.to_html": lambda: (history()[0].plan.to_html, {"picture": None}),
+    "Plan.diff": lambda: (history()[0].plan.diff, {"other": history()[0].plan}),
     "Plan.from_dict": lambda: (aa.Plan.from_dict, {"given": history()[0].plan.to_dict()}),
     "Plan.explain": lambda: (history()[0].plan.explain, {"node": "net"}),
     "Reference": lambda: (aa.Reference, {"feature_set": data(), **COLUMNS, "stream": None}),
@@ -539,6 +548,9 @@ CALLS: dict[str, Callable[[], Call]] = {
             "on_nan": "warn",
             "step": None,
             "replicas": None,
+            "loss_scale": None,
+            "sharding": None,
+            "sync_batchnorm": False,
             **PHASE,
             **MODES,
         },

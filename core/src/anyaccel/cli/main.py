@@ -15,6 +15,7 @@ import click
 from anyaccel.cli import completion as shell_completion
 from anyaccel.cli.base_command import JSON, Command, PlainCommand
 from anyaccel.cli.checkpoint.commands import checkpoint
+from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.errors import ConfigError
 
 _TIMEOUT = click.option(
@@ -62,6 +63,7 @@ def group() -> None:
     Examples:
       anyaccel devices          list the devices of this machine
       anyaccel resolve any      show which of them a request gets, and why
+      anyaccel doctor           check the machine and what is installed
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
       anyaccel conform numpy    test a plugin with the conformance kit
@@ -69,12 +71,17 @@ def group() -> None:
       anyaccel env              print what a bug report needs
 
     \b
+    Before a phase runs:
+      anyaccel plan train.py:train --on "8x H100-80GB"
+
+    \b
     Saved graphs and checkpoints:
       anyaccel checkpoint list runs/a
     """
 
 
-group.add_command(checkpoint)
+for _each in (checkpoint, plan, explain, estimate):
+    group.add_command(_each)
 
 
 @_command(short_help="Train and test a small graph.")
@@ -132,8 +139,13 @@ def devices(left_out: Sequence[Any], framework: str | None, timeout: float, as_j
 @click.option("--on", help="A machine in words, such as '8x H100-80GB mem=1TB', instead of this one.")
 @click.option("--file", type=click.Path(), help="A machine in a JSON file, instead of this one.")
 @click.option("--strict", is_flag=True, help="The first wish or nothing.")
+@click.option(
+    "--export",
+    type=click.Choice(["modal", "skypilot", "ray", "slurm", "kubernetes", "dra"]),
+    help="Print the request as this scheduler writes it, as JSON.",
+)
 @JSON
-def resolve(request: str, on: str | None, file: str | None, strict: bool, as_json: bool) -> None:
+def resolve(request: str, on: str | None, file: str | None, strict: bool, export: str | None, as_json: bool) -> None:
     """Show every candidate for a request, the chosen one, and why each other was not.
 
     Nothing is initialised, and no framework is imported. The exit status is 1 if the machine has nothing that fits.
@@ -143,10 +155,32 @@ def resolve(request: str, on: str | None, file: str | None, strict: bool, as_jso
       anyaccel resolve "H100:2, A100-80GB, any"
       anyaccel resolve "{L4, A10G}" --on "1x L4, 1x A10G"
       anyaccel resolve "40GB+:2 mem=64GB" --file node.json --json
+      anyaccel resolve "H100:8, A100-80GB:8" --export modal
     """
     from anyaccel.cli.resolve import run
 
-    sys.exit(run(request, on, file, strict, as_json))
+    sys.exit(run(request, on, file, strict, export, as_json))
+
+
+@_command(short_help="Check the machine and what is installed.")
+@click.option("--probe", is_flag=True, help="Also compute on every device, which initialises it.")
+@_TIMEOUT
+@JSON
+@click.pass_obj
+def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) -> None:
+    """Say what keeps frameworks from using this machine, and which command mends it.
+
+    Imports no framework and initialises no device, unless --probe computes on them. The exit status is 1 if there are
+    warnings, and 2 if something does not work.
+
+    \b
+    Examples:
+      anyaccel doctor
+      anyaccel doctor --probe --json
+    """
+    from anyaccel.cli.doctor import run
+
+    sys.exit(run(probe, timeout, as_json, left_out))
 
 
 @_command(short_help="List the plugins, and why a plugin is broken.")
@@ -274,22 +308,51 @@ def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     short_help="Train with several processes.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--replicas", type=click.IntRange(min=1), required=True, help="How many processes train one model.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--replicas",
+    required=True,
+    metavar="N",
+    help="How many processes train one model; MIN:MAX where a launcher may go on with fewer.",
+)
+@click.option("--on", metavar="LAUNCHER", help="Where they run, such as ray; by default on this machine.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often all are started anew when one has failed.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that one waits for the others in a step; by default those of the framework.",
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(replicas: int, script: str, arguments: Sequence[str]) -> None:
-    """Run a script in several processes on this machine, which share every batch of its training phases.
+def run(
+    replicas: str,
+    on: str | None,
+    max_restarts: int,
+    timeout: float | None,
+    module: bool,
+    script: str,
+    arguments: Sequence[str],
+) -> None:
+    """Run a script in several processes, which share every batch of its training phases.
 
     Sets what torchrun sets. When one process fails the others are ended, and the status is that of the one that failed.
 
     \b
     Examples:
       anyaccel run --replicas 2 train.py
-      anyaccel run --replicas 4 train.py --epochs 3
+      anyaccel run --replicas 4 --max-restarts 3 train.py --epochs 3
+      anyaccel run --on ray --replicas 8 train.py
     """
-    from anyaccel.replicas.processes import run_replicas
+    from anyaccel.cli.run import run
 
-    sys.exit(run_replicas([sys.executable, script, *arguments], replicas))
+    _check_folder()
+    sys.exit(run(replicas, on, max_restarts, timeout, module, script, tuple(arguments)))
 
 
 @_command(short_help="Print a shell completion script.")

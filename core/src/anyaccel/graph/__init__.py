@@ -1,7 +1,8 @@
 """Graphs: models of any framework connected to data and to each other, and the plan of a phase over them.
 
 Offers ModelGraph with its nodes, `resolve` from a graph and a phase's request to a Plan, and weights in files and
-copied. Stands on `data`, `requests`, `saved_folder`, `display`, `adapter`, `numpy_backend` and the kernel.
+copied. Stands on `data`, `requests`, `saved_folder`, `display`, `adapter`, `numpy_backend`, `precision`
+and the kernel.
 """
 
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -9,7 +10,9 @@ from anyaccel.graph.device_assignment import PolicyNode, precedence
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
 from anyaccel.graph.plan import Plan
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
+from anyaccel.graph.plan_diff import PlanDiff
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection
+from anyaccel.graph.plan_figures import Decision, DeviceMemory
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.resolve import resolve
 from anyaccel.graph.weight_loading import LoadedWeights
@@ -20,12 +23,16 @@ __all__ = [
     "Column",
     "ConcatNode",
     "Crossing",
+    "Decision",
+    "DeviceMemory",
     "LoadedWeights",
     "ModelGraph",
     "ModelNode",
     "Part",
     "Plan",
+    "PlanDiff",
     "PolicyNode",
+    "Rejection",
     "Request",
     "Resolution",
     "precedence",

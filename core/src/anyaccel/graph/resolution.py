@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.backend import ComputingBackend
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes
+from anyaccel.precision import ComputesPrecision, LossScale
 from anyaccel.segment import Segment
 
 
@@ -22,6 +24,9 @@ class Request:
         wants: labels of the nodes whose outputs are kept.
         streams: the streams of each feature set's sampler, by the feature set's label.
         learners: labels of the estimators that learn on the host.
+        precision: that of nodes without one of their own; None for that of their models.
+        loss_scale: by what losses are multiplied where a node is computed in float16.
+        matmul_precision: of matrix products, as frameworks name it: a value for all, or by framework; None for none.
         own_step: whether steps are the user's own, which may use every node; losses are those of the validation.
     """
 
@@ -35,6 +40,9 @@ class Request:
     streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
     learners: tuple[str, ...] = ()
     own_step: bool = False
+    precision: str | None = None
+    loss_scale: LossScale = field(default_factory=LossScale)
+    matmul_precision: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,7 @@ class Resolution:
         backends: the backend of each segment.
         live: names of the values through which gradients flow: a trained node gives them, or depends on one.
         shapes: of the whole graph.
+        matmul_precisions: backends with the setting of the precision of matrix products that holds in the phase.
         step_columns: names of columns by the names that a step of the user's own finds them under.
     """
 
@@ -55,3 +64,4 @@ class Resolution:
     live: frozenset[str]
     shapes: Shapes
     step_columns: Mapping[str, str] = field(default_factory=dict)
+    matmul_precisions: Sequence[tuple[ComputesPrecision, Any]] = ()

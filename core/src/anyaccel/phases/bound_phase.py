@@ -15,13 +15,14 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.placement import devices
+from anyaccel.registry import Registry
 from anyaccel.replicas import launched
-from anyaccel.requests import RequestedAccelerator, machine_of
+from anyaccel.requests import InventoryRegistry, RequestedAccelerator, machine_of
 
 _ONLY_BY_NAME = ("cpu", "sim")
 
 
-def bound(phase: Phase, graph: ModelGraph) -> Phase:
+def bound(phase: Phase, graph: ModelGraph, known: Registry | None = None) -> Phase:
     """The phase itself if nothing in it depends on the graph, else a copy.
 
     Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
@@ -36,12 +37,12 @@ def bound(phase: Phase, graph: ModelGraph) -> Phase:
     if any(not loss.on for loss in phase.losses):
         changes["losses"] = tuple(_on_output(phase.label, loss, graph) for loss in phase.losses)
     if phase.chooses_device:
-        changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph))), "chooses_device": False}
+        changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph), known)), "chooses_device": False}
     elif isinstance(phase.accelerator, RequestedAccelerator):
-        changes["accelerator"] = _of_this_process(phase, phase.accelerator, graph)
+        changes["accelerator"] = _of_this_process(phase, phase.accelerator, graph, known)
     validation = getattr(phase, "validation", None)
-    if validation is not None and bound(validation, graph) is not validation:
-        changes["validation"] = bound(validation, graph)
+    if validation is not None and (own_validation := bound(validation, graph, known)) is not validation:
+        changes["validation"] = own_validation
     if not changes:
         return phase
     own = copy.copy(phase)
@@ -53,21 +54,32 @@ def _frameworks(graph: ModelGraph) -> list[str]:
     return sorted({backend.framework for backend in graph.shapes.backends.values()})
 
 
-def _of_this_process(phase: Phase, request: RequestedAccelerator, graph: ModelGraph) -> Accelerator:
+def _of_this_process(
+    phase: Phase, request: RequestedAccelerator, graph: ModelGraph, known: Registry | None
+) -> Accelerator:
     """The device that a request gets of those on which some framework of the graph runs; one for each replica."""
+    machine = machine_of(_frameworks(graph), of_all=False, known=known)
+    if isinstance(known, InventoryRegistry):
+        return request.first_on(machine, strict=phase.strict)
     alone = isinstance(phase, TrainPhase) and phase.replicas == 1
     place = None if alone else launched()
     rank, size = (0, 1) if place is None else (place.rank, place.size)
-    return request.of_replica(machine_of(_frameworks(graph), of_all=False), rank, size, strict=phase.strict)
+    if place is not None and place.local_rank is not None:
+        rank = place.local_rank
+    return request.of_replica(machine, rank, size, strict=phase.strict)
 
 
-def best_common_device(frameworks: Sequence[str]) -> Device:
+def best_common_device(frameworks: Sequence[str], known: Registry | None = None) -> Device:
     """The best device on which all of these frameworks run: a GPU, another accelerator, or the CPU. Loads no other."""
     if not frameworks:
         return Device("cpu")
-    first, *others = [devices(framework=framework) for framework in frameworks]
+    first, *others = [_devices(framework, known) for framework in frameworks]
     common = (device for device in first if device.kind not in _ONLY_BY_NAME and all(device in own for own in others))
     return next(common, Device("cpu"))
+
+
+def _devices(framework: str, known: Registry | None) -> Sequence[Device]:
+    return devices(framework=framework) if known is None else [device for _, device in known.devices(framework)]
 
 
 def _on_output(label: str, loss: AppliedLoss, graph: ModelGraph) -> AppliedLoss:

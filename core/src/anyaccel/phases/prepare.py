@@ -24,7 +24,7 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.replica_share import ReplicaEpochs
+from anyaccel.phases.loading.replica_share import ReplicaEpochs, ReplicaEvaluation
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
@@ -45,6 +45,7 @@ class PreparedPart:
         evaluated: the rows in the order in which an evaluation takes them; else as given.
         metrics: bound.
         factory: makes the loader.
+        is_shared: whether it is an evaluation of which other replicas compute the rest.
     """
 
     part: Phase
@@ -52,6 +53,7 @@ class PreparedPart:
     evaluated: EvaluationRows
     metrics: Sequence[BoundMetric]
     factory: LoaderFactory
+    is_shared: bool = False
 
     @property
     def name(self) -> str:
@@ -65,7 +67,7 @@ class PreparedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawn:
+class DrawnPart:
     """What a part takes of its data, without a look at their values; `epochs` is None for a source of batches."""
 
     part: Phase
@@ -106,17 +108,30 @@ def prepare(
             factory=_factory(
                 plan,
                 _shared(drawn, replicated),
-                target_ranges(resolution, accumulates=_accumulates(drawn.part)),
+                target_ranges(resolution, accumulates=_parts_batches(drawn.part, replicated)),
                 known,
                 seed,
+                replicated if isinstance(drawn.part, TrainPhase) else None,
             ),
+            is_shared=_is_shared_evaluation(drawn, replicated),
         )
         for drawn in parts
     ]
 
 
-def _shared(drawn: _Drawn, replicated: ReplicatedTraining | None) -> _Drawn:
-    if replicated is None or drawn.epochs is None or not isinstance(drawn.part, TrainPhase):
+def _is_shared_evaluation(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> bool:
+    """Whether replicas compute batches of an evaluation each; not where blocks are gathered by all together."""
+    if replicated is None or replicated.sharded or drawn.epochs is None or not isinstance(drawn.part, EvalPhase):
+        return False
+    return len(drawn.epochs.epoch(0).steps) >= replicated.size
+
+
+def _shared(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> DrawnPart:
+    if replicated is None or drawn.epochs is None:
+        return drawn
+    if _is_shared_evaluation(drawn, replicated):
+        return replace(drawn, epochs=ReplicaEvaluation(drawn.epochs, replicated.rank, replicated.size))
+    if not isinstance(drawn.part, TrainPhase):
         return drawn
     return replace(
         drawn,
@@ -124,19 +139,18 @@ def _shared(drawn: _Drawn, replicated: ReplicatedTraining | None) -> _Drawn:
     )
 
 
-def check(phase: Phase, plan: Plan, graph: ModelGraph) -> None:
-    """Check all that can be known without the values of the data.
+def draw_parts(phase: Phase, plan: Plan, graph: ModelGraph) -> list[DrawnPart]:
+    """What a phase and its validation take of their data: all that can be known without the values.
 
     Raises:
         AnyaccelError: data, samplers or metrics that do not fit.
     """
-    for part in parts_of(phase):
-        _draw(phase, part, plan, graph, (), read=False, opened=PhaseSources())
+    return [_draw(phase, part, plan, graph, (), read=False, opened=PhaseSources()) for part in parts_of(phase)]
 
 
 def _draw(
     phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, opened: PhaseSources
-) -> _Drawn:
+) -> DrawnPart:
     metrics = metrics_of(phase, part, graph)
     sets = needed_sets(phase, plan, metrics, graph, done)
     samplers = samplers_of(part)
@@ -167,7 +181,7 @@ def _draw(
             epochs = EvaluationEpochs(evaluated, part.batch_size)
         elif isinstance(part, FitPhase):
             epochs = EvaluationEpochs(evaluated, part.sampler.batch_size)
-    return _Drawn(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
+    return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
 
 
 def _taken(phase: Phase, name: str, plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph) -> set[str]:
@@ -178,8 +192,9 @@ def _taken(phase: Phase, name: str, plan: Plan, metrics: Sequence[BoundMetric], 
     return {each for column in columns if column.feature_set == name for each in column.columns}
 
 
-def _accumulates(part: Phase) -> bool:
-    return isinstance(part, TrainPhase) and part.accumulate > 1
+def _parts_batches(part: Phase, replicated: ReplicatedTraining | None) -> bool:
+    """Whether a step is computed in parts, whose gradients are weighted by rows."""
+    return isinstance(part, TrainPhase) and (part.accumulate > 1 or replicated is not None)
 
 
 def _training_epochs(part: TrainPhase, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> EpochPlan:
@@ -189,7 +204,12 @@ def _training_epochs(part: TrainPhase, rows: Mapping[str, Rows], combinations: S
 
 
 def _factory(
-    plan: Plan, drawn: _Drawn, ranges: Mapping[str, TargetRange], known: Mapping[str, FeatureSet], seed: int
+    plan: Plan,
+    drawn: DrawnPart,
+    ranges: Mapping[str, TargetRange],
+    known: Mapping[str, FeatureSet],
+    seed: int,
+    replicated: ReplicatedTraining | None,
 ) -> LoaderFactory:
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
@@ -199,12 +219,15 @@ def _factory(
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
         assert isinstance(part, TrainPhase)
-        return batch_source_loaders(plan, source, ranges, part.accumulate, seed)
+        share = None if replicated is None else replicated.share_batches(source.label, part.accumulate)
+        return batch_source_loaders(plan, source, ranges, part.accumulate, seed, share)
     assert isinstance(source, MapSource) and epochs is not None
+    if replicated is not None and replicated.rank:  # what it draws while reading differs: other rows are read here
+        seed = rng.key(seed, f"replica {replicated.rank}")
     return map_source_loaders(plan, source, ranges, epochs, seed)
 
 
-def _check_residency(drawn: _Drawn, plan: Plan) -> None:
+def _check_residency(drawn: DrawnPart, plan: Plan) -> None:
     ragged = next((column for column in plan.columns if column.ragged), None)
     if ragged is not None and drawn.part.residency == "resident":
         raise PhaseError(

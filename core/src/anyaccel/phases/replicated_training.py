@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter.loss_weights import weight_inputs
-from anyaccel.backend import Program
-from anyaccel.data import BatchSource
+from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
-from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
+from anyaccel.phases.loading.replica_share import BatchShare
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.replica_checks import check_shareable, check_weights
+from anyaccel.phases.sharding import is_sharded, offloads
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched, ReplicaGroup, Replicate, launched
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
+from anyaccel.segment import Segment
 
 Sums = dict[str, tuple[float, float]]
 
@@ -33,21 +36,113 @@ class ReplicatedTraining:
         label: of the phase.
         place: which replica this process is, and of how many.
         groups: for each framework of the graph.
+        sharded: whether parameters are divided among the replicas.
+        offload: whether these rest in host memory.
+        sync_batchnorm: whether layers normalize by the rows of all replicas.
     """
 
-    def __init__(self, label: str, place: Launched, groups: Mapping[str, ReplicaGroup]) -> None:
+    def __init__(
+        self,
+        label: str,
+        place: Launched,
+        groups: Mapping[str, ReplicaGroup],
+        *,
+        sharded: bool = False,
+        offload: bool = False,
+        sync_batchnorm: bool = False,
+    ) -> None:
+        self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
+        self._built: list[tuple[str, Program]] = []
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
         self.rank, self.size = place.rank, place.size
         self._orders = hashlib.blake2b(digest_size=16)
         self._epoch, self._step = -1, 0
+        self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
+        self._source, self._accumulate = "", 1
+
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        """The program of a segment, with what it trains divided among the replicas if that is asked for."""
+        group = self._groups.get(backend.framework)
+        if group is None:  # an evaluation, which needs one to gather by
+            return backend.build(segment)
+        if self.sharded:
+            assert isinstance(backend, ShardParameters)
+            with self._telling_where():
+                program = backend.build_sharded(segment, group, offload=self._offload)
+            self._built.append((backend.framework, program))
+        else:
+            program = backend.build(segment)
+        if self._sync_batchnorm:
+            group.sync_batch_statistics(program)
+        return program
+
+    def abandon(self) -> None:
+        """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+        for framework, program in self._built:
+            self._groups[framework].abandon([program])
+
+    def begin_step(self, sizes: Sequence[int]) -> None:
+        """See `StepReplicas`."""
+        with self._telling_where():
+            for framework, program in self._built:
+                self._groups[framework].begin_step([program], sizes)
+
+    def share_batches(self, source: str, accumulate: int) -> BatchShare:
+        """The share that this replica takes of the batches of a source, which are then compared in every step.
+
+        Args:
+            source: its label.
+            accumulate: batches of a step.
+        """
+        self._batches, self._source, self._accumulate = deque(), source, accumulate
+        return BatchShare(self._label, source, self.rank, self.size, self._batches.append)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
         self._epoch, self._step = epoch, step
+        if self._batches is not None:
+            self._batches.clear()
+
+    def end_steps(self) -> None:
+        """The steps of an epoch are done.
+
+        Raises:
+            PhaseError: those of another replica are not.
+        """
+        if self._batches is not None:
+            self._compare_batches(self._batches, ended=True)
+
+    def _compare_batches(self, batches: deque[int], *, ended: bool = False) -> None:
+        """Compare the batches of this step with those of all replicas, of which each knows whether they are alike."""
+        seen = 0
+        for _ in range(0 if ended else min(self._accumulate, len(batches))):
+            seen = (31 * seen + batches.popleft()) & 0xFFFFF
+        with self._telling_where():
+            total, squares, n_ended = self._host.sums([seen, seen * seen, ended])
+        if n_ended == 0 and total == self.size * seen and squares == self.size * seen * seen:
+            return
+        if n_ended == self.size:
+            return
+        self._tell_differing(seen, ended=ended)
+
+    def _tell_differing(self, seen: int, *, ended: bool) -> None:
+        every = self._gather([seen, ended])
+        done = [str(rank) for rank, (_, is_done) in enumerate(every) if is_done]
+        others = [str(rank) for rank, (batch, _) in enumerate(every) if batch != every[0][0]]
+        what = f"is at its end in replica {', '.join(done)} only" if done else "gives other batches in replica "
+        raise PhaseError(
+            f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: the source {self._source!r} {what}"
+            + ("" if done else f"{', '.join(others)} than in replica 0"),
+            available="each replica reads every batch, and takes its share of the rows",
+            hint="let the source give the same batches in every process: leave a DistributedSampler out, and seed what "
+            "draws; or write replicas=1",
+        )
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
-        """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
+        """See `StepReplicas`."""
+        if self._batches is not None:
+            self._compare_batches(self._batches)
         by_framework: dict[str, list[Program]] = {}
         for stage in stages:
             by_framework.setdefault(stage.backend.framework, []).append(stage.program)
@@ -56,12 +151,28 @@ class ReplicatedTraining:
                 self._groups[framework].average_gradients(programs, weight)
         self._step += 1
 
+    def loss_weights(
+        self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
+    ) -> list[dict[str, Any]]:
+        """See `StepReplicas`."""
+        weights: list[dict[str, Any]] = [{} for _ in inputs]
+        by_framework: dict[str, list[int]] = {}
+        for i, (stage, _) in enumerate(inputs):
+            by_framework.setdefault(stage.backend.framework, []).append(i)
+        with self._telling_where():
+            for framework, positions in by_framework.items():
+                given = [(inputs[i][0].program, inputs[i][1]) for i in positions]
+                found = self._groups[framework].loss_weights(given, n_rows)
+                for i, each in zip(positions, found, strict=True):
+                    weights[i] = each
+        return weights
+
     def first(self, value: Any) -> Any:
         """The plain value that the first replica gives; called by all at once."""
         return self._gather(value)[0]
 
     def arrays_of_all(self, own: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
-        """What all replicas give, equally many each, one after the other by rank; None where one gives None."""
+        """What all replicas give, one after the other by rank; None where one gives None."""
         plain = (
             None
             if own is None
@@ -170,7 +281,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         ConfigError: the launcher's variables contradict each other.
         FrameworkError: the replicas cannot be joined.
     """
-    if not isinstance(phase, TrainPhase) or phase.replicas == 1:
+    if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
         return None
     place = launched()
     if place is None or phase.replicas not in (None, place.size):
@@ -182,7 +293,11 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             available=f"{found} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
-    _check_shareable(phase, resolution, learners_of(phase, graph))
+    if isinstance(phase, EvalPhase):
+        able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
+        groups = {backend.framework: _joined(backend, place) for backend in able}
+        return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
+    check_shareable(phase, resolution, learners_of(phase, graph))
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if not isinstance(backend, Replicate):
@@ -192,50 +307,26 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
-    return ReplicatedTraining(phase.label, place, groups)
+    check_weights(phase, resolution, groups)
+    return ReplicatedTraining(
+        phase.label,
+        place,
+        groups,
+        sharded=is_sharded(phase),
+        offload=offloads(phase),
+        sync_batchnorm=phase.sync_batchnorm,
+    )
 
 
 def is_first(phase: Phase) -> bool:
     """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
-    place = launched()
-    return place is None or place.rank == 0 or (isinstance(phase, TrainPhase) and phase.replicas == 1)
+    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
 
 
 def _joined(backend: Any, place: Launched) -> ReplicaGroup:
+    place.export()
     group: ReplicaGroup = backend.replica_group(place.rank, place.size)
     return group
-
-
-def _check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> None:
-    reason = next(_unshareable(phase, resolution, learners), None)
-    if reason is not None:
-        raise PhaseError(
-            f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
-            hint="write replicas=1 to train the whole of it in each process on its own",
-        )
-    check_accumulation(phase.label, phase.losses, replicated=True)
-
-
-def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> Iterator[str]:
-    """What keeps a phase from being shared, in words."""
-    if phase.step is not None:
-        yield "its step is your own"
-    if learners:
-        yield f"the estimator {learners[0]!r} learns from each batch"
-    for source in phase.data.values() if isinstance(phase.data, Mapping) else [phase.data]:
-        if isinstance(source, BatchSource):
-            yield f"the source {source.label!r} decides itself which rows make a batch"
-    yield from _coupled_rows(resolution)
-
-
-def _coupled_rows(resolution: Resolution) -> Iterator[str]:
-    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        for operation in segment.operations:
-            if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):
-                yield f"{why} in node {operation.label!r} mixes the rows of a batch"
-        for term in segment.losses:
-            if weight_inputs(term):
-                yield f"the loss {term.label!r} weighs rows or positions"
 
 
 def _is_array(value: Any) -> bool:
@@ -243,12 +334,12 @@ def _is_array(value: Any) -> bool:
 
 
 def _as_plain(array: np.ndarray) -> list[Any]:
-    return [array.dtype.str, list(array.shape), array.ravel().tolist()]
+    return [array.dtype.str, list(array.shape), array.tobytes()]
 
 
 def _from_plain(plain: Any) -> np.ndarray:
     dtype, shape, values = plain
-    return np.array(values, dtype).reshape(shape)
+    return np.frombuffer(values, dtype).reshape(shape).copy()
 
 
 def _digest(array: np.ndarray) -> str:

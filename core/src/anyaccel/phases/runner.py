@@ -10,16 +10,15 @@ from functools import partial
 from anyaccel import interrupts
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
-from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
+from anyaccel.graph import ModelGraph, Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
-from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.evaluation import Evaluation, EvaluationExchange
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -36,28 +35,16 @@ from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
 from anyaccel.phases.plateau import listening_schedules
-from anyaccel.phases.prepare import PreparedPart, check, prepare
+from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
+from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 from anyaccel.segment import Segment
-
-
-def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
-    """The plan of a phase on a graph, without doing anything.
-
-    Raises:
-        AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
-    """
-    phase = bound(phase, graph)
-    plan = with_fit_note(phase, resolve(graph, plan_request(phase, graph)).plan, graph)
-    check(phase, plan, graph)
-    final_devices(phase, plan)
-    return plan
 
 
 def execute(
@@ -78,7 +65,8 @@ def execute(
         AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
     """
     with interrupts.deferred():
-        shown = (progress if progress is not None and is_first(run.phase) else Progress()).begin(run.phase.label)
+        run.is_main_process = is_first(run.phase)
+        shown = (progress if progress is not None and run.is_main_process else Progress()).begin(run.phase.label)
         run.heard = shown.event
         try:
             hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
@@ -140,12 +128,13 @@ class _PhaseExecution:
         self._nan_in_data = False
         self._resume = resume
         self._checkpointer: Checkpointer | None = None
+        self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
         self._hooks.call("phase_start", phase=phase, run=self._run)
         learners = learners_of(phase, graph)
-        callbacks, writes = self._hooks.callbacks, is_first(phase)
+        callbacks, writes = self._hooks.callbacks, self._run.is_main_process
         self._checkpointer = checkpointer_for(self._run, callbacks, self._resume, learners, writes=writes)
         if not isinstance(phase, FitPhase):
             return self._round()
@@ -162,13 +151,18 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
+        self._settings.close()
+        for backend, value in resolution.matmul_precisions:
+            self._settings.enter_context(backend.matmul_precision(value))
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
-        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *nan_notes))
+        notes = (*run.plan.notes, *sharding_notes(phase, resolution), *nan_notes)
+        plan = run.plan = replace(run.plan, notes=notes)
         after = final_devices(phase, plan)
         memory_sharing.share(plan)
         self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
@@ -182,7 +176,8 @@ class _PhaseExecution:
         if replicated is not None:
             if self._checkpointer is not None:
                 self._checkpointer.join(replicated)
-            replicated.check_alike(graph, own.factory.arrays, when="before the first step")
+            arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
+            replicated.check_alike(graph, arrays, when="before the first step")
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
         pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event, replicated)
@@ -233,7 +228,7 @@ class _PhaseExecution:
     ) -> EvaluationValues | None:
         phase, run = self._phase, self._run
         evaluations = [
-            self._evaluation(pipeline, part, policy, learners, value_names)
+            self._evaluation(pipeline, part, policy, learners, value_names, replicated if part.is_shared else None)
             for part, policy in zip(parts, self._policies, strict=True)
             if not isinstance(part.part, TrainPhase)
         ]
@@ -269,6 +264,7 @@ class _PhaseExecution:
         policy: OutOfMemoryRecovery,
         learners: HostLearners,
         value_names: Mapping[str, Sequence[str]],
+        replicated: ReplicatedTraining | None,
     ) -> Evaluation:
         phase, graph = part.part, self._graph
         keep: Sequence[str] = ()
@@ -285,6 +281,9 @@ class _PhaseExecution:
             keep=keep,
             value_names=value_names,
             learners=learners,
+            exchange=None
+            if replicated is None
+            else EvaluationExchange(total=replicated.total, gather=replicated.arrays_of_all),
         )
 
     def end(self, interrupt: BaseException | None = None) -> None:
@@ -295,7 +294,8 @@ class _PhaseExecution:
         if run.error is None:
             run.error = interrupt
         try:
-            self._release()
+            with self._settings:
+                self._release()
         except BaseException as failure:
             if run.error is None:
                 run.error = failure
@@ -374,14 +374,14 @@ def _build(
             segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
-            stages.append(PipelineStage(segment, backend, backend.build(segment), has_gradient))
+            program = backend.build(segment) if replicated is None else replicated.build(segment, backend)
+            stages.append(PipelineStage(segment, backend, program, has_gradient))
     except BaseException:
         Pipeline(stages).close({})
         raise
     step = phase.step if isinstance(phase, TrainPhase) else None
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
-    average = None if replicated is None else replicated.average
-    return Pipeline(stages, learners or None, log_event, own_step, average)
+    return Pipeline(stages, learners or None, log_event, own_step, replicated)
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler
-from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.errors import ConfigError, PhaseError, SpecError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback
@@ -23,9 +23,11 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
+from anyaccel.precision import LossScale
 
 MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
+SHARDING = ("full", "full offload")
 
 
 class TrainPhase(Phase):
@@ -65,6 +67,12 @@ class TrainPhase(Phase):
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
         replicas: how many processes train the model together, each with its share of every batch; None for all that a
             launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), and 1 for this process on its own.
+        loss_scale: by what losses are multiplied where nodes are computed in fp16-mixed: a LossScale, or its initial
+            factor; by default that of `torch.amp.GradScaler`.
+        sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
+            block while it is computed; `"full offload"` keeps them in host memory. None: each replica has all of them.
+        sync_batchnorm: whether batch normalization takes the mean and variance of the rows of all replicas, as in one
+            process. Without, a model that has some is refused by several replicas.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
             process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
@@ -81,6 +89,12 @@ class TrainPhase(Phase):
         residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
             ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
             numbers.
+        precision: in which nodes without one of their own are computed: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`
+            (with scaled losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and
+            what goes from node to node keep their dtypes.
+        matmul_precision: the framework's own setting for matrix products while the phase runs: `"highest"`, `"high"` or
+            `"medium"` (torch), those of `jax.default_matmul_precision`, or whether TensorFlow uses TF32, True or False;
+            a dict by framework where there are several.
     """
 
     kind = "train"
@@ -110,8 +124,8 @@ class TrainPhase(Phase):
         "val": "write validation='val', a split",
         "gradient_accumulation_steps": "write accumulate=4",
         "accumulate_grad_batches": "write accumulate=4",
-        "precision": "there is no mixed precision; give the model the dtype that it is to have",
-        "mixed_precision": "there is no mixed precision; give the model the dtype that it is to have",
+        "mixed_precision": "write precision='bf16-mixed'",
+        "amp": "write precision='bf16-mixed'",
         "model": "the model is in the graph: ModelGraph([ModelNode('net', model, data.reference())], 'adam')",
         "metrics": "metrics belong to the validation: validation=EvalPhase(..., metrics=[...])",
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
@@ -134,6 +148,9 @@ class TrainPhase(Phase):
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
+        loss_scale: LossScale | float | None = None,
+        sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -142,6 +159,8 @@ class TrainPhase(Phase):
         final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
+        precision: str | None = None,
+        matmul_precision: Any = None,
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
         self.schedule = schedule
@@ -154,9 +173,13 @@ class TrainPhase(Phase):
         if step is not None:
             self.step = step
         self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
+        self.loss_scale = _loss_scale_of(label, loss_scale)
+        self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
+        self.sync_batchnorm = _flag(label, "sync_batchnorm", sync_batchnorm)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        running |= {"precision": precision, "matmul_precision": matmul_precision}
         super().__init__(label, data=data, losses=losses, **placing, **running)
 
     @classmethod
@@ -177,6 +200,9 @@ class TrainPhase(Phase):
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
+        loss_scale: LossScale | float | None = None,
+        sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -185,6 +211,8 @@ class TrainPhase(Phase):
         final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
+        precision: str | None = None,
+        matmul_precision: Any = None,
     ) -> Self:
         """A TrainPhase over the split of this name, in every feature set that the graph uses.
 
@@ -194,10 +222,13 @@ class TrainPhase(Phase):
         """
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
-        own: Any = {"replicas": replicas, "checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        sharing: Any = {"replicas": replicas, "sharding": sharding, "sync_batchnorm": sync_batchnorm}
+        sharing |= {"loss_scale": loss_scale}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        settings: Any = {**drawing, **checking, **own, **placing, **running, "microbatching": microbatching}
+        running |= {"precision": precision, "matmul_precision": matmul_precision}
+        settings: Any = {**drawing, **checking, **own, **sharing, **placing, **running, "microbatching": microbatching}
         return cls(label, data=split_name(label, split), losses=losses, **settings)
 
     def _check(self) -> None:
@@ -223,6 +254,13 @@ class TrainPhase(Phase):
                     available=", ".join(trained.label for trained in self.losses),
                     hint="leave losses out of the validation, or run a separate EvalPhase after training",
                 )
+        for name in ("precision", "matmul_precision"):
+            own, given = getattr(self, name), getattr(self.validation, name)
+            if given not in (None, own):
+                raise PhaseError(
+                    f"phase {self.label!r} trains with {name}={own!r} but validates with {given!r}",
+                    hint=f"leave {name} out of the validation: it is computed as the training is",
+                )
         if self.validation.accelerator not in (None, self.accelerator):
             raise PhaseError(
                 f"phase {self.label!r} trains on {self.accelerator or 'cpu:0'} but validates on "
@@ -240,6 +278,12 @@ class TrainPhase(Phase):
             raise PhaseError(
                 f"phase {self.label!r} has losses and a step of its own, which computes its losses itself",
                 hint="leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])",
+            )
+        if self.precision is not None:
+            raise PhaseError(
+                f"phase {self.label!r} has precision={self.precision!r} and a step of its own, which is computed as it "
+                "says itself",
+                hint="leave precision out, and cast in the step, as by the framework's own autocast",
             )
         if self.accumulate > 1:
             raise PhaseError(
@@ -272,15 +316,20 @@ class TrainPhase(Phase):
             "microbatching": self.microbatching,
             "on_nan": self.on_nan,
             "replicas": self.replicas,
+            "sharding": self.sharding,
+            "sync_batchnorm": self.sync_batchnorm,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
+            **({} if self.loss_scale == LossScale() else {"loss_scale": self.loss_scale.get_config()}),
         }
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """See Phase."""
         validation, checkpoint = settings.get("validation"), settings.get("checkpoint")
+        scale = settings.get("loss_scale")
         return {
             **settings,
+            **({"loss_scale": LossScale.from_config(scale)} if isinstance(scale, Mapping) else {}),
             "sampler": samplers_from(settings.get("sampler", {})),
             "validation": None if validation is None else Phase.from_config(validation),
             "checkpoint": Checkpoint(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint,
@@ -303,6 +352,23 @@ def _checkpoint_of(label: str, given: Any) -> Checkpoint | None:
         return Checkpoint(given)
     problem = f"phase {label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(given)}"
     raise PhaseError(problem, hint="write checkpoint=Checkpoint('runs/a')")
+
+
+def _loss_scale_of(label: str, given: Any) -> LossScale:
+    if given is None or isinstance(given, LossScale):
+        return given or LossScale()
+    try:
+        return LossScale(given)
+    except SpecError:
+        problem = f"phase {label!r}: loss_scale must be a LossScale or a positive number, got {shown(given)}"
+        raise PhaseError(problem, hint="write loss_scale=LossScale(initial=1024.0)") from None
+
+
+def _flag(label: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        problem = f"phase {label!r}: {name} must be True or False, got {shown(value)}"
+        raise PhaseError(problem, hint=f"write {name}=True")
+    return value
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:

@@ -13,7 +13,7 @@ from anyaccel.containers import leaves
 from anyaccel.device import Device, spelling
 from anyaccel.errors import ConfigError, DeviceParseError
 from anyaccel.html import badge, faint, joined
-from anyaccel.registry import registry
+from anyaccel.registry import Registry, registry
 from anyaccel.requests.device_request import DeviceRequest
 from anyaccel.requests.grammar import KINDS
 from anyaccel.requests.inventory import Inventory
@@ -105,19 +105,20 @@ class RequestedAccelerator(Accelerator):
         frameworks = [framework] if framework is not None else _owners(obj)
         return self.on_one_device(*frameworks).move(obj, framework=framework)
 
-    def on_one_device(self, *frameworks: str, strict: bool = False) -> Accelerator:
+    def on_one_device(self, *frameworks: str, strict: bool = False, known: Registry | None = None) -> Accelerator:
         """An Accelerator of the one device that the request gets of this machine.
 
         Args:
             frameworks: only devices on which all of them run.
             strict: the first wish or nothing.
+            known: see `machine_of`.
 
         Raises:
             ConfigError: the request is for several devices.
             DeviceUnavailableError: nothing fits; the message has the reasons.
             FrameworkError: no plugin runs a framework.
         """
-        devices = self._devices(machine_of(frameworks), strict)
+        devices = self._devices(machine_of(frameworks, known=known), strict)
         if len(devices) > 1:
             problem = f"the request {self.spec!r} is for {len(devices)} devices, and an object is on one"
             hint = (
@@ -144,6 +145,14 @@ class RequestedAccelerator(Accelerator):
         place = int(local) if local.isascii() and local.isdigit() else rank
         return self._plain(devices[place % len(devices)])
 
+    def first_on(self, machine: Inventory, *, strict: bool = False) -> Accelerator:
+        """An Accelerator of the first device that the request gets of a machine.
+
+        Raises:
+            DeviceUnavailableError: nothing fits.
+        """
+        return self._plain(self._devices(machine, strict)[0])
+
     def _devices(self, machine: Inventory, strict: bool) -> Sequence[Device]:
         return self.request.resolve(machine, strict=strict).devices
 
@@ -154,10 +163,12 @@ class RequestedAccelerator(Accelerator):
         return accelerator
 
 
-def on_machine(accelerator: Accelerator, *frameworks: str, strict: bool = False) -> Accelerator:
+def on_machine(
+    accelerator: Accelerator, *frameworks: str, strict: bool = False, known: Registry | None = None
+) -> Accelerator:
     """An accelerator itself, or of a request the one device that it gets; see `RequestedAccelerator.on_one_device`."""
     if isinstance(accelerator, RequestedAccelerator):
-        return accelerator.on_one_device(*frameworks, strict=strict)
+        return accelerator.on_one_device(*frameworks, strict=strict, known=known)
     return accelerator
 
 

@@ -8,9 +8,11 @@ from anyaccel.testing.missing_input_tests import MissingInputTests
 from anyaccel.testing.model_tests import ModelTests
 from anyaccel.testing.own_step_tests import OwnStepTests
 from anyaccel.testing.parameter_group_tests import ParameterGroupTests
+from anyaccel.testing.precision_tests import PrecisionTests
 from anyaccel.testing.program_tests import ProgramTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests
+from anyaccel.testing.weight_file_tests import WeightFileTests
 from anyaccel.testing.weighted_loss_tests import WeightedLossTests
 
 
@@ -26,6 +28,8 @@ class ComputeTests(
     WeightedLossTests,
     ParameterGroupTests,
     OwnStepTests,
+    PrecisionTests,
+    WeightFileTests,
 ):
     """Everything that `Compute` and `Program` promise."""
 

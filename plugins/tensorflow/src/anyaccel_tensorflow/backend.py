@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
+from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel_tensorflow.compute import TensorFlowCompute
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.memory import TensorFlowMemory
 
 
-class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory):
+class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory, HealthChecks):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
     For a chip that a PluggableDevice adds, derive a class that sets `kinds`, and `device_types` where TensorFlow's
@@ -23,3 +25,9 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory)
         "TF_XLA_FLAGS",
         "KERAS_BACKEND",
     )
+
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        """As `HealthChecks.health_checks`, by the packages that are installed."""
+        from anyaccel_tensorflow.health_checks import machine_checks
+
+        return machine_checks(machine)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from anyaccel.replicas import ReplicaGroup, Replicate
+from anyaccel.device import Device
+from anyaccel.doctor import Check, HealthChecks, Machine
+from anyaccel.program import Program
+from anyaccel.replicas import ReplicaGroup, ShardParameters
+from anyaccel.segment import Segment
 from anyaccel_torch.compute import TorchCompute
 from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
 
 
-class TorchBackend(TorchExchange, TorchCompute, TorchMemory, Replicate):
+class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, HealthChecks):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
     A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
@@ -34,3 +39,45 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, Replicate):
         if self._replica_group is None:
             self._replica_group = TorchReplicaGroup(rank, size)
         return self._replica_group
+
+    def unsynchronizable(self, model: Any) -> str:
+        """As `Replicate.unsynchronizable`; layers of Keras, or with a forward of their own, cannot."""
+        from anyaccel_torch.module_traits import unsynchronizable
+
+        return unsynchronizable(model)
+
+    def unshardable_reason(self, segment: Segment, *, offload: bool) -> str:
+        """As `ShardParameters.unshardable_reason`."""
+        from anyaccel_torch.sharded_program import unshardable_reason
+
+        if offload and any(operation.device.kind == "cpu" for operation in segment.operations):
+            return "offload, and its nodes are on the CPU, whose memory is the host's"
+        return unshardable_reason(segment)
+
+    def sharded_blocks(self, model: Any) -> Sequence[str]:
+        """As `ShardParameters.sharded_blocks`: the outermost children of ModuleLists and Sequentials."""
+        from anyaccel_torch.sharded_module import blocks_of
+
+        return tuple(blocks_of(model))
+
+    def build_sharded(self, segment: Segment, group: ReplicaGroup, *, offload: bool) -> Program:
+        """As `ShardParameters.build_sharded`, by torch's FSDP2."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from anyaccel_torch.sharded_program import ShardedProgram
+
+        device = next(operation.device for operation in segment.operations if operation.model is not None)
+        mesh = init_device_mesh(self.native_device(device).type, (group.size,))
+        return ShardedProgram(segment, self.native_device, mesh, offload=offload)
+
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        """As `HealthChecks.health_checks`: what torch was built for, and whether steps can be compiled."""
+        from anyaccel_torch.health_checks import build_facts, machine_checks
+
+        return machine_checks(machine, build_facts())
+
+    def device_checks(self, device: Device) -> Iterable[Check]:
+        """As `HealthChecks.device_checks`: whether torch has kernels for a GPU."""
+        from anyaccel_torch.health_checks import architecture_checks
+
+        return architecture_checks(device)

@@ -14,6 +14,7 @@ from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
 from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
+from anyaccel.phases.checkpointing.framework_change import changed_frameworks, translated
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.checkpointing.run_folder import RunFolder
 from anyaccel.phases.checkpointing.run_settings import (
@@ -121,21 +122,16 @@ class Checkpointer:
             raise PhaseError(problem, hint="give each phase a folder of its own")
         if position.settings:
             self._compare(position, different_settings(position.settings, self._settings))
+        others = ", ".join(changed_frameworks(self._run, position).values())
+        position, state = translated(self._run, self._checkpoint, position, state)
         own_seed = self._run.graph.seed
         self._run.graph.load_state(state)
         self._run.graph.progress[label] = position.number
         self._warn_of_changes(position, own_seed)
-        others = self._other_frameworks(position)
         since = f"; {others}, so that what models draw (dropout) differs from now on" if others else ""
         self._run.log_event("checkpoint", f"goes on from {path}, {position.name}{since}")
         self._written = position.name
         return position
-
-    def _other_frameworks(self, position: Position) -> str:
-        """The nodes whose framework is not that of the checkpoint, as text."""
-        now, before = frameworks_of(self._run), position.frameworks
-        changed = [label for label in now if label in before and now[label] != before[label]]
-        return ", ".join(f"{label!r} was {before[label]} and is {now[label]}" for label in changed)
 
     def _compare(self, position: Position, differences: Sequence[str]) -> None:
         """Between two epochs a run may go on with other settings; within one, rows would be left out or come twice.
@@ -197,7 +193,7 @@ class Checkpointer:
     def restore_random(self, pipeline: Pipeline) -> None:
         """Let random streams go on within an epoch."""
         resumed = self.resumed
-        if resumed is None or resumed.random is None or self._other_frameworks(resumed):
+        if resumed is None or resumed.random is None or changed_frameworks(self._run, resumed):
             return
         rank, size = (0, 1) if self._replicated is None else (self._replicated.rank, self._replicated.size)
         try:
@@ -219,7 +215,7 @@ class Checkpointer:
         self._warn_of_unsaved(loader)
         if self._schedule.is_due_after_step(is_busy=self._writer.is_busy):
             sums, random = losses.sums(), self._random_of(pipeline)  # all replicas take part
-            if self._writes:
+            if self._takes_part:
                 self._write(self._position(sums, random, source_draws=loader.draws), is_last=False)
 
     def _random_of(self, pipeline: Pipeline) -> list[Mapping[str, np.ndarray]] | None:
@@ -234,8 +230,18 @@ class Checkpointer:
     def after_epoch(self) -> None:
         """An epoch is done, and everybody was told: write if it is time."""
         self._callbacks_before = None
-        if self._writes and self._schedule.is_due_after_epoch(is_busy=self._writer.is_busy):
+        if not self._takes_part:
+            return
+        due = self._schedule.is_due_after_epoch(is_busy=self._writer.is_busy)
+        if self._replicated is not None and self._replicated.sharded:
+            due = self._replicated.first(due)
+        if due:
             self._write(self._position(), is_last=False)
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether values are read here: by who writes, and by all replicas among which they are divided."""
+        return self._writes or (self._replicated is not None and self._replicated.sharded)
 
     def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None, loader: BatchLoader) -> None:
         """The run ends early, and the values are those of whole steps: write, and wait for it.
@@ -255,7 +261,7 @@ class Checkpointer:
 
         Of several replicas the first one waits, as the others may read it next.
         """
-        if not self._writes:
+        if not self._takes_part:
             return
         position = self._position()
         if position.name != self._written:
@@ -306,6 +312,7 @@ class Checkpointer:
             best=self._best.of(run),
             stop_reason=run.stop_reason if sums is None else "",
             score=self._score(),
+            loss_scale=run.loss_scale,
             settings=self._settings,
             optimizers=self._optimizers,
             data=self._sample,
@@ -330,6 +337,8 @@ class Checkpointer:
         pauses = 0.0 if is_last or given.wait else seconds * _PAUSES_OF_INTERVAL
         write = partial(self._folder.write, position, self._parts, state_of(self._run.graph), given.keep)
         self._written = position.name
+        if not self._writes:
+            return
         self._guarded(partial(self._writer.start, write, pauses))
         if given.wait:
             self._guarded(self._writer.wait)
