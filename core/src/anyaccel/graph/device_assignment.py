@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
-from anyaccel.requests import on_machine
+from anyaccel.requests import RequestedAccelerator, on_machine
 from anyaccel.suggestions import kind_hint
 
 DEFAULT_DEVICE = "ANYACCEL_DEVICE"
@@ -57,6 +57,7 @@ class DeviceAssigner:
         accelerator: the phase's; None if it has none.
         strict: whether nodes that cannot run on the phase's device are an error; they run on the CPU otherwise.
         policy: name of the placement policy, if any.
+        replicas: devices that a request has got already; nodes without an accelerator of their own are on the first.
     """
 
     nodes: Mapping[str, Node]
@@ -65,6 +66,7 @@ class DeviceAssigner:
     accelerator: Accelerator | None
     strict: bool
     policy: str | None
+    replicas: Sequence[Device] = ()
 
     def assign(self, active: Container[str]) -> dict[str, Assignment]:
         """The assignment of every active node, in topological order.
@@ -108,7 +110,7 @@ class DeviceAssigner:
     def _model(self, node: ModelNode, chosen: Device | None) -> Assignment:
         wanted, reason = precedence(node.accelerator, self.accelerator)
         requested = f"{DEFAULT_DEVICE}={wanted.spec}" if reason == "environment" else wanted.spec
-        wanted = on_machine(wanted, self.shapes.frameworks[node.label])
+        wanted = self._on_one_device(wanted, reason, self.shapes.frameworks[node.label])
         if chosen is not None and reason != "node":
             wanted, reason, requested = Accelerator(chosen), "policy", self.policy or ""
         specs = self.shapes.backends[node.label].parameters(node.model).values()
@@ -119,6 +121,11 @@ class DeviceAssigner:
             nbytes=sum(spec.nbytes for spec in specs),
         )
 
+    def _on_one_device(self, wanted: Accelerator, reason: str, framework: str) -> Accelerator:
+        if self.replicas and reason != "node" and isinstance(wanted, RequestedAccelerator):
+            return wanted.at(self.replicas[0])
+        return on_machine(wanted, framework)
+
     def _concat(self, label: str, assigned: Mapping[str, Assignment]) -> Assignment:
         """A ConcatNode goes with a neighbour, of its own framework if there is one."""
         around = [*topology.consumers(label, self.nodes), *topology.parents(self.nodes[label], self.nodes)]
@@ -127,7 +134,7 @@ class DeviceAssigner:
         same = [other for other in neighbours if other.framework == framework]
         if not neighbours:
             wanted, reason = precedence(None, self.accelerator)
-            return self._settled(label, on_machine(wanted, framework), reason, wanted.spec)
+            return self._settled(label, self._on_one_device(wanted, reason, framework), reason, wanted.spec)
         near = (same or neighbours)[0]
         backend = self.registry.computing(framework, near.device.kind)
         return Assignment(

@@ -41,6 +41,8 @@ class Plan:
         assignments: in topological order.
         parts: the segments in the order of computation.
         notes: what else to know, such as fallbacks and idle nodes.
+        replicas: the devices of this process that train replicas of all nodes, each with its share of every batch; the
+            first is that of the assignments. Empty where each node is on one device.
     """
 
     phase: str
@@ -50,9 +52,10 @@ class Plan:
     crossings: tuple[Crossing, ...] = ()
     parts: tuple[Part, ...] = ()
     notes: tuple[str, ...] = ()
+    replicas: tuple[Device, ...] = ()
 
     def __repr__(self) -> str:
-        devices = ", ".join(dict.fromkeys(str(assignment.device) for assignment in self.assignments))
+        devices = ", ".join(dict.fromkeys(self._where(assignment.device) for assignment in self.assignments))
         where = f"{number_of(len(self.assignments), 'node')}{' on ' if devices else ''}{devices}"
         columns, crossings = number_of(len(self.columns), "column"), number_of(len(self.crossings), "crossing")
         return f"Plan({self.phase!r} on {self.graph!r}: {where}, {columns}, {crossings})"
@@ -80,6 +83,10 @@ class Plan:
         """
         return self[node].device
 
+    def _where(self, device: Device) -> str:
+        """A device, or those of all replicas."""
+        return ", ".join(map(str, self.replicas or (device,)))
+
     def explain(self, node: str) -> str:
         """Why a node is computed where it is, in one sentence.
 
@@ -87,13 +94,14 @@ class Plan:
             GraphError: the plan has no such node.
         """
         assignment = self[node]
-        where = f"{assignment.device} ({assignment.framework}: {assignment.native_name})"
+        where = f"{self._where(assignment.device)} ({assignment.framework}: {assignment.native_name})"
         return f"{node} runs on {where} because {_why(assignment)}."
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, ready for JSON."""
         plain = {key: [_to_dict(entry) for entry in getattr(self, name)] for name, (key, _) in _ENTRIES.items()}
-        return {"phase": self.phase, "graph": self.graph, **plain, "notes": list(self.notes)}
+        replicas = {"replicas": [str(device) for device in self.replicas]} if self.replicas else {}
+        return {"phase": self.phase, "graph": self.graph, **plain, "notes": list(self.notes), **replicas}
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -105,7 +113,9 @@ class Plan:
         try:
             lists = {name: [read_entry(entry, each) for each in given[key]] for name, (key, entry) in _ENTRIES.items()}
             tuples: dict[str, Any] = {name: tuple(entries) for name, entries in lists.items()}
-            return cls(phase=given["phase"], graph=given["graph"], notes=tuple(given["notes"]), **tuples)
+            replicas = tuple(Device.parse(each) for each in given.get("replicas", ()))
+            named = {"phase": given["phase"], "graph": given["graph"], "notes": tuple(given["notes"])}
+            return cls(**named, replicas=replicas, **tuples)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = f"{shown(given)} is not a plan as plain data: {type(error).__name__}: {error}"
             raise ConfigError(problem, hint="give the dict that plan.to_dict() made") from error
@@ -117,7 +127,7 @@ class Plan:
     def __str__(self) -> str:
         rows = [("node", "device", "native name", "why", "parameters")]
         rows += [
-            (a.node, str(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
+            (a.node, self._where(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
             for a in self.assignments
         ]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]

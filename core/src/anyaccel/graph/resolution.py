@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.backend import ComputingBackend
+from anyaccel.device import Device
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes
@@ -23,6 +24,8 @@ class Request:
         streams: the streams of each feature set's sampler, by the feature set's label.
         learners: labels of the estimators that learn on the host.
         own_step: whether steps are the user's own, which may use every node; losses are those of the validation.
+        devices: of the replicas that this process trains, the first of which has the nodes; empty where the accelerator
+            says it.
     """
 
     phase: str
@@ -35,6 +38,7 @@ class Request:
     streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
     learners: tuple[str, ...] = ()
     own_step: bool = False
+    devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

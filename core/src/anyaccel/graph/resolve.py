@@ -70,6 +70,7 @@ class _Resolver:
             accelerator=request.accelerator,
             strict=request.strict,
             policy=request.policy,
+            replicas=request.devices,
         ).assign(active)
         table = input_columns.ColumnTable(request.streams)
         own = self._step_columns(table)
@@ -88,6 +89,7 @@ class _Resolver:
             crossings=tuple(Crossings(self._assigned, self._shapes, builder.live).of(segments)),
             parts=tuple(map(_part, segments, first, parts)),
             notes=tuple(self._notes(active)),
+            replicas=request.devices if len(request.devices) > 1 else (),
         )
         backends = tuple(assignment.backend for assignment in first)
         return Resolution(

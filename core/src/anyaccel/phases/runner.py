@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from anyaccel import interrupts
+from anyaccel.adapter.replicated_program import build_replicated
+from anyaccel.backend import ComputingBackend, Program
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
@@ -38,6 +40,7 @@ from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learner
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, check, prepare
 from anyaccel.phases.progress import Progress
+from anyaccel.phases.replica_devices import check_replicable, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_frames
@@ -54,10 +57,12 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
         AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
     """
     phase = bound(phase, graph)
-    plan = with_fit_note(phase, resolve(graph, plan_request(phase, graph)).plan, graph)
-    check(phase, plan, graph)
+    resolution = resolve(graph, plan_request(phase, graph))
+    plan = with_fit_note(phase, resolution.plan, graph)
+    check_replicable(phase, resolution, learners_of(phase, graph))
+    batch_size = check(phase, plan, graph)
     final_devices(phase, plan)
-    return plan
+    return replace(plan, notes=(*plan.notes, *replica_notes(phase, plan, batch_size)))
 
 
 def execute(
@@ -162,13 +167,15 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            check_replicable(phase, resolution, learners_of(phase, graph))
             replicated = replicated_training(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
-        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *nan_notes))
+        shares = replica_notes(phase, run.plan, own.factory.batch_size)
+        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
         after = final_devices(phase, plan)
         memory_sharing.share(plan)
         self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
@@ -374,7 +381,8 @@ def _build(
             segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
-            stages.append(PipelineStage(segment, backend, backend.build(segment), has_gradient))
+            program = _program(backend, segment, resolution.plan, phase)
+            stages.append(PipelineStage(segment, backend, program, has_gradient))
     except BaseException:
         Pipeline(stages).close({})
         raise
@@ -382,6 +390,14 @@ def _build(
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
     average = None if replicated is None else replicated.average
     return Pipeline(stages, learners or None, log_event, own_step, average)
+
+
+def _program(backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase) -> Program:
+    deterministic = isinstance(phase, TrainPhase) and phase.deterministic
+    if not (plan.replicas or deterministic):
+        return backend.build(segment)
+    devices = plan.replicas or (segment.operations[0].device,)
+    return build_replicated(backend, segment, devices, deterministic=deterministic)
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

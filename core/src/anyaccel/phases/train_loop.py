@@ -70,8 +70,8 @@ class TrainLoop:
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._replicated = replicated
-        checked = phase.accumulate > 1 or replicated is not None
-        self._mean_check = MeanCheck(phase, replicated=replicated is not None) if checked else None
+        shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
+        self._mean_check = MeanCheck(phase, replicated=shares) if phase.accumulate > 1 or shares else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(hooks.max_call_steps)
         self._unheard: list[Losses] = []  # of the steps since somebody listened

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
+from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler
 from anyaccel.errors import ConfigError, PhaseError
@@ -63,8 +64,12 @@ class TrainPhase(Phase):
         on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
             NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
-        replicas: how many processes train the model together, each with its share of every batch; None for all that a
-            launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), and 1 for this process on its own.
+        replicas: how many replicas train the model together, each with its share of every batch: the processes that a
+            launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), else so many devices of this process, of
+            the kind of `accelerator`. None for all that there are of either; 1 for this process on its own.
+        per_replica: whether the batch sizes of `sampler` count the rows of each replica, rather than those of all.
+        deterministic: whether losses and values are the same, to the last bit, for 1 to 8 replicas. Each batch is cut
+            into 8 shards whatever their number, whose gradients are added in one order; that takes more time.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
             process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
@@ -134,6 +139,8 @@ class TrainPhase(Phase):
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
+        per_replica: bool = False,
+        deterministic: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -154,6 +161,9 @@ class TrainPhase(Phase):
         if step is not None:
             self.step = step
         self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
+        where = f"phase {label!r}: "
+        self.per_replica = arguments.flag(PhaseError, where, "per_replica", per_replica)
+        self.deterministic = arguments.flag(PhaseError, where, "deterministic", deterministic)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
@@ -177,6 +187,8 @@ class TrainPhase(Phase):
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
+        per_replica: bool = False,
+        deterministic: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -194,7 +206,8 @@ class TrainPhase(Phase):
         """
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
-        own: Any = {"replicas": replicas, "checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        sharing: Any = {"replicas": replicas, "per_replica": per_replica, "deterministic": deterministic}
+        own: Any = {**sharing, "checkpoint": checkpoint, **({} if step is None else {"step": step})}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         settings: Any = {**drawing, **checking, **own, **placing, **running, "microbatching": microbatching}
@@ -272,6 +285,8 @@ class TrainPhase(Phase):
             "microbatching": self.microbatching,
             "on_nan": self.on_nan,
             "replicas": self.replicas,
+            "per_replica": self.per_replica,
+            "deterministic": self.deterministic,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
         }
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.device import Device
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
-class JaxBackend(JaxExchange, JaxCompute, JaxMemory):
+class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
@@ -25,3 +28,15 @@ class JaxBackend(JaxExchange, JaxCompute, JaxMemory):
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "KERAS_BACKEND",
     )
+
+    def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
+        """As `DeviceReplicas.copy_models`."""
+        from anyaccel_jax.device_replicas import copies
+
+        return [self.place(model, device) for model in copies(models)]
+
+    def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
+        """As `DeviceReplicas.weighted_sums`, in one call."""
+        from anyaccel_jax.device_replicas import weighted_sums
+
+        return weighted_sums(tensors, weights)
