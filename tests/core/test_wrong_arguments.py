@@ -539,6 +539,8 @@ CALLS: dict[str, Callable[[], Call]] = {
             "on_nan": "warn",
             "step": None,
             "replicas": None,
+            "per_replica": False,
+            "deterministic": False,
             **PHASE,
             **MODES,
         },

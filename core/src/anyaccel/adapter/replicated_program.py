@@ -135,6 +135,7 @@ class ReplicatedProgram(Program):
         self._total: Gradients | None = None
         self._is_set = False  # the first program has the gradients of all
         self._key, self._draws = 0, 0
+        self._orders: dict[tuple[int, int], Any] = {}  # numbers of the rows of fixed shards
         self.raises_out_of_memory = all(program.raises_out_of_memory for program in programs)
 
     @property
@@ -252,10 +253,18 @@ class ReplicatedProgram(Program):
     def _part(self, column: Any, number: int, n_shards: int, replica: int) -> Any:
         if column is None:
             return None
-        if n_shards == 1:
-            return column
-        rows = self._backend.gather_rows(column, *share(int(column.shape[0]), number, n_shards))
+        start, stop = share(int(column.shape[0]), number, n_shards)
+        if self._fixed_shards is None:
+            rows = column if n_shards == 1 else self._backend.gather_rows(column, start, stop)
+        else:  # in memory of their own: where a view begins decides in which order some libraries add
+            rows = self._backend.gather_rows(column, 0, stop - start, self._order(start, stop))
         return self._backend.move(rows, self._devices[replica])
+
+    def _order(self, start: int, stop: int) -> Any:
+        if (start, stop) not in self._orders:
+            numbers = np.arange(start, stop, dtype=self._backend.index_dtype)
+            self._orders[start, stop] = self._backend.from_host(numbers, self._devices[0])
+        return self._orders[start, stop]
 
     def _forward(self, shard: _Shard, factors: Mapping[str, Any]) -> tuple[LossSums, Callable[..., Any]]:
         """Losses and pullback of a shard, whose gradients are weighted by rows later; factors are for all rows."""

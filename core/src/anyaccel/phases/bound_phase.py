@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
@@ -41,7 +42,7 @@ def bound(phase: Phase, graph: ModelGraph) -> Phase:
     if phase.chooses_device:
         changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph))), "chooses_device": False}
     accelerator = changes.get("accelerator", phase.accelerator)
-    devices = replica_devices(phase, accelerator, _frameworks(graph))
+    devices = replica_devices(phase, accelerator, partial(_frameworks, graph))
     if devices:
         changes["devices"] = devices
         if isinstance(accelerator, RequestedAccelerator):

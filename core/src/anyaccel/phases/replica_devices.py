@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.adapter.device_replicas import DeviceReplicas
@@ -17,10 +17,12 @@ from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.placement import devices
 from anyaccel.replicas import launched
-from anyaccel.requests import RequestedAccelerator, machine_of
+from anyaccel.requests import RequestedAccelerator, machine_of, with_count
 
 
-def replica_devices(phase: Phase, accelerator: Accelerator | None, frameworks: Sequence[str]) -> tuple[Device, ...]:
+def replica_devices(
+    phase: Phase, accelerator: Accelerator | None, frameworks: Callable[[], Sequence[str]]
+) -> tuple[Device, ...]:
     """The devices that a phase gets in this process; empty where that is the one that its accelerator names.
 
     A TrainPhase gets all that it asks for, or as many of the kind as it has `replicas`; other phases the first. In the
@@ -29,7 +31,7 @@ def replica_devices(phase: Phase, accelerator: Accelerator | None, frameworks: S
     Args:
         phase: the phase.
         accelerator: of the phase; None where it has none.
-        frameworks: of the graph.
+        frameworks: gives those of the graph.
 
     Raises:
         ConfigError: a request for another number of devices than there are replicas.
@@ -43,12 +45,12 @@ def replica_devices(phase: Phase, accelerator: Accelerator | None, frameworks: S
     asked = Accelerator(default or "cpu") if accelerator is None else accelerator
     if not isinstance(asked, RequestedAccelerator):
         several = trains and place is None and wanted not in (None, 1)
-        return _of_kind(phase, asked.device, wanted or 1, frameworks) if several else ()
-    machine = machine_of(frameworks, of_all=False)
+        return _of_kind(phase, asked.device, wanted or 1, frameworks()) if several else ()
+    machine = machine_of(frameworks(), of_all=False)
     if place is not None:
         return (asked.of_replica(machine, place.rank, place.size, strict=phase.strict).device,)
     single = trains and wanted and asked.request.count == 1
-    request = asked.request.of(wanted) if single and wanted else asked.request
+    request = with_count(asked.request, wanted) if single and wanted else asked.request
     found = request.resolve(machine, strict=phase.strict).devices
     if not trains or (accelerator is None and wanted == 1):
         return found[:1]

@@ -74,11 +74,6 @@ class DeviceRequest:
         """How many devices the first wish is for; 1 where it is for as many as there are."""
         return self.entries[0].count + len(self.entries[0].more)
 
-    def of(self, count: int) -> DeviceRequest:
-        """The same for so many devices, where it is for one that has no index."""
-        entries = (replace(e, count=count) if e.index is None and not e.every else e for e in self.entries)
-        return DeviceRequest(tuple(entries), self.ordered)
-
     def resolve(self, on: Inventory | str | None = None, *, strict: bool = False) -> Allocation:
         """Which devices of a machine the request gets, and why not the others.
 
@@ -92,6 +87,12 @@ class DeviceRequest:
         flag(ConfigError, "", "strict", strict)
         machine = Inventory.detect() if on is None else Inventory.parse(on)
         return allocate(self.entries, self.ordered, machine, strict=strict, asked=str(self))
+
+
+def with_count(request: DeviceRequest, count: int) -> DeviceRequest:
+    """The same for so many devices, where it is for one that has no index."""
+    entries = (replace(e, count=count) if e.index is None and not e.every else e for e in request.entries)
+    return DeviceRequest(tuple(entries), request.ordered)
 
 
 def _single(text: str) -> RequestEntry:
