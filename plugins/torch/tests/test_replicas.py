@@ -168,12 +168,6 @@ def test_batch_normalization_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("second_of_two")
-def test_losses_that_weigh_rows_are_refused() -> None:
-    with pytest.raises(PhaseError, match=r"several replicas: the loss 'net' weighs rows or positions"):
-        shared_phase(torch.nn.Linear(3, 1), aa.AppliedLoss("mse", on="net", sample_weight="d.w"))
-
-
-@pytest.mark.usefixtures("second_of_two")
 def test_a_loss_that_is_a_sum_is_refused() -> None:
     loss = aa.AppliedLoss(torch.nn.MSELoss(reduction="sum"), on="net")
     with pytest.raises(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.loading.replica_share import ReplicaEpochs
 from anyaccel.phases.replicated_training import ReplicatedTraining
+from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup
 
 
@@ -47,7 +47,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def data() -> aa.FeatureSet:
     x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
-    return aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, feature_keys=["x"], target_keys=["y"])
+    return aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1], "w": x[:, :1] ** 2}, "x", "y", "w")
 
 
 def graph_of(rows: aa.FeatureSet) -> aa.ModelGraph:
@@ -75,16 +75,14 @@ def test_with_one_replica_each_process_trains_on_its_own() -> None:
 
 
 @pytest.mark.usefixtures("second_of_two")
-def test_a_source_of_batches_is_refused() -> None:
+def test_weighted_losses_are_refused_where_their_weights_cannot_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = data()
-
-    def batches() -> Iterator[dict[str, np.ndarray]]:
-        yield {"x": np.ones((4, 3), np.float32), "y": np.ones((4, 1), np.float32)}
-
-    source = aa.IterableSource("d", batches, features="x", targets="y")
-    phase = aa.TrainPhase("train", data={"d": source}, losses=[aa.AppliedLoss("mse", on="net")])
-    with pytest.raises(PhaseError, match=r"the source 'd' decides itself which rows make a batch"):
-        aa.Experiment(graph_of(rows)).run_phase(phase)
+    graph = graph_of(rows)
+    monkeypatch.setattr(type(registry().find("numpy", "cpu")), "replica_group", lambda *_: OneOf({}), raising=False)
+    monkeypatch.setattr("anyaccel.phases.replicated_training.Replicate", object)
+    phase = aa.TrainPhase("train", data=rows, losses=[aa.AppliedLoss("mse", on="net", sample_weight="d.w")])
+    with pytest.raises(CapabilityError, match=r"the loss 'net' weighs rows or positions, and replicas of numpy cannot"):
+        aa.Experiment(graph).run_phase(phase)
 
 
 @pytest.mark.usefixtures("second_of_two")
@@ -225,3 +223,34 @@ def test_arrays_of_all_replicas_come_by_rank() -> None:
     np.testing.assert_equal(both, [*own, {"a": np.array([[4, 5]], "uint8"), "n": np.array(6)}])
     assert both[1]["a"].dtype == np.uint8
     assert ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf(None)}).arrays_of_all(own) is None
+
+
+def batches_of(replicas: ReplicatedTraining, *fingerprints: int) -> None:
+    """Let a replica have read batches, of which two make a step."""
+    share = replicas.share_batches("s", 2)
+    for each in fingerprints:
+        share({"x": np.full((4, 1), each)})
+
+
+def test_batches_of_a_source_are_compared_in_every_step() -> None:
+    class Same(OneOf):
+        def sums(self, values: Any) -> list[float]:
+            return [2.0 * each for each in values]
+
+    class Other(Same):
+        def sums(self, values: Any) -> list[float]:
+            return [values[0] + 3.0, values[1] + 9.0, 0.0]
+
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Same()})
+    batches_of(replicas, 1, 2, 3)
+    replicas.average([], 4)
+    replicas.average([], 4)  # the last step of an epoch has one batch
+    replicas.end_steps()
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Other([3, False])})
+    batches_of(replicas, 1)
+    with pytest.raises(PhaseError, match=r"the source 's' gives other batches in replica 1 than in replica 0"):
+        replicas.average([], 4)
+
+
+def test_the_sums_of_a_group_are_those_of_what_it_gathers() -> None:
+    assert OneOf([1.0, 2.5], [3.0, 4.0]).sums([0.5, 0.25]) == [4.5, 6.75]

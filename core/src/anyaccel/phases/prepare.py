@@ -106,9 +106,10 @@ def prepare(
             factory=_factory(
                 plan,
                 _shared(drawn, replicated),
-                target_ranges(resolution, accumulates=_accumulates(drawn.part)),
+                target_ranges(resolution, accumulates=_parts_batches(drawn.part, replicated)),
                 known,
                 seed,
+                replicated if isinstance(drawn.part, TrainPhase) else None,
             ),
         )
         for drawn in parts
@@ -181,8 +182,9 @@ def _taken(phase: Phase, name: str, plan: Plan, metrics: Sequence[BoundMetric], 
     return {each for column in columns if column.feature_set == name for each in column.columns}
 
 
-def _accumulates(part: Phase) -> bool:
-    return isinstance(part, TrainPhase) and part.accumulate > 1
+def _parts_batches(part: Phase, replicated: ReplicatedTraining | None) -> bool:
+    """Whether a step is computed in parts, whose gradients are weighted by rows."""
+    return isinstance(part, TrainPhase) and (part.accumulate > 1 or replicated is not None)
 
 
 def _training_epochs(
@@ -196,7 +198,12 @@ def _training_epochs(
 
 
 def _factory(
-    plan: Plan, drawn: _Drawn, ranges: Mapping[str, TargetRange], known: Mapping[str, FeatureSet], seed: int
+    plan: Plan,
+    drawn: _Drawn,
+    ranges: Mapping[str, TargetRange],
+    known: Mapping[str, FeatureSet],
+    seed: int,
+    replicated: ReplicatedTraining | None,
 ) -> LoaderFactory:
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
@@ -206,8 +213,11 @@ def _factory(
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
         assert isinstance(part, TrainPhase)
-        return batch_source_loaders(plan, source, ranges, part.accumulate, seed)
+        share = None if replicated is None else replicated.share_batches(source.label, part.accumulate)
+        return batch_source_loaders(plan, source, ranges, part.accumulate, seed, share)
     assert isinstance(source, MapSource) and epochs is not None
+    if replicated is not None and replicated.rank:  # what it draws while reading differs: other rows are read here
+        seed = rng.key(seed, f"replica {replicated.rank}")
     return map_source_loaders(plan, source, ranges, epochs, seed)
 
 

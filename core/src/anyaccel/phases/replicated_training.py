@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +13,12 @@ import numpy as np
 
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.backend import Program
-from anyaccel.data import BatchSource
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
+from anyaccel.phases.loading.replica_share import BatchShare
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.train_phase import TrainPhase
@@ -41,13 +42,64 @@ class ReplicatedTraining:
         self.rank, self.size = place.rank, place.size
         self._orders = hashlib.blake2b(digest_size=16)
         self._epoch, self._step = -1, 0
+        self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
+        self._source, self._accumulate = "", 1
+
+    def share_batches(self, source: str, accumulate: int) -> BatchShare:
+        """The share that this replica takes of the batches of a source, which are then compared in every step.
+
+        Args:
+            source: its label.
+            accumulate: batches of a step.
+        """
+        self._batches, self._source, self._accumulate = deque(), source, accumulate
+        return BatchShare(self._label, source, self.rank, self.size, self._batches.append)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
         self._epoch, self._step = epoch, step
+        if self._batches is not None:
+            self._batches.clear()
+
+    def end_steps(self) -> None:
+        """The steps of an epoch are done.
+
+        Raises:
+            PhaseError: those of another replica are not.
+        """
+        if self._batches is not None:
+            self._compare_batches(self._batches, ended=True)
+
+    def _compare_batches(self, batches: deque[int], *, ended: bool = False) -> None:
+        """Compare the batches of this step with those of all replicas, of which each knows whether they are alike."""
+        seen = 0
+        for _ in range(0 if ended else min(self._accumulate, len(batches))):
+            seen = (31 * seen + batches.popleft()) & 0xFFFFF
+        with self._telling_where():
+            total, squares, n_ended = self._host.sums([seen, seen * seen, ended])
+        if n_ended == 0 and total == self.size * seen and squares == self.size * seen * seen:
+            return
+        if n_ended == self.size:
+            return
+        self._tell_differing(seen, ended=ended)
+
+    def _tell_differing(self, seen: int, *, ended: bool) -> None:
+        every = self._gather([seen, ended])
+        done = [str(rank) for rank, (_, is_done) in enumerate(every) if is_done]
+        others = [str(rank) for rank, (batch, _) in enumerate(every) if batch != every[0][0]]
+        what = f"is at its end in replica {', '.join(done)} only" if done else "gives other batches in replica "
+        raise PhaseError(
+            f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: the source {self._source!r} {what}"
+            + ("" if done else f"{', '.join(others)} than in replica 0"),
+            available="each replica reads every batch, and takes its share of the rows",
+            hint="let the source give the same batches in every process: leave a DistributedSampler out, and seed what "
+            "draws; or write replicas=1",
+        )
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
-        """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
+        """See `StepReplicas`."""
+        if self._batches is not None:
+            self._compare_batches(self._batches)
         by_framework: dict[str, list[Program]] = {}
         for stage in stages:
             by_framework.setdefault(stage.backend.framework, []).append(stage.program)
@@ -55,6 +107,22 @@ class ReplicatedTraining:
             for framework, programs in by_framework.items():
                 self._groups[framework].average_gradients(programs, weight)
         self._step += 1
+
+    def loss_weights(
+        self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
+    ) -> list[dict[str, Any]]:
+        """See `StepReplicas`."""
+        weights: list[dict[str, Any]] = [{} for _ in inputs]
+        by_framework: dict[str, list[int]] = {}
+        for i, (stage, _) in enumerate(inputs):
+            by_framework.setdefault(stage.backend.framework, []).append(i)
+        with self._telling_where():
+            for framework, positions in by_framework.items():
+                given = [(inputs[i][0].program, inputs[i][1]) for i in positions]
+                found = self._groups[framework].loss_weights(given, n_rows)
+                for i, each in zip(positions, found, strict=True):
+                    weights[i] = each
+        return weights
 
     def first(self, value: Any) -> Any:
         """The plain value that the first replica gives; called by all at once."""
@@ -191,6 +259,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
+    _check_weights(phase, resolution, groups)
     return ReplicatedTraining(phase.label, place, groups)
 
 
@@ -221,9 +290,6 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
         yield "its step is your own"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"
-    for source in phase.data.values() if isinstance(phase.data, Mapping) else [phase.data]:
-        if isinstance(source, BatchSource):
-            yield f"the source {source.label!r} decides itself which rows make a batch"
     yield from _coupled_rows(resolution)
 
 
@@ -232,9 +298,17 @@ def _coupled_rows(resolution: Resolution) -> Iterator[str]:
         for operation in segment.operations:
             if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):
                 yield f"{why} in node {operation.label!r} mixes the rows of a batch"
-        for term in segment.losses:
-            if weight_inputs(term):
-                yield f"the loss {term.label!r} weighs rows or positions"
+
+
+def _check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        weighted = next((term.label for term in segment.losses if weight_inputs(term)), None)
+        if weighted is not None and not groups[backend.framework].weighs_losses:
+            raise CapabilityError(
+                f"phase {phase.label!r}: the loss {weighted!r} weighs rows or positions, and replicas of "
+                f"{backend.framework} cannot add up these weights",
+                hint="write replicas=1 to train the whole model in each process on its own, or update the plugin",
+            )
 
 
 def _is_array(value: Any) -> bool:

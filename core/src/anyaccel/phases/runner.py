@@ -388,8 +388,7 @@ def _build(
         raise
     step = phase.step if isinstance(phase, TrainPhase) else None
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
-    average = None if replicated is None else replicated.average
-    return Pipeline(stages, learners or None, log_event, own_step, average)
+    return Pipeline(stages, learners or None, log_event, own_step, replicated)
 
 
 def _program(backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase) -> Program:

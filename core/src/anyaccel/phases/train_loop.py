@@ -295,6 +295,8 @@ class TrainLoop:
                     if self._run.stopped:
                         break
                     del chunk
+            if self._replicated is not None:
+                self._replicated.end_steps()
             means = losses.means()
             self._pipeline.synchronize()
         except MemoryError as error:

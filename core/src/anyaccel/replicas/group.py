@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from anyaccel.program import Program
+
+ProgramInputs = tuple[Program, Sequence[Any]]
+"""A program, and values for its inputs."""
 
 
 class ReplicaGroup(ABC):
@@ -19,6 +23,8 @@ class ReplicaGroup(ABC):
 
     rank: int
     size: int
+    weighs_losses: ClassVar[bool] = False
+    """Whether `loss_weights` is there; without it, losses that weigh rows or positions are refused."""
 
     @abstractmethod
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
@@ -37,11 +43,36 @@ class ReplicaGroup(ABC):
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """The plain values (None, bool, int, float, str, lists and dicts of these) that all replicas give, by rank.
+        """The plain values that all replicas give, by rank.
+
+        Plain are None, bool, int, float, str, bytes, and lists and dicts of these.
 
         Raises:
             FrameworkError: another replica has ended, or does not answer.
         """
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """The sum of each of these numbers over all replicas, in float64.
+
+        Raises:
+            FrameworkError: another replica has ended, or does not answer.
+        """
+        return [math.fsum(each) for each in zip(*self.gather(list(values)), strict=True)]
+
+    def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
+        """For each program, by label: what `Program.loss_weights` gives for the rows of all replicas together.
+
+        Each is multiplied by the part of all rows that this replica has, so that a loss divided by it has gradients
+        whose average, weighted by rows, is the gradient of the loss over all rows.
+
+        Args:
+            programs: of this backend, each with its inputs; the same segments in every replica.
+            n_rows: of this replica.
+
+        Raises:
+            FrameworkError: another replica has ended, or does not answer.
+        """
+        raise NotImplementedError
 
 
 class Replicate(ABC):

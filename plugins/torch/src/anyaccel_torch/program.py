@@ -284,11 +284,17 @@ class TorchProgram(MultiStepProgram):
     @torch.no_grad()
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """As `Program.loss_weights`."""
-        values, weights = [*inputs, *self._empty_slots], {}
-        for loss, total_weight in self._weighted:
-            if not any(values[i] is None for i in loss.weight_slots):
-                weights[loss.label] = divisor(total_weight(values))
-        return weights
+        return {label: divisor(weight) for label, weight in self.summed_weights(inputs).items()}
+
+    @torch.no_grad()
+    def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
+        """As `loss_weights`, 0 where nothing counts."""
+        values = [*inputs, *self._empty_slots]
+        return {
+            loss.label: total_weight(values)
+            for loss, total_weight in self._weighted
+            if not any(values[i] is None for i in loss.weight_slots)
+        }
 
     # -- gradients -------------------------------------------------------------------------------------------------
 

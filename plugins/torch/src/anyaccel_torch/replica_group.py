@@ -6,7 +6,7 @@ import atexit
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup
+from anyaccel.replicas.group import ProgramInputs
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
+from anyaccel_torch.weighted_losses import divisor
 
 _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
@@ -36,6 +38,8 @@ class TorchReplicaGroup(ReplicaGroup):
     Raises:
         FrameworkError: the processes cannot be joined, or the script has joined a group of another size.
     """
+
+    weighs_losses: ClassVar[bool] = True
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -84,6 +88,30 @@ class TorchReplicaGroup(ReplicaGroup):
         every: list[Any] = [None] * self.size
         self._try("gather values", lambda: dist.all_gather_object(every, value))
         return every
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """As `ReplicaGroup.sums`, in host memory."""
+        summed = torch.tensor(values, dtype=torch.float64)
+        self._try("add up numbers", lambda: dist.all_reduce(summed))
+        return summed.tolist()
+
+    @torch.no_grad()
+    def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
+        """As `ReplicaGroup.loss_weights`: one all-reduce for the losses of a device, which nothing waits for."""
+        own = [cast("TorchProgram", program).summed_weights(inputs) for program, inputs in programs]
+        by_device: dict[torch.device, list[tuple[int, str]]] = {}
+        for i, weights in enumerate(own):
+            for label, weight in weights.items():
+                by_device.setdefault(weight.device, []).append((i, label))
+        result: list[dict[str, Any]] = [{} for _ in programs]
+        for device, keys in by_device.items():
+            rows = torch.full((), n_rows, dtype=torch.float32, device=device)
+            summed = torch.stack([rows, *[own[i][label].to(torch.float32) for i, label in keys]])
+            self._try("add up the weights of losses", lambda summed=summed: dist.all_reduce(summed))  # type: ignore[misc]
+            in_all = divisor(summed[1:]) * (n_rows / summed[0])
+            for (i, label), weight in zip(keys, in_all.unbind(), strict=True):
+                result[i][label] = weight
+        return result
 
     def _join(self) -> None:
         store = store_of_attempt(self.rank, self.size)

@@ -11,7 +11,7 @@ from anyaccel import FeatureSet, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, TrainingEpochs
-from anyaccel.phases.loading.replica_share import ReplicaEpochs, share
+from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs, fingerprint, share
 
 
 def epochs_of(n_rows: int, batch_size: int, accumulate: int = 1) -> TrainingEpochs:
@@ -77,3 +77,25 @@ def test_feature_sets_that_cannot_be_shared_alike_are_refused() -> None:
     whole = TrainingEpochs("train", SampledBatches("train", samplers, ZIP_STRICT, rows), 1)
     with pytest.raises(PhaseError, match=r"batches of 3 and 5 rows in one step, for 2 replicas.*multiples of 2 rows"):
         ReplicaEpochs("train", whole, 0, 2)
+
+
+def test_the_shares_of_a_batch_are_all_of_its_rows() -> None:
+    batch = {"x": np.arange(21).reshape(7, 3), "y": np.arange(7)}
+    seen: list[int] = []
+    parts = [BatchShare("train", "s", rank, 3, seen.append)(batch) for rank in range(3)]
+    assert [len(part["y"]) for part in parts] == [2, 2, 3]
+    for name, column in batch.items():
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), column)
+    assert set(seen) == {fingerprint(batch)}
+
+
+def test_a_fingerprint_tells_rows_sizes_and_names() -> None:
+    batch = {"x": np.arange(8.0).reshape(4, 2)}
+    others = [{"y": batch["x"]}, {"x": batch["x"][:3]}, {"x": batch["x"][::-1]}, {"x": batch["x"] + 1}]
+    assert fingerprint(batch) == fingerprint({"x": batch["x"].copy()}) < 2**20
+    assert fingerprint(batch) not in [fingerprint(other) for other in others]
+
+
+def test_a_batch_of_a_source_with_fewer_rows_than_replicas_is_refused() -> None:
+    with pytest.raises(PhaseError, match=r"the source 's' gave a batch of 2 rows for 3 replicas.*drop_last=True"):
+        BatchShare("train", "s", 0, 3, lambda _: None)({"x": np.zeros((2, 1))})

@@ -11,7 +11,7 @@ from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.device import Device
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.clipping import GradientClipping
-from anyaccel.phases.executor.stage import Losses, PipelineStage
+from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
@@ -23,7 +23,6 @@ Rows = tuple[str, Callable[[int, int], Any]]
 StageRows = tuple[Mapping[str, Rows], ...]
 """For each stage, its columns by value name."""
 Watcher = Callable[[Mapping[str, Any], SpanOf], None]
-AverageGradients = Callable[[Iterable[PipelineStage], float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +44,17 @@ class _GradientOutput:
 class CrossSegmentStep:
     """Single steps over the stages of a pipeline; every transfer between them is chosen once, here.
 
-    `log_event` is told if a transfer cannot go on as it was chosen. `average` replaces the gradients of stages by their
-    means over all replicas, of which each has so many rows; None where there is one.
+    `log_event` is told if a transfer cannot go on as it was chosen. `replicas` are those that share each step; None
+    where there is one.
     """
 
     def __init__(
         self,
         stages: Sequence[PipelineStage],
         log_event: LogEvent = discard_event,
-        average: AverageGradients | None = None,
+        replicas: StepReplicas | None = None,
     ) -> None:
-        self._average = average
+        self._replicas = replicas
         self._stages = tuple(stages)
         makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._inputs = [tuple(_inputs_of(stage, makers, log_event)) for stage in stages]
@@ -138,7 +137,8 @@ class CrossSegmentStep:
         losses: list[Losses] = []
         trained: dict[int, PipelineStage] = {}
         scale, n_rows = parts[0][1], sum(size for _, size in parts)
-        factors = self._weighted_factors(rows, whole) if len(parts) > 1 and self._weighted else {}
+        shared = len(parts) > 1 or self._replicas is not None
+        factors = self._weighted_factors(rows, whole, n_rows) if shared and self._weighted else {}
         for span_of, size in parts:
             if size != scale:
                 _rescale(trained.values(), scale / size)
@@ -148,8 +148,8 @@ class CrossSegmentStep:
                 trained[id(stage)] = stage
         if len(parts) > 1:
             _rescale(trained.values(), scale / n_rows)
-        if self._average is not None:
-            self._average(trained.values(), n_rows)
+        if self._replicas is not None:
+            self._replicas.average(trained.values(), n_rows)
         clip_scales = self._clipping.scales()
         self.is_updating = True
         for stage in trained.values():
@@ -157,18 +157,26 @@ class CrossSegmentStep:
         self.is_updating = False
         return losses
 
-    def _weighted_factors(self, rows: StageRows, whole: SpanOf) -> dict[int, dict[str, Any]]:
+    def _weighted_factors(self, rows: StageRows, whole: SpanOf, n_rows: int) -> dict[int, dict[str, Any]]:
         """By `id` of a stage, for each loss that weighs rows, its factor over the weight of the whole step."""
-        factors: dict[int, dict[str, Any]] = {}
+        given: list[tuple[PipelineStage, list[Any]]] = []
         for stage, columns in zip(self._stages, rows, strict=True):
-            terms = self._weighted.get(id(stage), ())
-            needed = {name for term in terms for name in weight_inputs(term)}
-            inputs = [_taken(columns[name], whole) if name in needed else None for name in stage.segment.inputs]
-            weights = stage.program.loss_weights(inputs) if terms else {}
-            factors[id(stage)] = {
-                term.label: term.weight / weights[term.label] for term in terms if term.label in weights
+            needed = {name for term in self._weighted.get(id(stage), ()) for name in weight_inputs(term)}
+            if needed:
+                inputs = [_taken(columns[name], whole) if name in needed else None for name in stage.segment.inputs]
+                given.append((stage, inputs))
+        if self._replicas is None:
+            every = [stage.program.loss_weights(inputs) for stage, inputs in given]
+        else:
+            every = self._replicas.loss_weights(given, n_rows)
+        return {
+            id(stage): {
+                term.label: term.weight / weights[term.label]
+                for term in self._weighted[id(stage)]
+                if term.label in weights
             }
-        return factors
+            for (stage, _), weights in zip(given, every, strict=True)
+        }
 
     def _forward_backward(
         self, rows: StageRows, span_of: SpanOf, losses: list[Losses], scales: Mapping[int, Mapping[str, Any]]

@@ -15,9 +15,9 @@ from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.events import LogEvent, discard_event
-from anyaccel.phases.executor.cross_segment import AverageGradients, CrossSegmentStep
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep
 from anyaccel.phases.executor.own_step import OwnStep
-from anyaccel.phases.executor.stage import Losses, PipelineStage
+from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
 from anyaccel.segment import NodeState
@@ -112,7 +112,7 @@ class Pipeline:
         learners: estimators that learn from every training step; with some, steps are taken one by one.
         log_event: is told if values cannot go from one framework to another as planned.
         own_step: the training step, if it is the user's own.
-        average: replaces gradients by their means over all replicas; with it, steps are taken one by one.
+        replicas: share each step; with them, steps are taken one by one.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class Pipeline:
         learners: HostLearners | None = None,
         log_event: LogEvent = discard_event,
         own_step: OwnStep | None = None,
-        average: AverageGradients | None = None,
+        replicas: StepReplicas | None = None,
     ) -> None:
         self._own_step = own_step
         self._stages = tuple(stages)
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
-        self._cross_segment = CrossSegmentStep(self._stages, log_event, average)
+        self._cross_segment = CrossSegmentStep(self._stages, log_event, replicas)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
-        whole = len(stages) == 1 and learners is None and own_step is None and average is None
+        whole = len(stages) == 1 and learners is None and own_step is None and replicas is None
         only = stages[0].program if whole else None
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.device import Device
@@ -60,3 +60,15 @@ class Losses:
     def is_ready(self) -> bool:
         """Whether they are computed, without waiting; pairs count as such."""
         return self.means is None or self.backend.is_ready(self.means)
+
+
+class StepReplicas(Protocol):
+    """What the replicas of a step exchange; called by all of them in the same order."""
+
+    def loss_weights(
+        self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
+    ) -> list[dict[str, Any]]:
+        """As `ReplicaGroup.loss_weights`, for stages with the inputs that their losses are weighed by."""
+
+    def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
+        """Replace the gradients of these stages by their means over all replicas, weighted by rows."""

@@ -34,7 +34,7 @@ class TargetRange:
         probabilities: whether they are numbers from 0 to 1.
         ignored: a class index that counts for nothing and may be out of range; None for none.
         weights: whether they weigh a loss, and are at least 0.
-        excluded: a class index that a loss leaves out of its mean, where batches are accumulated; None for none.
+        excluded: a class index that a loss leaves out of its mean, where batches are parted; None for none.
     """
 
     n_classes: int | None = None
@@ -189,8 +189,9 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
     if target_range.excluded is not None and (array == target_range.excluded).any():
         raise ColumnError(
             f"{column.shown} has targets of {target_range.excluded}, which the loss leaves out of its mean, and "
-            "batches are accumulated: a step would not be that of one batch of all rows",
-            hint="leave accumulate out, or train without these rows",
+            "batches are accumulated, or shared among replicas: a step would not be that of one batch of all rows",
+            hint="use the named loss, Loss('cross_entropy', ignore_index=...), or train without these rows; or "
+            "leave out accumulate and replicas",
         )
 
 

@@ -15,7 +15,7 @@ from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
 from anyaccel.phases.loading.device_columns import load
 from anyaccel.phases.loading.epoch_plan import EpochPlan
-from anyaccel.phases.loading.host_columns import HostColumn, TargetRange
+from anyaccel.phases.loading.host_columns import Batch, HostColumn, TargetRange
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader
 from anyaccel.phases.loading.padded_source_loader import PaddedSourceLoader
 from anyaccel.phases.loading.source_loader import BLOCK_SECONDS, BatchSourceLoader, MapSourceLoader
@@ -164,7 +164,12 @@ class SourceLoaderFactory(LoaderFactory):
 
 
 def batch_source_loaders(
-    plan: Plan, source: BatchSource, ranges: Mapping[str, TargetRange], accumulate: int, seed: int
+    plan: Plan,
+    source: BatchSource,
+    ranges: Mapping[str, TargetRange],
+    accumulate: int,
+    seed: int,
+    share: Callable[[Batch], Batch] | None = None,
 ) -> SourceLoaderFactory:
     """Loaders of the batches of a source.
 
@@ -174,12 +179,13 @@ def batch_source_loaders(
         ranges: what the losses take as targets, by value name.
         accumulate: batches for one step.
         seed: of the graph.
+        share: gives the part of each batch that this replica takes; None for all of it.
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
         one_shape = not any(column.ragged for column in plan.columns)
         loader = BatchSourceLoader if one_shape else PaddedSourceLoader
-        return loader(plan.columns, source, ranges, accumulate, int(block_bytes), seed)
+        return loader(plan.columns, source, ranges, accumulate, int(block_bytes), seed, share)
 
     return SourceLoaderFactory(plan, source, 1, make_loader)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,11 +11,58 @@ import numpy as np
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepRange
+from anyaccel.phases.loading.host_columns import Batch
+
+_SEEN_BYTES = 1024
+"""Of each of a few rows of a column; a fingerprint of whole images would cost more than their step."""
 
 
 def share(n_rows: int, rank: int, size: int) -> RowSpan:
     """The rows of a batch of `n_rows` that a replica takes: adjacent ones, and at most one more than another's."""
     return rank * n_rows // size, (rank + 1) * n_rows // size
+
+
+class BatchShare:
+    """The rows of each batch of a source that one replica takes.
+
+    Args:
+        label: of the phase.
+        source: label of the source.
+        rank, size: which replica of how many.
+        on_batch: is told a fingerprint of each whole batch, which is the same in all replicas if their batches are.
+    """
+
+    def __init__(self, label: str, source: str, rank: int, size: int, on_batch: Callable[[int], None]) -> None:
+        self._label, self._source, self._rank, self._size, self._on_batch = label, source, rank, size, on_batch
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The part of a batch that this replica takes: adjacent rows.
+
+        Raises:
+            PhaseError: it has fewer rows than there are replicas.
+        """
+        n_rows = len(next(iter(batch.values())))
+        if n_rows < self._size:
+            raise PhaseError(
+                f"phase {self._label!r}: the source {self._source!r} gave a batch of {n_rows} rows for {self._size} "
+                "replicas",
+                available="each replica takes a share of every batch, also of the last one of an epoch",
+                hint="let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)",
+            )
+        self._on_batch(fingerprint(batch))
+        low, high = share(n_rows, self._rank, self._size)
+        return {name: column[low:high] for name, column in batch.items()}
+
+
+def fingerprint(batch: Batch) -> int:
+    """20 bits of the names and shapes of a batch, and of its first, middle and last row."""
+    found = 0
+    for name in sorted(batch):
+        column = np.asarray(batch[name])
+        found = zlib.crc32(f"{name} {column.shape}".encode(), found)
+        for row in (0, len(column) // 2, len(column) - 1):
+            found = zlib.crc32(np.ascontiguousarray(column[row]).tobytes()[:_SEEN_BYTES], found)
+    return found & 0xFFFFF
 
 
 class ReplicaEpochs(EpochPlan):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -72,6 +72,7 @@ class BatchSourceLoader(BatchLoader):
         accumulate: batches for one step.
         block_bytes: the most bytes of a block, unless one step has more.
         seed: what the source draws from global generators follows from it.
+        share: gives the part of each batch that is taken; None for all of it.
     """
 
     residency = "streamed"
@@ -84,7 +85,9 @@ class BatchSourceLoader(BatchLoader):
         accumulate: int,
         block_bytes: int,
         seed: int = 0,
+        share: Callable[[Batch], Batch] | None = None,
     ) -> None:
+        self._share = share
         self.n_steps = None if source.steps is None else -(-source.steps // accumulate)
         self.repeatable = source.repeats
         self.reads_ahead = source.read_ahead != 0
@@ -155,7 +158,9 @@ class BatchSourceLoader(BatchLoader):
         randomness = self._randomness = self._randomness.next(rng.key(self._seed, "source", self._source.label, epoch))
         try:
             with closing(self._open(epoch, again)) as batches:
-                left = islice(enumerate(batches), start_step * self._accumulate, None)
+                left: Iterable[tuple[int, Batch]] = islice(enumerate(batches), start_step * self._accumulate, None)
+                if self._share is not None:
+                    left = _shared(left, self._share)
                 for buffer in cycle(buffers):
                     buffer.wait()
                     with randomness.drawing():
@@ -229,6 +234,11 @@ class BatchSourceLoader(BatchLoader):
             copies[column.name] = self._backends[column.name].copy_async(array, column.device)
             buffers.copies.append(copies[column.name])
         return _Block(sizes, buffers.capacity, copies)
+
+
+def _shared(batches: Iterable[tuple[int, Batch]], share: Callable[[Batch], Batch]) -> Iterator[tuple[int, Batch]]:
+    for position, batch in batches:
+        yield position, share(batch)
 
 
 class MapSourceLoader(StreamingLoader):
