@@ -282,7 +282,8 @@ def kits(session: nox.Session) -> None:
 def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
     install(session, *editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
-    names = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses", "resume_across")
+    graphs = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses")
+    names = (*graphs, "resume_across", "resume_mapped")
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)
@@ -295,6 +296,15 @@ def kills(session: nox.Session) -> None:
     env = {"ANYACCEL_TEST_KILLS": "1000", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", "plugins/torch/tests/test_replica_restarts.py", *session.posargs, env=env)
     session.run("pytest", "tests/integration/test_kills.py", "-rP", *spread(), *session.posargs, env=env)
+
+
+@nox.session(python=MAIN)
+def damage(session: nox.Session) -> None:
+    """2,000 flipped bits and thousands of hostile manifests; `unit` takes a sample of both."""
+    install(session, *editable(), *group("test"))
+    env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
+    tests = [f"tests/core/saved_folder/test_{name}.py" for name in ("damage", "hostile")]
+    session.run("pytest", *tests, *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

@@ -13,11 +13,13 @@ from anyaccel.testing import suite
 from anyaccel.testing.batch_axis_tests import BatchAxisTests
 from anyaccel.testing.keyword_tests import KeywordTests
 from anyaccel.testing.own_step_tests import OwnStepTests
+from anyaccel.testing.weight_file_tests import WeightFileTests
 
 from .broken.batch_axes import BatchAxisBackend, RunningTotal
 from .broken.in_place_models import CopyingBackend, mutating_model
 from .broken.keyword_models import Difference, KeywordBackend
 from .broken.own_steps import OwnStepBackend, train_step
+from .broken.weight_files import ArchiveBackend
 from .subjects import CpuSubject, SimulatedSubject
 
 
@@ -103,6 +105,12 @@ class TestOwnSteps(CpuSubject, OwnStepTests):
     @pytest.fixture
     def own_step(self):
         return train_step
+
+
+class TestWeightFiles(CpuSubject, WeightFileTests):
+    """A backend over NumPy with files of its own."""
+
+    cls = ArchiveBackend
 
 
 class TestKeywords(CpuSubject, KeywordTests):

@@ -301,7 +301,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     },
     "Checkpoint": lambda: (
         aa.Checkpoint,
-        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True},
+        {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True}
+        | {"names": None, "change": None},
     ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
@@ -451,7 +452,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()}
-        | {"strict": True},
+        | {"names": None, "change": None, "strict": True},
     ),
     "ModelGraph.run": lambda: (
         one(graph().run),
@@ -465,7 +466,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelGraph.save": lambda: (graph().save, {"folder": saved(), "extra": {}}),
     "ModelGraph.load_state": lambda: (
         graph().build().load_state,
-        {"given": graph().build().state(), "strict": True},
+        {"given": graph().build().state(), "names": None, "change": None, "strict": True},
     ),
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),

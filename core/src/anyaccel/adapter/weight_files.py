@@ -27,7 +27,7 @@ class WeightFiles(ABC):
 
     @abstractmethod
     def read_weights(self, path: Path) -> dict[str, np.ndarray]:
-        """The arrays of a file, by name. Runs no code of the file.
+        """The arrays of a file, by name, in memory of their own. Runs no code of the file, whatever its name ends in.
 
         Raises:
             StateError: the file is damaged, or holds anything else than named arrays.
@@ -35,4 +35,4 @@ class WeightFiles(ABC):
 
     @abstractmethod
     def write_weights(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write a new file of named arrays."""
+        """Write named arrays into a new file of exactly this name, whatever it ends in."""

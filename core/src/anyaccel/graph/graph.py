@@ -20,6 +20,7 @@ from anyaccel.graph import (
     serialization,
     state_dict,
     state_loading,
+    state_mapping,
     topology,
     weight_loading,
 )
@@ -29,6 +30,7 @@ from anyaccel.graph.other_names import OTHER_NAMES
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.graph.weight_loading import LoadedWeights
+from anyaccel.graph.weight_matching import Change, Names
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
@@ -271,11 +273,16 @@ class ModelGraph(AttributeHints):
             self.refresh()
         return state_dict.state(self)
 
-    def load_state(self, given: Mapping[str, Any], *, strict: bool = True) -> ModelGraph:
+    def load_state(
+        self, given: Mapping[str, Any], *, names: Names = None, change: Change | None = None, strict: bool = True
+    ) -> ModelGraph:
         """Load what `state` gave; all of it is checked before anything changes.
 
         Args:
             given: the state.
+            names: as of `load_weights`, for a state of other models, as of another framework; the optimizer's state
+                goes with the parameters.
+            change: as of `load_weights`; it may only put values in another order.
             strict: False loads what has the same name, shape and dtype, and warns of all that it leaves out. A node's
                 optimizer state is then loaded only where everything of the node is.
 
@@ -284,6 +291,7 @@ class ModelGraph(AttributeHints):
                 than those that the state was trained on, or a phase is running; the message has all differences.
         """
         self._check_idle("load a state")
+        given = state_mapping.mapped(self, given, names, change)
         state_loading.load_state(self, given, strict=arguments.flag(StateError, "load_state: ", "strict", strict))
         return self
 
@@ -309,8 +317,8 @@ class ModelGraph(AttributeHints):
         path: str | os.PathLike[str] | Mapping[str, Any],
         node: str | Node | None = None,
         *,
-        names: Mapping[str, str | None] | Callable[[str], str | None] | None = None,
-        change: Callable[[str, np.ndarray], np.ndarray] | None = None,
+        names: Names = None,
+        change: Change | None = None,
         strict: bool = True,
     ) -> LoadedWeights:
         """Load weights that `save_weights` or another tool wrote; all of it is checked before anything changes.
@@ -409,6 +417,8 @@ class ModelGraph(AttributeHints):
         feature_sets: Iterable[Any] = (),
         optimizer: Optimizer | str | type | None = None,
         allow: Iterable[type] = (),
+        names: Names = None,
+        change: Change | None = None,
         strict: bool = True,
     ) -> ModelGraph:
         """The graph that `save` wrote, in its state, on the CPU. Runs no code of the folder.
@@ -423,6 +433,8 @@ class ModelGraph(AttributeHints):
             feature_sets: data in place of those without rows; they must be transformed as the saved ones were.
             optimizer: in place of the saved one; needed if that was a framework's own.
             allow: classes of models and transforms that the folder may name besides those that are registered.
+            names: for given models of another framework; see `load_state`.
+            change: likewise.
             strict: False loads what fits the given models, and warns of the rest; see `load_state`.
 
         Raises:
@@ -436,5 +448,6 @@ class ModelGraph(AttributeHints):
         sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
         graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
         graph.optimizer = own or graph.optimizer
+        arrays = state_mapping.mapped(graph, arrays, names, change)
         state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
         return graph

@@ -47,7 +47,7 @@ def save(graph: HasState, path: Any, node: str | Node | None) -> tuple[str, ...]
     arrays: dict[str, np.ndarray] = {}
     for label in labels:
         values = values_of(graph, label)
-        arrays.update({name: values[key] for name, (_, key) in _names(graph, label, values, labels).items()})
+        arrays.update({name: values[key] for name, (_, key) in named_values(graph, label, values, labels).items()})
     formats = {getattr(graph.shapes.backends[label], "safetensors_format", "") for label in labels}
     weight_files.write(file, arrays, formats.pop() if len(formats) == 1 else "")
     return tuple(arrays)
@@ -57,25 +57,25 @@ def load(
     graph: HasState, given: Any, node: str | Node | None, names: Names, change: Change | None, strict: bool
 ) -> LoadedWeights:
     """Load weights into a graph's models, all or nothing; see `ModelGraph.load_weights`."""
-    _check_functions(names, change)
+    check_functions(names, change)
     labels = _labels(graph, node)
     values = {label: values_of(graph, label) for label in labels}
-    keys = {name: key for label in labels for name, key in _names(graph, label, values[label], labels).items()}
+    keys = {name: key for label in labels for name, key in named_values(graph, label, values[label], labels).items()}
     theirs = weight_files.read(given)
     own = {name: values[label][key] for name, (label, key) in keys.items()}
     found = match(theirs, own, names, change)
     whole = f"{_told(given)} does not fit {', '.join(f'node {label!r}' for label in labels)}"
-    _check_shared(found, keys, whole)
-    _check_axes(found, whole)
+    check_shared(found, keys, whole)
+    check_axes(found, whole)
     if strict and (found.missing or found.unexpected or found.mismatched or found.narrowed):
-        raise StateError(f"{whole}: {_problems(found)}", hint=_hint(found, theirs, own))
+        raise StateError(f"{whole}: {problems_of(found)}", hint=_hint(found, theirs, own))
     if not found.arrays:
-        raise StateError(f"{whole}: nothing of it fits; {_problems(found)}", hint=_hint(found, theirs, own))
+        raise StateError(f"{whole}: nothing of it fits; {problems_of(found)}", hint=_hint(found, theirs, own))
     for label in labels:
         new = {keys[name][1]: array for name, array in found.arrays.items() if keys[name][0] == label}
         if new:
             graph.shapes.backends[label].load_state(getattr(graph.nodes[label], "model", None), values[label] | new)
-    if problems := _problems(found):
+    if problems := problems_of(found):
         warnings.warn(printable(f"{_told(given)} was loaded in part: {problems}."), UserWarning, stacklevel=3)
     return _loaded(found)
 
@@ -94,7 +94,7 @@ def _told(given: Any) -> str:
     return f"a dict of {len(given)} arrays" if isinstance(given, Mapping) else repr(str(given))
 
 
-def _check_functions(names: Any, change: Any) -> None:
+def check_functions(names: Any, change: Any) -> None:
     if names is not None and not isinstance(names, Mapping) and not callable(names):
         raise StateError(
             f"names={shown(names)} is neither a dict nor a function", hint="write names={'IN THE FILE': 'IN THE MODEL'}"
@@ -122,7 +122,7 @@ def _fit_first(graph: HasState) -> str:
     return f"fit {waiting} first, on which its models depend" if waiting else "give it a model that has parameters"
 
 
-def _names(
+def named_values(
     graph: HasState, label: str, values: Mapping[str, np.ndarray], labels: list[str]
 ) -> dict[str, tuple[str, str]]:
     """Node and name in its state, by each name of a value: the framework's, after the label where nodes are several."""
@@ -139,7 +139,7 @@ def plain_names(keys: Iterable[str]) -> dict[str, str]:
     return dict(zip(short if len(set(short)) == len(short) else whole, whole, strict=True))
 
 
-def _check_shared(found: Match, keys: Mapping[str, tuple[str, str]], whole: str) -> None:
+def check_shared(found: Match, keys: Mapping[str, tuple[str, str]], whole: str) -> None:
     """Values that a model has under several names come once or more often, but equal; those of one name suffice.
 
     Raises:
@@ -158,7 +158,7 @@ def _check_shared(found: Match, keys: Mapping[str, tuple[str, str]], whole: str)
     found.missing = list(reported.values())
 
 
-def _check_axes(found: Match, whole: str) -> None:
+def check_axes(found: Match, whole: str) -> None:
     """Refuse arrays whose axes are, or may be, in another order than the model's: values would be at wrong places.
 
     Raises:
@@ -181,7 +181,7 @@ def _check_axes(found: Match, whole: str) -> None:
         )
 
 
-def _problems(found: Match) -> str:
+def problems_of(found: Match) -> str:
     """All that does not fit, as text; `""` if everything does."""
     parts = [f"missing: {', '.join(found.missing)}"] if found.missing else []
     parts += [f"unexpected: {', '.join(found.unexpected)}"] if found.unexpected else []

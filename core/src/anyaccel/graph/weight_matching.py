@@ -58,7 +58,7 @@ def match(
         StateError: `names` or `change` cannot be used.
     """
     result = Match()
-    sources = _renamed(theirs, ours, names)
+    sources = renamed(theirs, ours, names)
     result.unexpected = [name for target, name in sources.items() if target not in ours]
     for target, name in sources.items():
         if target in ours:
@@ -67,7 +67,7 @@ def match(
     return result
 
 
-def _renamed(theirs: Mapping[str, np.ndarray], ours: Mapping[str, Any], names: Names) -> dict[str, str]:
+def renamed(theirs: Mapping[str, np.ndarray], ours: Mapping[str, Any], names: Names) -> dict[str, str]:
     """The name in the file for each name in the model, or for one that the model should have."""
     if isinstance(names, Mapping):
         unknown = [shown(name) for name in names if name not in theirs]

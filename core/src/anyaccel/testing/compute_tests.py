@@ -11,6 +11,7 @@ from anyaccel.testing.parameter_group_tests import ParameterGroupTests
 from anyaccel.testing.program_tests import ProgramTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests
+from anyaccel.testing.weight_file_tests import WeightFileTests
 from anyaccel.testing.weighted_loss_tests import WeightedLossTests
 
 
@@ -26,6 +27,7 @@ class ComputeTests(
     WeightedLossTests,
     ParameterGroupTests,
     OwnStepTests,
+    WeightFileTests,
 ):
     """Everything that `Compute` and `Program` promise."""
 

@@ -45,6 +45,12 @@ def test_other_settings_out_of_range():
         Checkpoint("a", on_failure="stopp")
     with pytest.raises(PhaseError, match="wait='yes' is not True or False"):
         Checkpoint("a", wait="yes")
+    with pytest.raises(
+        PhaseError, match=r"names=3 is not a dict or a function. Hint: write names=\{'IN THE CHECKPOINT':"
+    ):
+        Checkpoint("a", names=3)
+    with pytest.raises(PhaseError, match=r"change='T' is not a function. Hint: write change=lambda name, array: array"):
+        Checkpoint("a", change="T")
 
 
 def test_a_phase_takes_a_checkpoint_or_a_folder(train):

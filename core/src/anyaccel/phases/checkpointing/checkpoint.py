@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
+from anyaccel.graph.weight_matching import Change, Names
 from anyaccel.suggestions import did_you_mean
 
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
@@ -39,6 +41,11 @@ class Checkpoint:
             the error, after a step.
         wait: whether the training waits until each is written. Then a process that is killed loses at most the steps
             of one interval; otherwise also those done while one was being written.
+        names: for going on in another framework: the name in the model for each in a checkpoint, as of
+            `ModelGraph.load_weights`; a dict of those that differ or a function, None leaves an array out. Only nodes
+            whose framework has changed since the checkpoint are mapped.
+        change: likewise: called with the name in the model and an array of the checkpoint, gives the array in the
+            model's order of axes.
 
     Raises:
         PhaseError: a setting out of range.
@@ -53,6 +60,8 @@ class Checkpoint:
         keep_best: str | None = None,
         on_failure: str = "warn",
         wait: bool = False,
+        names: Names = None,
+        change: Change | None = None,
     ) -> None:
         wanted = "the name of a folder"
         is_name = lambda it: isinstance(it, (str, os.PathLike)) and str(it)  # noqa: E731
@@ -71,9 +80,14 @@ class Checkpoint:
             raise PhaseError(problem, available=", ".join(map(repr, ON_FAILURE)), hint=hint)
         self.on_failure = on_failure
         self.wait = arguments.flag(PhaseError, _WHERE, "wait", wait)
+        is_names = lambda it: it is None or callable(it) or isinstance(it, Mapping)  # noqa: E731
+        wanted, example = "a dict or a function", "{'IN THE CHECKPOINT': 'IN THE MODEL'}"
+        self.names = arguments.check(PhaseError, _WHERE, "names", names, is_names, wanted, example)
+        is_change, example = lambda it: it is None or callable(it), "lambda name, array: array"
+        self.change = arguments.check(PhaseError, _WHERE, "change", change, is_change, "a function", example)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments as plain data; a timedelta as text."""
+        """The arguments as plain data, without `names` and `change`; a timedelta as text."""
         every = f"{self.every_seconds}s" if isinstance(self.every, timedelta) else self.every
         kept = {"keep": self.keep, "keep_best": self.keep_best, "on_failure": self.on_failure, "wait": self.wait}
         return {"folder": str(self.folder), "every": every, **kept}

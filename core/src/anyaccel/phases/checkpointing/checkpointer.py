@@ -14,6 +14,7 @@ from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
 from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
+from anyaccel.phases.checkpointing.framework_change import changed_frameworks, translated
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.checkpointing.run_folder import RunFolder
 from anyaccel.phases.checkpointing.run_settings import (
@@ -121,21 +122,16 @@ class Checkpointer:
             raise PhaseError(problem, hint="give each phase a folder of its own")
         if position.settings:
             self._compare(position, different_settings(position.settings, self._settings))
+        others = ", ".join(changed_frameworks(self._run, position).values())
+        position, state = translated(self._run, self._checkpoint, position, state)
         own_seed = self._run.graph.seed
         self._run.graph.load_state(state)
         self._run.graph.progress[label] = position.number
         self._warn_of_changes(position, own_seed)
-        others = self._other_frameworks(position)
         since = f"; {others}, so that what models draw (dropout) differs from now on" if others else ""
         self._run.log_event("checkpoint", f"goes on from {path}, {position.name}{since}")
         self._written = position.name
         return position
-
-    def _other_frameworks(self, position: Position) -> str:
-        """The nodes whose framework is not that of the checkpoint, as text."""
-        now, before = frameworks_of(self._run), position.frameworks
-        changed = [label for label in now if label in before and now[label] != before[label]]
-        return ", ".join(f"{label!r} was {before[label]} and is {now[label]}" for label in changed)
 
     def _compare(self, position: Position, differences: Sequence[str]) -> None:
         """Between two epochs a run may go on with other settings; within one, rows would be left out or come twice.
@@ -197,7 +193,7 @@ class Checkpointer:
     def restore_random(self, pipeline: Pipeline) -> None:
         """Let random streams go on within an epoch."""
         resumed = self.resumed
-        if resumed is None or resumed.random is None or self._other_frameworks(resumed):
+        if resumed is None or resumed.random is None or changed_frameworks(self._run, resumed):
             return
         rank, size = (0, 1) if self._replicated is None else (self._replicated.rank, self._replicated.size)
         try:

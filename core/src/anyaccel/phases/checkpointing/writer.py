@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-_SHARE = 0.1  # of the time: writing at full rate takes 3 to 30 % of the rate of the loop (docs/benchmarks.md)
+_SHARE = 0.02  # of the time; at full rate it takes up to a third of the rate of the loop (docs/benchmarks.md)
 Write = Callable[[Callable[[], object] | None], object]
 
 
