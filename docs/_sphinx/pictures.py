@@ -72,6 +72,7 @@ FLOORS = (
     ("graph", "nodes, shapes, plans, segments"),
     ("data", "feature sets, samplers, sources"),
     ("replicas", "processes that train one model"),
+    ("doctor", "checks of the machine"),
     ("requests", "which devices are asked for"),
     ("planner", "blocks on devices and tiers"),
     ("saved_folder", "a manifest and safetensors"),

@@ -29,7 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("accelerator",),
     ("placement",),
     ("data", "replicas", "requests"),
-    ("graph",),
+    ("graph", "doctor"),
     ("phases",),
     ("results",),
     ("experiment",),

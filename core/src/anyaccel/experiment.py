@@ -17,7 +17,7 @@ from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan, phase_runner
 from anyaccel.graph.nodes import check_label
 from anyaccel.graph.serialization import checked_classes
-from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_of, progress_for
+from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_for, plan_of, progress_for
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
 from anyaccel.phases.evaluation import compared
@@ -123,13 +123,17 @@ class Experiment(AttributeHints):
             raise ResultError(f"experiment {self.label!r} has run nothing yet", hint="call run_phase(...)")
         return self.history[-1]
 
-    def plan(self, phase: Phase) -> Plan:
-        """The plan of a phase, without running it.
+    def plan(self, phase: Phase, inventory: Any = None) -> Plan:
+        """The plan of a phase: which node goes where and why, what crosses, and what memory it takes. Nothing runs.
+
+        Args:
+            phase: what to plan.
+            inventory: another machine, as an Inventory or in words such as `"8x H100-80GB"`; None for this one.
 
         Raises:
             AnyaccelError: the phase cannot run.
         """
-        return plan_of(self._checked(phase), self.graph)
+        return plan_for(self._checked(phase), self.graph, inventory)
 
     def _checked(self, phase: Any) -> Phase:
         if isinstance(phase, Phase):

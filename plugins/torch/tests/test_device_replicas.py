@@ -10,6 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+import anyaccel as aa
+from anyaccel.errors import PhaseError
 
 SCRIPT = Path(__file__).with_name("device_replica_script.py")
 EPOCHS = 15 if os.environ.get("ANYACCEL_TEST_FULL") else 2
@@ -39,3 +43,12 @@ def test_a_parameter_that_only_some_shares_use_has_the_gradient_of_the_whole_bat
     told: dict[str, list[float]],
 ) -> None:
     np.testing.assert_allclose(told["switch 8"], told["switch 1"], rtol=1e-6)
+
+
+def test_data_parallel_is_refused_with_a_pointer_to_replicas() -> None:
+    data = aa.FeatureSet.from_dict("d", {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 1))}, ["x"], ["y"])
+    model = torch.nn.Sequential(torch.nn.DataParallel(torch.nn.Linear(3, 1)))
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("sgd", lr=0.1))
+    phase = aa.TrainPhase("train", data=data, losses=[aa.AppliedLoss("mse", on="net")])
+    with pytest.raises(PhaseError, match=r"DataParallel shares batches itself.*accelerator='gpu:\*'"):
+        aa.Experiment(graph, progress="none").plan(phase)

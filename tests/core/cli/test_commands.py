@@ -63,7 +63,19 @@ def test_examples_in_the_help_are_valid_commands(flag, command, call):
 
 def test_the_help_lists_every_command_with_a_sentence(call):
     listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
-    names = ["checkpoint", "completion", "conform", "demo", "devices", "env", "new-plugin", "plugins", "resolve", "run"]
+    names = [
+        "checkpoint",
+        "completion",
+        "conform",
+        "demo",
+        "devices",
+        "doctor",
+        "env",
+        "new-plugin",
+        "plugins",
+        "resolve",
+        "run",
+    ]
     assert [line.split()[0] for line in listed] == names
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 

@@ -285,7 +285,10 @@ def test_a_policy_chooses_for_nodes_without_an_accelerator_of_their_own(serve, c
         "c": (CPU, "phase"),
         "d": (SIM0, "policy"),
     }
-    assert made.explain("b") == "b runs on sim:0 (numpy: sim:0) because the policy 'spread' chose it."
+    assert made.explain("b") == (
+        "b runs on sim:0 (numpy: sim:0) because the policy 'spread' chose it. "
+        "The phase's 'cpu' was not taken: the placement policy comes first."
+    )
     assert asked[0][0] == PolicyNode("a", "numpy", 60, (CPU, SIM0, SIM1))
 
 
@@ -370,11 +373,15 @@ def test_every_reason_is_explained(serve, chain, sims):
     serve(TinyBackend("tiny", ("gpu:0",)), policies={"first": lambda nodes: {"c": "sim:0"}})
     graph = chain("sim:1", None, None)
     made = plan(graph, "gpu:0", policy="first")
-    assert made.explain("a") == "a runs on sim:1 (numpy: sim:1) because its own accelerator is 'sim:1'."
-    assert made.explain("b") == (
-        "b runs on cpu:0 (numpy: cpu) because the phase asks for 'gpu:0', where no installed plugin runs numpy."
+    assert made.explain("a") == (
+        "a runs on sim:1 (numpy: sim:1) because its own accelerator is 'sim:1'. "
+        "The phase's 'gpu:0' was not taken: the node's own accelerator comes first."
     )
-    assert made.explain("c") == "c runs on sim:0 (numpy: sim:0) because the policy 'first' chose it."
+    assert made.explain("b") == (
+        "b runs on cpu:0 (numpy: cpu) because the phase asks for 'gpu:0', where no installed plugin runs numpy. "
+        "The phase's 'gpu:0' was not taken: no installed plugin runs numpy on gpu."
+    )
+    assert made.explain("c").startswith("c runs on sim:0 (numpy: sim:0) because the policy 'first' chose it. The phase")
     made = plan(chain(None), "sim:0")
     assert (
         made.explain("a")
@@ -428,6 +435,7 @@ def test_a_plan_is_plain_data(whole):
         "frozen": False,
         "parameters": 15,
         "nbytes": 60,
+        "rejected": [{"level": "phase", "wish": "sim:1", "why": "the node's own accelerator comes first"}],
     }
     assert [one["device"] for one in told["assignments"]] == ["sim:0", "sim:1", "sim:1", "sim:1"]
     assert [one["frozen"] for one in told["assignments"]] == [False, True, False, False]

@@ -62,6 +62,7 @@ def group() -> None:
     Examples:
       anyaccel devices          list the devices of this machine
       anyaccel resolve any      show which of them a request gets, and why
+      anyaccel doctor           check the machine and what is installed
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
       anyaccel conform numpy    test a plugin with the conformance kit
@@ -132,8 +133,13 @@ def devices(left_out: Sequence[Any], framework: str | None, timeout: float, as_j
 @click.option("--on", help="A machine in words, such as '8x H100-80GB mem=1TB', instead of this one.")
 @click.option("--file", type=click.Path(), help="A machine in a JSON file, instead of this one.")
 @click.option("--strict", is_flag=True, help="The first wish or nothing.")
+@click.option(
+    "--export",
+    type=click.Choice(["modal", "skypilot", "ray", "slurm", "kubernetes", "dra"]),
+    help="Print the request as this scheduler writes it, as JSON.",
+)
 @JSON
-def resolve(request: str, on: str | None, file: str | None, strict: bool, as_json: bool) -> None:
+def resolve(request: str, on: str | None, file: str | None, strict: bool, export: str | None, as_json: bool) -> None:
     """Show every candidate for a request, the chosen one, and why each other was not.
 
     Nothing is initialised, and no framework is imported. The exit status is 1 if the machine has nothing that fits.
@@ -143,10 +149,32 @@ def resolve(request: str, on: str | None, file: str | None, strict: bool, as_jso
       anyaccel resolve "H100:2, A100-80GB, any"
       anyaccel resolve "{L4, A10G}" --on "1x L4, 1x A10G"
       anyaccel resolve "40GB+:2 mem=64GB" --file node.json --json
+      anyaccel resolve "H100:8, A100-80GB:8" --export modal
     """
     from anyaccel.cli.resolve import run
 
-    sys.exit(run(request, on, file, strict, as_json))
+    sys.exit(run(request, on, file, strict, export, as_json))
+
+
+@_command(short_help="Check the machine and what is installed.")
+@click.option("--probe", is_flag=True, help="Also compute on every device, which initialises it.")
+@_TIMEOUT
+@JSON
+@click.pass_obj
+def doctor(left_out: Sequence[Any], probe: bool, timeout: float, as_json: bool) -> None:
+    """Say what keeps frameworks from using this machine, and which command mends it.
+
+    Imports no framework and initialises no device, unless --probe computes on them. The exit status is 1 if there are
+    warnings, and 2 if something does not work.
+
+    \b
+    Examples:
+      anyaccel doctor
+      anyaccel doctor --probe --json
+    """
+    from anyaccel.cli.doctor import run
+
+    sys.exit(run(probe, timeout, as_json, left_out))
 
 
 @_command(short_help="List the plugins, and why a plugin is broken.")

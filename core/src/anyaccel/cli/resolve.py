@@ -7,7 +7,7 @@ from anyaccel.errors import ConfigError
 from anyaccel.requests import Allocation, DeviceRequest, Inventory
 
 
-def run(request: str, on: str | None, file: str | None, strict: bool, as_json: bool) -> int:
+def run(request: str, on: str | None, file: str | None, strict: bool, export: str | None, as_json: bool) -> int:
     """Print the candidates for a request; returns the exit status, 1 if none is chosen.
 
     Args:
@@ -15,11 +15,17 @@ def run(request: str, on: str | None, file: str | None, strict: bool, as_json: b
         on: an inventory in words; None for this machine.
         file: an inventory in a file.
         strict: the first wish or nothing.
+        export: print the request as this scheduler writes it, and look at no machine.
         as_json: print JSON instead of a table.
     """
     if on is not None and file is not None:
         raise ConfigError("--on and --file both give a machine", hint="leave one out")
     parsed = DeviceRequest.parse(request)
+    if export is not None:
+        if on is not None or file is not None or strict:
+            raise ConfigError("--export looks at no machine", hint="leave --on, --file and --strict out")
+        print_json(parsed.export(export))
+        return 0
     inventory = Inventory.from_file(file) if file is not None else on
     allocation = parsed.resolve(inventory, strict=strict)
     if as_json:

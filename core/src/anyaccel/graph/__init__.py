@@ -9,7 +9,9 @@ from anyaccel.graph.device_assignment import PolicyNode, precedence
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
 from anyaccel.graph.plan import Plan
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part
+from anyaccel.graph.plan_diff import PlanDiff
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection
+from anyaccel.graph.plan_figures import Decision, DeviceMemory
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.resolve import resolve
 from anyaccel.graph.weight_loading import LoadedWeights
@@ -20,12 +22,16 @@ __all__ = [
     "Column",
     "ConcatNode",
     "Crossing",
+    "Decision",
+    "DeviceMemory",
     "LoadedWeights",
     "ModelGraph",
     "ModelNode",
     "Part",
     "Plan",
+    "PlanDiff",
     "PolicyNode",
+    "Rejection",
     "Request",
     "Resolution",
     "precedence",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,8 @@ from anyaccel.device import Device
 from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node
-from anyaccel.graph.plan_entries import Assignment
+from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection
+from anyaccel.graph.rejections import Wish, outranked, refused_candidates, unserved
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
@@ -108,23 +109,46 @@ class DeviceAssigner:
         )
 
     def _model(self, node: ModelNode, chosen: Device | None) -> Assignment:
-        wanted, reason = precedence(node.accelerator, self.accelerator)
-        requested = f"{DEFAULT_DEVICE}={wanted.spec}" if reason == "environment" else wanted.spec
-        wanted = self._on_one_device(wanted, reason, self.shapes.frameworks[node.label])
+        framework = self.shapes.frameworks[node.label]
+        asked, reason = precedence(node.accelerator, self.accelerator)
+        requested = f"{DEFAULT_DEVICE}={asked.spec}" if reason == "environment" else asked.spec
+        wanted = self._on_one_device(asked, reason, framework)
         if chosen is not None and reason != "node":
             wanted, reason, requested = Accelerator(chosen), "policy", self.policy or ""
         specs = self.shapes.backends[node.label].parameters(node.model).values()
+        settled = self._settled(node.label, wanted, reason, requested)
         return replace(
-            self._settled(node.label, wanted, reason, requested),
+            settled,
             frozen=node.frozen,
             parameters=sum(math.prod(spec.shape) for spec in specs),
             nbytes=sum(spec.nbytes for spec in specs),
+            rejected=tuple(self._rejected(node, reason, settled, wanted.device.kind, chosen is not None)),
         )
 
     def _on_one_device(self, wanted: Accelerator, reason: str, framework: str) -> Accelerator:
         if self.replicas and reason != "node" and isinstance(wanted, RequestedAccelerator):
             return wanted.at(self.replicas[0])
-        return on_machine(wanted, framework)
+        return on_machine(wanted, framework, known=self.registry)
+
+    def _rejected(
+        self, node: ModelNode, decider: str, settled: Assignment, kind: str, is_chosen: bool
+    ) -> Iterator[Rejection]:
+        """What else was asked for; `decider` is who decided before a fallback, `kind` that of the device asked for."""
+        own, environment = node.accelerator, os.environ.get(DEFAULT_DEVICE, "").strip()
+        asked = {"node": own, "phase": self.accelerator}
+        wishes = [Wish(level, accelerator.spec) for level, accelerator in asked.items() if accelerator is not None]
+        wishes += [Wish("policy", str(self.policy))] if is_chosen else []
+        wishes += [Wish("environment", environment)] if environment else []
+        if settled.reason == "fallback":
+            wish = next(wish for wish in wishes if wish.level == decider)
+            yield unserved(wish, settled.framework, kind)
+        accelerator = asked.get(decider) or (Accelerator(environment) if decider == "environment" else None)
+        if accelerator is not None:
+            every = sorted({backend.framework for backend in self.shapes.backends.values()})
+            frameworks = every if decider == "phase" else [settled.framework]
+            yield from refused_candidates(decider, accelerator, frameworks, self.registry, strict=self.strict)
+        if decider in LEVELS:
+            yield from outranked(decider, wishes)
 
     def _concat(self, label: str, assigned: Mapping[str, Assignment]) -> Assignment:
         """A ConcatNode goes with a neighbour, of its own framework if there is one."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from anyaccel.arguments import shown
 from anyaccel.device import Device
-from anyaccel.display import guarded
+from anyaccel.display import guarded, size
 from anyaccel.errors import ConfigError, GraphError
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, read_entry
+from anyaccel.graph import plan_json
+from anyaccel.graph.plan_diff import PlanDiff, diff
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
+from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, step_bytes
 from anyaccel.graph.plan_html import plan_page
 from anyaccel.html import text
 from anyaccel.segment import TensorSpec
@@ -29,6 +32,7 @@ _ENTRIES: dict[str, tuple[str, type]] = {
     "parts": ("segments", Part),
 }
 """The lists of a plan: the key in `to_dict`, and the class of the entries."""
+_WHOSE = {"node": "The node's", "phase": "The phase's", "policy": "The policy", "environment": "The environment's"}
 _LONGEST = 400  # characters of a cell
 
 
@@ -43,6 +47,11 @@ class Plan:
         notes: what else to know, such as fallbacks and idle nodes.
         replicas: the devices of this process that train replicas of all nodes, each with its share of every batch; the
             first is that of the assignments. Empty where each node is on one device.
+        memory: of each device by category. Like the following it depends on the machine and is not compared by `==`
+            (`diff` shows it), and a plan of a run does not have it: `Experiment.plan` and `Phase.plan` do.
+        decisions: residency, compilation and what else holds for the whole phase, with reasons.
+        batch_size: the most rows in a step, None if that is not known.
+        machine: what the plan is for, `""` for the machine that made it.
     """
 
     phase: str
@@ -53,6 +62,10 @@ class Plan:
     parts: tuple[Part, ...] = ()
     notes: tuple[str, ...] = ()
     replicas: tuple[Device, ...] = ()
+    memory: tuple[DeviceMemory, ...] = field(default=(), compare=False)
+    decisions: tuple[Decision, ...] = field(default=(), compare=False)
+    batch_size: int | None = field(default=None, compare=False)
+    machine: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
         devices = ", ".join(dict.fromkeys(self._where(assignment.device) for assignment in self.assignments))
@@ -88,20 +101,73 @@ class Plan:
         return ", ".join(map(str, self.replicas or (device,)))
 
     def explain(self, node: str) -> str:
-        """Why a node is computed where it is, in one sentence.
+        """Why a node is computed where it is: a sentence, and one for each device that was not taken.
 
         Raises:
             GraphError: the plan has no such node.
         """
         assignment = self[node]
         where = f"{self._where(assignment.device)} ({assignment.framework}: {assignment.native_name})"
-        return f"{node} runs on {where} because {_why(assignment)}."
+        refused = [f"{_WHOSE[each.level]} {each.wish!r} was not taken: {each.why}." for each in assignment.rejected]
+        return " ".join([f"{node} runs on {where} because {_why(assignment)}.", *refused])
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the plan says nothing about, with the reason."""
+        if not self.memory:
+            return ("memory: a plan of a run has no figures; experiment.plan(phase) makes one",)
+        return tuple(
+            f"{name} of {each.framework} on {each.device}: {why}"
+            for each in self.memory
+            for name, why in each.gaps.items()
+        )
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits into the memory of each device: False if one is too small; None if that is not covered."""
+        answers = [each.fits for each in self.memory]
+        return False if False in answers else True if answers and all(answers) else None
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What differs in another plan, of the same phase on another machine for example.
+
+        Raises:
+            ConfigError: not a plan.
+        """
+        if not isinstance(other, Plan):
+            raise ConfigError(
+                f"{shown(other)} is not a plan", hint="pass experiment.plan(phase), or Plan.from_json(text)"
+            )
+        return diff(self.to_dict(), other.to_dict())
+
+    def to_json(self) -> str:
+        """The plan as JSON text, in a format that later versions read."""
+        return plan_json.written(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The plan that `to_json` wrote. Files of others may be read: no code is run, and size and depth are bounded.
+
+        Raises:
+            ConfigError: not such text.
+        """
+        return cls.from_dict(plan_json.parsed(text))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, ready for JSON."""
         plain = {key: [_to_dict(entry) for entry in getattr(self, name)] for name, (key, _) in _ENTRIES.items()}
         replicas = {"replicas": [str(device) for device in self.replicas]} if self.replicas else {}
-        return {"phase": self.phase, "graph": self.graph, **plain, "notes": list(self.notes), **replicas}
+        return {
+            "phase": self.phase,
+            "graph": self.graph,
+            **plain,
+            "notes": list(self.notes),
+            **replicas,
+            "memory": [each.to_dict() for each in self.memory],
+            "decisions": [_to_dict(each) for each in self.decisions],
+            "batch_size": self.batch_size,
+            "machine": self.machine,
+        }
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -113,9 +179,17 @@ class Plan:
         try:
             lists = {name: [read_entry(entry, each) for each in given[key]] for name, (key, entry) in _ENTRIES.items()}
             tuples: dict[str, Any] = {name: tuple(entries) for name, entries in lists.items()}
-            replicas = tuple(Device.parse(each) for each in given.get("replicas", ()))
-            named = {"phase": given["phase"], "graph": given["graph"], "notes": tuple(given["notes"])}
-            return cls(**named, replicas=replicas, **tuples)
+            tuples["replicas"] = tuple(Device.parse(each) for each in given.get("replicas", ()))
+            tuples["memory"] = tuple(map(DeviceMemory.from_dict, given.get("memory", ())))
+            tuples["decisions"] = tuple(read_entry(Decision, each) for each in given.get("decisions", ()))
+            texts: dict[str, Any] = {name: _text(given[name]) for name in ("phase", "graph")}
+            return cls(
+                **texts,
+                notes=tuple(map(_text, given["notes"])),
+                batch_size=_count(given.get("batch_size")),
+                machine=_text(given.get("machine", "")),
+                **tuples,
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = f"{shown(given)} is not a plan as plain data: {type(error).__name__}: {error}"
             raise ConfigError(problem, hint="give the dict that plan.to_dict() made") from error
@@ -132,13 +206,17 @@ class Plan:
         ]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
-        return "\n".join([*lines, *(f"note  {note}" for note in self.notes)])
+        lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
+        lines += [f"{each.what} {each.choice}: {text(each.why, _LONGEST)}" for each in self.decisions]
+        return "\n".join([*lines, *(_memory_lines(self.memory) if self.memory else ())])
 
     def _crossing_line(self, crossing: Crossing) -> str:
         value = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
         source, target = self[crossing.source], self[crossing.target]
         ends = f"{source.framework} {source.device} -> {target.framework} {target.device}"
-        return f"cross {value}: {ends} by {_ROUTES[crossing.route]}, {crossing.nbytes} B a sample"
+        nbytes = step_bytes(crossing.nbytes, self.batch_size)
+        step = "" if nbytes is None else f", {size(nbytes)} a step"
+        return f"cross {value}: {ends} by {_ROUTES[crossing.route]}, {crossing.nbytes} B a sample{step}"
 
 
 def _why(assignment: Assignment) -> str:
@@ -152,6 +230,26 @@ def _why(assignment: Assignment) -> str:
         "default": "neither the node nor the phase asks for a device",
         "fallback": f"the phase asks for {requested!r}, where no installed plugin runs {assignment.framework}",
     }.get(assignment.reason, assignment.reason)
+
+
+def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:
+    """A table of the memory of each device."""
+    rows: list[tuple[str, ...]] = [("memory of", *CATEGORIES, "headroom", "of")]
+    rows += [
+        (
+            f"{each.framework} {each.device}",
+            *(covered(getattr(each, name)) for name in (*CATEGORIES, "headroom", "capacity")),
+        )
+        for each in memory
+    ]
+    return table(rows)
+
+
+def covered(nbytes: int | None) -> str:
+    """A number of bytes with its unit, or that it is not covered."""
+    if nbytes is None:
+        return NOT_COVERED
+    return f"-{size(-nbytes)}" if nbytes < 0 else size(nbytes)
 
 
 def _column_line(column: Column) -> str:
@@ -177,10 +275,22 @@ def _to_dict(entry: Any) -> dict[str, Any]:
     return {item.name: _plain(getattr(entry, item.name)) for item in fields(entry) if item.compare}
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text is wanted")
+    return value
+
+
+def _count(value: Any) -> int | None:
+    if value is not None and not (type(value) is int and value > 0):
+        raise TypeError(f"{shown(value, 40)} where a count is wanted")
+    return value
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Device):
         return str(value)
-    if isinstance(value, TensorSpec):
+    if isinstance(value, (TensorSpec, Rejection)):
         return _to_dict(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from anyaccel.backend import ComputingBackend
 from anyaccel.data.padding import up_to
@@ -12,6 +12,18 @@ from anyaccel.data.roles import brief
 from anyaccel.device import Device
 from anyaccel.display import listing
 from anyaccel.segment import TensorSpec
+
+LEVELS = ("node", "policy", "phase", "environment")
+"""Who may ask for a device of a node; the first comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A device that a node might have had: who asked for it (`node`, `policy`, `phase`, `environment`), and why not."""
+
+    level: str
+    wish: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +35,11 @@ class Assignment:
         backend, native_device: what computes the node, and its own handle of the device (`torch.device`, ...). They
             are looked up here once, and are neither compared nor part of `Plan.to_dict`; both None in a plan that was
             read.
-        reason: what decided: `node`, `phase`, `policy`, `default`, `fallback`, or, for a ConcatNode, `neighbour`.
+        reason: what decided: `node`, `policy`, `phase`, `environment`, `default`, `fallback`, or, for a ConcatNode,
+            `neighbour`.
         requested: the device as it was written; the policy's name; for a ConcatNode the neighbour's label.
         parameters, nbytes: number and bytes of the model's parameters.
+        rejected: what else was asked for, or might have been had, and why it was not taken.
     """
 
     node: str
@@ -40,6 +54,7 @@ class Assignment:
     frozen: bool = False
     parameters: int = 0
     nbytes: int = 0
+    rejected: tuple[Rejection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +136,7 @@ class Part:
 
 
 _DEVICES, _SPECS, _TUPLES = ("device", "origin", "destination"), ("spec", "stored"), ("columns", "joined", "nodes")
+_NOT_COMPARED = ("backend", "native_device")
 
 
 def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
@@ -132,8 +148,45 @@ def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
     plain = dict(given)
     read: dict[str, Any] = {
         **{name: Device.parse(plain.pop(name)) for name in _DEVICES if name in plain},
-        **{name: TensorSpec(tuple(spec["shape"]), spec["dtype"]) for name in _SPECS if (spec := plain.pop(name, None))},
-        **{name: tuple(plain.pop(name)) for name in _TUPLES if name in plain},
+        **{name: _spec(spec) for name in _SPECS if (spec := plain.pop(name, None))},
+        **{name: tuple(_list(plain.pop(name))) for name in _TUPLES if name in plain},
+        **{name: tuple(_rejection(each) for each in _list(plain.pop(name))) for name in ("rejected",) if name in plain},
     }
+    for name in _NOT_COMPARED:
+        if name in plain:
+            raise ValueError(f"{name!r} is no part of a saved plan")
     backend = {"backend": None} if any(each.name == "backend" for each in fields(cls)) else {}
-    return cls(**plain, **read, **backend)
+    return _checked(cls(**plain, **read, **backend))
+
+
+def _list(value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{type(value).__name__} where a list is wanted")
+    return value
+
+
+def _rejection(given: Mapping[str, Any]) -> Rejection:
+    made = cast(Rejection, _checked(Rejection(**given)))
+    if made.level not in LEVELS:
+        raise ValueError(f"{made.level!r} is not one of {', '.join(LEVELS)}")
+    return made
+
+
+def _spec(given: Mapping[str, Any]) -> TensorSpec:
+    spec = TensorSpec(tuple(given["shape"]), given["dtype"])
+    if not isinstance(spec.dtype, str) or not all(type(size) is int and size >= 0 for size in spec.shape):
+        raise TypeError("a shape is of ints, and a dtype is text")
+    return spec
+
+
+def _checked(entry: Any) -> Any:
+    """An entry that was read, whose fields have the types that are declared."""
+    for item in fields(entry):
+        value, declared = getattr(entry, item.name), item.type
+        kind = {"str": str, "int": int, "bool": bool}.get(str(declared))
+        wrong = kind is not None and type(value) is not kind
+        if declared == "tuple[str, ...]":
+            wrong = not all(isinstance(each, str) for each in value)
+        if wrong or (kind is int and value < 0):
+            raise TypeError(f"{item.name} is {type(value).__name__}, not {declared}")
+    return entry

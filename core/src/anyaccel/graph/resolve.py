@@ -86,7 +86,7 @@ class _Resolver:
             graph=self._graph.label,
             assignments=tuple(self._assigned.values()),
             columns=tuple(builder.columns.values()),
-            crossings=tuple(Crossings(self._assigned, self._shapes, builder.live).of(segments)),
+            crossings=tuple(Crossings(self._assigned, self._shapes, builder.live, self._registry).of(segments)),
             parts=tuple(map(_part, segments, first, parts)),
             notes=tuple(self._notes(active)),
             replicas=request.devices if len(request.devices) > 1 else (),

@@ -11,7 +11,7 @@ from anyaccel.device import Device
 from anyaccel.errors import GraphError
 from anyaccel.graph.plan_entries import Assignment, Crossing
 from anyaccel.graph.shape_inference import Shapes, is_floating
-from anyaccel.registry import registry
+from anyaccel.registry import Registry, registry
 from anyaccel.segment import LossTerm, Operation, Segment
 
 Route = Literal["move", "share", "copy", "host"]
@@ -19,22 +19,30 @@ Route = Literal["move", "share", "copy", "host"]
 device, for a node that may write to it, and `host` goes through host memory."""
 
 
-def route(source: Backend, origin: Device, target: Backend, destination: Device) -> Route:
-    """The cheapest route for a value that nobody writes to."""
+def route(
+    source: Backend, origin: Device, target: Backend, destination: Device, known: Registry | None = None
+) -> Route:
+    """The cheapest route for a value that nobody writes to; `known` has the devices, by default the process's."""
     if source.framework == target.framework:
         return "move"
-    ask = registry().ask  # a wrong answer names no memory space
+    ask = (known or registry()).ask  # a wrong answer names no memory space
     space, other = ask(source, "device_info", origin).memory_space, ask(target, "device_info", destination).memory_space
     return "share" if space and space == other else "host"
 
 
 @dataclass(frozen=True, slots=True)
 class Crossings:
-    """Finds the crossings of a phase; `live` names the values through which gradients flow."""
+    """Finds the crossings of a phase.
+
+    Attributes:
+        live: names of the values through which gradients flow.
+        registry: has the devices; None for that of the process.
+    """
 
     assigned: Mapping[str, Assignment]
     shapes: Shapes
     live: Set[str]
+    registry: Registry | None = None
 
     def of(self, segments: Iterable[Segment]) -> Iterator[Crossing]:
         """All crossings, segments in order: each value once for each device that it goes to, and its gradient.
@@ -63,7 +71,7 @@ class Crossings:
         origin, destination = self.assigned[source], self.assigned[target]
         if origin.device == destination.device and origin.framework == destination.framework:
             return
-        way = route(origin.backend, origin.device, destination.backend, destination.device)
+        way = route(origin.backend, origin.device, destination.backend, destination.device, self.registry)
         if way == "share" and isinstance(taker, Operation) and self._writes(target, taker):
             way = "copy"
         before = crossings.get((name, destination.device))
@@ -107,7 +115,7 @@ class Crossings:
                     target=crossing.source,
                     origin=crossing.destination,
                     destination=crossing.origin,
-                    route=route(taker.backend, taker.device, maker.backend, maker.device),
+                    route=route(taker.backend, taker.device, maker.backend, maker.device, self.registry),
                     gradient=True,
                 )
 

@@ -11,6 +11,7 @@ import numpy as np
 from anyaccel.adapter import ArrayProgram
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.adapter.device_replicas import DeviceReplicas
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.backend import AsyncCopy, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
@@ -24,13 +25,14 @@ from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, running
+from anyaccel.numpy_backend.step_memory import step_memory
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
 
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
 
 
-class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory):
+class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
@@ -182,6 +184,14 @@ class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory):
     def build(self, segment: Segment) -> Program:
         """An `ArrayProgram`."""
         return ArrayProgram(segment, NumpyOps())
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """In the module's order."""
+        return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.buffers.items()}
+
+    def step_memory(self, segment: Segment, batch_size: int, n_microbatches: int = 1) -> Mapping[Device, int]:
+        """Measured on simulated devices, with rows of zeros and copies of the models."""
+        return step_memory(segment, batch_size, n_microbatches)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Copies in host memory."""

@@ -8,6 +8,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,8 +203,24 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+_counting: ContextVar[Sequence[SimDevice] | None] = ContextVar("anyaccel.numpy_backend.counting", default=None)
+
+
+@contextmanager
+def counting(devices: Sequence[SimDevice]) -> Iterator[None]:
+    """These devices stand for all simulated ones inside, in this thread alone: to count what a step allocates."""
+    token = _counting.set(devices)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
+
+
 def running() -> Sequence[SimDevice]:
     """The current simulated devices; the first call makes those of the environment variable."""
+    here = _counting.get()
+    if here is not None:
+        return here
     with _lock:
         return _running[-1] if _running else _from_environment(os.environ.get(SWITCH, ""))
 

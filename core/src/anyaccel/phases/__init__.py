@@ -12,10 +12,11 @@ from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.model_placement import place
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
-from anyaccel.phases.runner import execute, plan_of
+from anyaccel.phases.runner import execute
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.weight_averaging import WeightAveraging
 
@@ -40,6 +41,7 @@ __all__ = [
     "WeightAveraging",
     "execute",
     "place",
+    "plan_for",
     "plan_of",
     "progress_for",
 ]

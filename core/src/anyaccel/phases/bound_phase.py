@@ -18,13 +18,14 @@ from anyaccel.phases.replica_devices import replica_devices
 from anyaccel.phases.samplers import per_replica
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.placement import devices
+from anyaccel.registry import Registry
 from anyaccel.replicas import launched
 from anyaccel.requests import RequestedAccelerator
 
 _ONLY_BY_NAME = ("cpu", "sim")
 
 
-def bound(phase: Phase, graph: ModelGraph) -> Phase:
+def bound(phase: Phase, graph: ModelGraph, known: Registry | None = None) -> Phase:
     """The phase itself if nothing in it depends on the graph, else a copy.
 
     Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
@@ -40,9 +41,9 @@ def bound(phase: Phase, graph: ModelGraph) -> Phase:
     if any(not loss.on for loss in phase.losses):
         changes["losses"] = tuple(_on_output(phase.label, loss, graph) for loss in phase.losses)
     if phase.chooses_device:
-        changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph))), "chooses_device": False}
+        changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph), known)), "chooses_device": False}
     accelerator = changes.get("accelerator", phase.accelerator)
-    devices = replica_devices(phase, accelerator, partial(_frameworks, graph))
+    devices = replica_devices(phase, accelerator, partial(_frameworks, graph), known)
     if devices:
         changes["devices"] = devices
         if isinstance(accelerator, RequestedAccelerator):
@@ -50,8 +51,8 @@ def bound(phase: Phase, graph: ModelGraph) -> Phase:
     if isinstance(phase, TrainPhase) and phase.per_replica:
         changes |= {"sampler": per_replica(phase.sampler, _n_replicas(phase, devices)), "per_replica": False}
     validation = getattr(phase, "validation", None)
-    if validation is not None and bound(validation, graph) is not validation:
-        changes["validation"] = bound(validation, graph)
+    if validation is not None and (own_validation := bound(validation, graph, known)) is not validation:
+        changes["validation"] = own_validation
     if not changes:
         return phase
     own = copy.copy(phase)
@@ -68,13 +69,17 @@ def _n_replicas(phase: TrainPhase, devices: Sequence[Device]) -> int:
     return max(1, len(devices)) if place is None else place.size
 
 
-def best_common_device(frameworks: Sequence[str]) -> Device:
+def best_common_device(frameworks: Sequence[str], known: Registry | None = None) -> Device:
     """The best device on which all of these frameworks run: a GPU, another accelerator, or the CPU. Loads no other."""
     if not frameworks:
         return Device("cpu")
-    first, *others = [devices(framework=framework) for framework in frameworks]
+    first, *others = [_devices(framework, known) for framework in frameworks]
     common = (device for device in first if device.kind not in _ONLY_BY_NAME and all(device in own for own in others))
     return next(common, Device("cpu"))
+
+
+def _devices(framework: str, known: Registry | None) -> Sequence[Device]:
+    return devices(framework=framework) if known is None else [device for _, device in known.devices(framework)]
 
 
 def _on_output(label: str, loss: AppliedLoss, graph: ModelGraph) -> AppliedLoss:

@@ -12,12 +12,12 @@ from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases.phase import Phase
-from anyaccel.registry import registry
+from anyaccel.registry import Registry, registry
 from anyaccel.requests import on_machine
 from anyaccel.segment import NodeState
 
 
-def final_devices(phase: Phase, plan: Plan) -> dict[str, Device]:
+def final_devices(phase: Phase, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
     """Where nodes go when the phase has ended. Without `strict`, nodes whose framework does not run there stay.
 
     Raises:
@@ -26,7 +26,8 @@ def final_devices(phase: Phase, plan: Plan) -> dict[str, Device]:
     if phase.final_device is None:
         return {}
     frameworks = sorted({assignment.framework for assignment in plan.assignments})
-    final, backends = on_machine(phase.final_device, *frameworks, strict=phase.strict), registry()
+    backends = known or registry()
+    final = on_machine(phase.final_device, *frameworks, strict=phase.strict, known=known)
     device = final.device
     served = [
         assignment

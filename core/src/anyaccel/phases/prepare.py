@@ -65,7 +65,7 @@ class PreparedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawn:
+class DrawnPart:
     """What a part takes of its data, without a look at their values; `epochs` is None for a source of batches."""
 
     part: Phase
@@ -116,7 +116,7 @@ def prepare(
     ]
 
 
-def _shared(drawn: _Drawn, replicated: ReplicatedTraining | None) -> _Drawn:
+def _shared(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> DrawnPart:
     if replicated is None or drawn.epochs is None or not isinstance(drawn.part, TrainPhase):
         return drawn
     return replace(
@@ -125,22 +125,18 @@ def _shared(drawn: _Drawn, replicated: ReplicatedTraining | None) -> _Drawn:
     )
 
 
-def check(phase: Phase, plan: Plan, graph: ModelGraph) -> int | None:
-    """Check all that can be known without the values of the data.
-
-    Returns:
-        rows of a step of the phase; None where a source decides.
+def draw_parts(phase: Phase, plan: Plan, graph: ModelGraph) -> list[DrawnPart]:
+    """What a phase and its validation take of their data: all that can be known without the values.
 
     Raises:
         AnyaccelError: data, samplers or metrics that do not fit.
     """
-    parts = [_draw(phase, part, plan, graph, (), read=False, opened=PhaseSources()) for part in parts_of(phase)]
-    return None if parts[0].epochs is None else parts[0].epochs.batch_size
+    return [_draw(phase, part, plan, graph, (), read=False, opened=PhaseSources()) for part in parts_of(phase)]
 
 
 def _draw(
     phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, opened: PhaseSources
-) -> _Drawn:
+) -> DrawnPart:
     metrics = metrics_of(phase, part, graph)
     sets = needed_sets(phase, plan, metrics, graph, done)
     samplers = samplers_of(part)
@@ -171,7 +167,7 @@ def _draw(
             epochs = EvaluationEpochs(evaluated, part.batch_size)
         elif isinstance(part, FitPhase):
             epochs = EvaluationEpochs(evaluated, part.sampler.batch_size)
-    return _Drawn(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
+    return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
 
 
 def _taken(phase: Phase, name: str, plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph) -> set[str]:
@@ -199,7 +195,7 @@ def _training_epochs(
 
 def _factory(
     plan: Plan,
-    drawn: _Drawn,
+    drawn: DrawnPart,
     ranges: Mapping[str, TargetRange],
     known: Mapping[str, FeatureSet],
     seed: int,
@@ -221,7 +217,7 @@ def _factory(
     return map_source_loaders(plan, source, ranges, epochs, seed)
 
 
-def _check_residency(drawn: _Drawn, plan: Plan) -> None:
+def _check_residency(drawn: DrawnPart, plan: Plan) -> None:
     ragged = next((column for column in plan.columns if column.ragged), None)
     if ragged is not None and drawn.part.residency == "resident":
         raise PhaseError(

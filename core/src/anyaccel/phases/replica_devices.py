@@ -15,13 +15,16 @@ from anyaccel.graph.device_assignment import DEFAULT_DEVICE
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.placement import devices
+from anyaccel.registry import Registry, registry
 from anyaccel.replicas import launched
-from anyaccel.requests import RequestedAccelerator, machine_of, with_count
+from anyaccel.requests import InventoryRegistry, RequestedAccelerator, machine_of, with_count
 
 
 def replica_devices(
-    phase: Phase, accelerator: Accelerator | None, frameworks: Callable[[], Sequence[str]]
+    phase: Phase,
+    accelerator: Accelerator | None,
+    frameworks: Callable[[], Sequence[str]],
+    known: Registry | None = None,
 ) -> tuple[Device, ...]:
     """The devices that a phase gets in this process; empty where that is the one that its accelerator names.
 
@@ -32,6 +35,7 @@ def replica_devices(
         phase: the phase.
         accelerator: of the phase; None where it has none.
         frameworks: gives those of the graph.
+        known: see `machine_of`.
 
     Raises:
         ConfigError: a request for another number of devices than there are replicas.
@@ -40,13 +44,14 @@ def replica_devices(
     """
     trains = isinstance(phase, TrainPhase)
     wanted = phase.replicas if isinstance(phase, TrainPhase) else 1
-    place = None if trains and wanted == 1 else launched()
+    alone = (trains and wanted == 1) or isinstance(known, InventoryRegistry)
+    place = None if alone else launched()
     default = os.environ.get(DEFAULT_DEVICE, "").strip()
     asked = Accelerator(default or "cpu") if accelerator is None else accelerator
     if not isinstance(asked, RequestedAccelerator):
         several = trains and place is None and wanted not in (None, 1)
-        return _of_kind(phase, asked.device, wanted or 1, frameworks()) if several else ()
-    machine = machine_of(frameworks(), of_all=False)
+        return _of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
+    machine = machine_of(frameworks(), of_all=False, known=known)
     if place is not None:
         return (asked.of_replica(machine, place.rank, place.size, strict=phase.strict).device,)
     single = trains and wanted and asked.request.count == 1
@@ -63,9 +68,11 @@ def replica_devices(
     return found
 
 
-def _of_kind(phase: Phase, first: Device, wanted: int, frameworks: Sequence[str]) -> tuple[Device, ...]:
+def _of_kind(
+    phase: Phase, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
+) -> tuple[Device, ...]:
     """So many devices of a kind on which all frameworks run, from the first on."""
-    listed = [devices(framework=framework) for framework in frameworks]
+    listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
     common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
     found = [device for device in sorted(common) if device.kind == first.kind and device.index >= first.index]
     if len(found) < wanted:

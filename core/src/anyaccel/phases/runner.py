@@ -14,7 +14,6 @@ from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
-from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
@@ -38,7 +37,7 @@ from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
 from anyaccel.phases.plateau import listening_schedules
-from anyaccel.phases.prepare import PreparedPart, check, prepare
+from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replica_devices import check_replicable, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
@@ -48,21 +47,6 @@ from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 from anyaccel.segment import Segment
-
-
-def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
-    """The plan of a phase on a graph, without doing anything.
-
-    Raises:
-        AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
-    """
-    phase = bound(phase, graph)
-    resolution = resolve(graph, plan_request(phase, graph))
-    plan = with_fit_note(phase, resolution.plan, graph)
-    check_replicable(phase, resolution, learners_of(phase, graph))
-    batch_size = check(phase, plan, graph)
-    final_devices(phase, plan)
-    return replace(plan, notes=(*plan.notes, *replica_notes(phase, plan, batch_size)))
 
 
 def execute(

@@ -8,6 +8,7 @@ from anyaccel.requests.allocation import Allocation, Candidate
 from anyaccel.requests.device_request import DeviceRequest, with_count
 from anyaccel.requests.entry import RequestEntry
 from anyaccel.requests.inventory import Inventory, InventoryDevice
+from anyaccel.requests.inventory_registry import InventoryRegistry
 from anyaccel.requests.machine import machine_of
 from anyaccel.requests.products import Product, products
 from anyaccel.requests.requested_accelerator import RequestedAccelerator, accelerator_class, on_machine
@@ -18,6 +19,7 @@ __all__ = [
     "DeviceRequest",
     "Inventory",
     "InventoryDevice",
+    "InventoryRegistry",
     "Product",
     "RequestEntry",
     "RequestedAccelerator",

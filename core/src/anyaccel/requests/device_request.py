@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from anyaccel.errors import ConfigError, DeviceParseError
 from anyaccel.registry import registry
 from anyaccel.requests.allocation import Allocation, allocate
 from anyaccel.requests.entry import RequestEntry
+from anyaccel.requests.exports import export
 from anyaccel.requests.grammar import MOST_ENTRIES, Parser
 from anyaccel.requests.inventory import Inventory
 
@@ -51,6 +53,7 @@ class DeviceRequest:
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
+            _refuse_retired_form(value)
             return cls._of(*Parser(value, _kinds).request())
         if not isinstance(value, (list, tuple, set, frozenset)):
             raise _not_a_request(value)
@@ -88,6 +91,18 @@ class DeviceRequest:
         machine = Inventory.detect() if on is None else Inventory.parse(on)
         return allocate(self.entries, self.ordered, machine, strict=strict, asked=str(self))
 
+    def export(self, to: str) -> Any:
+        """The request as a scheduler writes it, as plain data.
+
+        Args:
+            to: `"modal"` (the value of `gpu=`), `"skypilot"` (what is below `resources:`), `"ray"` (options of tasks),
+                `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector) or `"dra"` (a ResourceClaim).
+
+        Raises:
+            ConfigError: another format, or the scheduler has no words for a wish.
+        """
+        return export(self.entries, self.ordered, to)
+
 
 def with_count(request: DeviceRequest, count: int) -> DeviceRequest:
     """The same for so many devices, where it is for one that has no index."""
@@ -113,6 +128,22 @@ def _are_devices(value: Any, entries: Sequence[RequestEntry]) -> bool:
 def _all_of_them(entries: Sequence[RequestEntry]) -> tuple[RequestEntry, ...]:
     first, *others = entries
     return (replace(first, more=tuple(entry.index for entry in others if entry.index is not None)),)
+
+
+_RETIRED = re.compile(r"\s*(?:modal\.)?gpu\.([A-Za-z0-9]+)\((.*)\)\s*")
+
+
+def _refuse_retired_form(value: str) -> None:
+    """Objects of Modal, `modal.gpu.A100(size="80GB", count=2)`, were an earlier way to write a request there."""
+    retired = _RETIRED.fullmatch(value[:200])
+    if retired is None:
+        return
+    product, arguments = retired.groups()
+    size = re.search(r"size\s*=\s*['\"]?(\d+)", arguments)
+    count = re.search(r"count\s*=\s*(\d+)", arguments)
+    text = f"{product.upper()}{f'-{size.group(1)}GB' if size else ''}{f':{count.group(1)}' if count else ''}"
+    problem = f"the request {shown(value)}, character 1: objects of modal.gpu are retired"
+    raise DeviceParseError(problem, hint=f"write '{'any' if product == 'Any' else text}'")
 
 
 def _kinds() -> Collection[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from anyaccel.requests.system_devices import SystemDevice, system_devices, syste
 
 MOST_DEVICES = 4096
 _TIMES = re.compile(r"\s*(\d+)\s*[xX*]\s+")
+_KINDS = ("cpu", "gpu", "cuda", "rocm", "mps", "xpu", "tpu", "npu", "hpu", "sim")
+_SIZED_KIND = re.compile(rf"\s*({'|'.join(_KINDS[1:])})-(\d{{1,6}})GB\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,11 @@ class InventoryDevice:
     identity: str = ""
 
     @property
+    def nbytes(self) -> int:
+        """Its memory in bytes, 0 if unknown; a GB is 10**9 bytes."""
+        return round(self.memory_gb * 1e9)
+
+    @property
     def product(self) -> Product | None:
         """The product in the table; None if it is not there."""
         return product_of(self.name)[0]
@@ -49,6 +56,8 @@ class InventoryDevice:
         if self.device.kind == "cpu":
             return "cpu"
         product = self.product
+        if product is None and not self.name and self.memory_gb:
+            return f"{self.device.kind}-{self.memory_gb:g}GB"
         if product is None or product.memory_gb == (self.memory_gb,):
             return product.name if product else self.name or str(self.device)
         return f"{product.name}-{self.memory_gb:g}GB"
@@ -70,6 +79,11 @@ class Inventory:
     cores: int = 0
     source: str = "in words"
 
+    @property
+    def host_nbytes(self) -> int:
+        """Memory of the host in bytes, 0 if unknown."""
+        return round(self.host_memory_gb * 1e9)
+
     def __str__(self) -> str:
         counts: dict[str, int] = {}
         for device in self.devices:
@@ -81,8 +95,9 @@ class Inventory:
         """The inventory that `value` writes.
 
         Args:
-            value: text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"cpu"` for a machine without
-                accelerators, or an Inventory.
+            value: text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"2x gpu-24GB"` for devices of no product
+                in the table, `"2x sim-1GB"` for simulated ones, `"cpu"` for a machine without accelerators, or an
+                Inventory.
 
         Raises:
             ConfigError: not an inventory.
@@ -156,17 +171,18 @@ def stated_memory(name: str, nbytes: int) -> float:
 
 def _read_part(part: str, whole: str) -> tuple[int, RequestEntry]:
     times = _TIMES.match(part)
+    what = part[times.end() :] if times else part
+    sized = _SIZED_KIND.match(what)
     try:
-        entries, _ = Parser(part[times.end() :] if times else part).request()
+        entries, _ = Parser(sized.group(1) + what[sized.end() :] if sized else what).request()
     except AnyaccelError as error:
         problem = f"the inventory {shown(whole)}: {error.problem}"
         raise ConfigError(problem, available=error.available, hint=error.hint) from None
-    entry = entries[0]
+    entry = replace(entries[0], memory_gb=int(sized.group(2))) if sized else entries[0]
     count = int(times.group(1)) if times and len(times.group(1)) < 6 else 0 if times else entry.count
-    is_device = bool(entry.product) or entry.kind in ("cpu", "gpu", "cuda", "rocm", "mps", "xpu", "tpu", "npu", "hpu")
-    wishes = (
-        entry.exact or entry.newer or entry.capabilities or entry.every or entry.more or (times and entry.count > 1)
-    )
+    is_device = bool(entry.product) or entry.kind in _KINDS
+    several = entry.every or entry.more or (times and entry.count > 1)
+    wishes = entry.exact or entry.newer or entry.capabilities or several
     if not is_device or wishes or not 1 <= count <= MOST_DEVICES:
         problem = f"{part.strip()!r} in the inventory {shown(whole)} is not a number of devices of one product"
         raise ConfigError(problem, available=f"at most {MOST_DEVICES}", hint="write '8x H100-80GB'")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anyaccel.device import Device
-from anyaccel.registry import registry
+from anyaccel.registry import Registry, registry
 from anyaccel.requests.inventory import Inventory, InventoryDevice, stated_memory
+from anyaccel.requests.inventory_registry import InventoryRegistry
 from anyaccel.requests.system_devices import system_host
 
 
-def machine_of(frameworks: Sequence[str], *, of_all: bool = True) -> Inventory:
+def machine_of(frameworks: Sequence[str], *, of_all: bool = True, known: Registry | None = None) -> Inventory:
     """What this machine has for some frameworks; without any, for whoever asks its drivers.
 
     Accelerators are asked what they are, which may initialise them: they are about to be used.
@@ -18,13 +19,16 @@ def machine_of(frameworks: Sequence[str], *, of_all: bool = True) -> Inventory:
     Args:
         frameworks: names of frameworks.
         of_all: only devices on which all of them run; else those on which any does.
+        known: the backends, by default those of the process; an InventoryRegistry has a machine of its own.
 
     Raises:
         FrameworkError: no plugin runs a framework.
     """
+    if isinstance(known, InventoryRegistry):
+        return known.machine(frameworks, of_all=of_all)
     if not frameworks:
         return Inventory.detect()
-    known = registry()
+    known = known or registry()
     for framework in frameworks:
         known.kinds(framework)
     listed = {name: [device for _, device in known.devices(name)] for name in frameworks}

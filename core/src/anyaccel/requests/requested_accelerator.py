@@ -13,7 +13,7 @@ from anyaccel.containers import leaves
 from anyaccel.device import Device, spelling
 from anyaccel.errors import ConfigError, DeviceParseError
 from anyaccel.html import badge, faint, joined
-from anyaccel.registry import registry
+from anyaccel.registry import Registry, registry
 from anyaccel.requests.device_request import DeviceRequest
 from anyaccel.requests.grammar import KINDS
 from anyaccel.requests.inventory import Inventory
@@ -105,19 +105,20 @@ class RequestedAccelerator(Accelerator):
         frameworks = [framework] if framework is not None else _owners(obj)
         return self.on_one_device(*frameworks).move(obj, framework=framework)
 
-    def on_one_device(self, *frameworks: str, strict: bool = False) -> Accelerator:
+    def on_one_device(self, *frameworks: str, strict: bool = False, known: Registry | None = None) -> Accelerator:
         """An Accelerator of the one device that the request gets of this machine.
 
         Args:
             frameworks: only devices on which all of them run.
             strict: the first wish or nothing.
+            known: see `machine_of`.
 
         Raises:
             ConfigError: the request is for several devices.
             DeviceUnavailableError: nothing fits; the message has the reasons.
             FrameworkError: no plugin runs a framework.
         """
-        devices = self._devices(machine_of(frameworks), strict)
+        devices = self._devices(machine_of(frameworks, known=known), strict)
         if len(devices) > 1:
             problem = f"the request {self.spec!r} is for {len(devices)} devices, and an object is on one"
             hint = (
@@ -154,10 +155,12 @@ class RequestedAccelerator(Accelerator):
         return accelerator
 
 
-def on_machine(accelerator: Accelerator, *frameworks: str, strict: bool = False) -> Accelerator:
+def on_machine(
+    accelerator: Accelerator, *frameworks: str, strict: bool = False, known: Registry | None = None
+) -> Accelerator:
     """An accelerator itself, or of a request the one device that it gets; see `RequestedAccelerator.on_one_device`."""
     if isinstance(accelerator, RequestedAccelerator):
-        return accelerator.on_one_device(*frameworks, strict=strict)
+        return accelerator.on_one_device(*frameworks, strict=strict, known=known)
     return accelerator
 
 

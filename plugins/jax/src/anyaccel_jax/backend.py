@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.device import Device
+from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
-class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas):
+class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
@@ -40,3 +41,9 @@ class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas):
         from anyaccel_jax.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        """As `HealthChecks.health_checks`, by the packages that are installed."""
+        from anyaccel_jax.health_checks import machine_checks
+
+        return machine_checks(machine)

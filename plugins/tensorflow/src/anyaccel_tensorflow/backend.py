@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.device import Device
+from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel_tensorflow.compute import TensorFlowCompute
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.memory import TensorFlowMemory
 
 
-class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory, DeviceReplicas):
+class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory, DeviceReplicas, HealthChecks):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
     For a chip that a PluggableDevice adds, derive a class that sets `kinds`, and `device_types` where TensorFlow's
@@ -38,3 +39,9 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory,
         from anyaccel_tensorflow.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        """As `HealthChecks.health_checks`, by the packages that are installed."""
+        from anyaccel_tensorflow.health_checks import machine_checks
+
+        return machine_checks(machine)

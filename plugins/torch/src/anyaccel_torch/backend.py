@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.backend import Program
+from anyaccel.device import Device
+from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel.replicas import ReplicaGroup, Replicate
 from anyaccel_torch.compute import TorchCompute
 from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
 
 
-class TorchBackend(TorchExchange, TorchCompute, TorchMemory, Replicate, DeviceReplicas):
+class TorchBackend(TorchExchange, TorchCompute, TorchMemory, Replicate, DeviceReplicas, HealthChecks):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
     A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
@@ -48,3 +51,15 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, Replicate, DeviceRe
         if self._replica_group is None:
             self._replica_group = TorchReplicaGroup(rank, size)
         return self._replica_group
+
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        """As `HealthChecks.health_checks`: what torch was built for, and whether steps can be compiled."""
+        from anyaccel_torch.health_checks import build_facts, machine_checks
+
+        return machine_checks(machine, build_facts())
+
+    def device_checks(self, device: Device) -> Iterable[Check]:
+        """As `HealthChecks.device_checks`: whether torch has kernels for a GPU."""
+        from anyaccel_torch.health_checks import architecture_checks
+
+        return architecture_checks(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -70,3 +71,9 @@ def batch_coupling(model: nn.Module) -> str:
         if is_torch or (is_keras and getattr(part, "trainable", True)):
             return type(part).__name__
     return ""
+
+
+def shares_batches(model: Any) -> bool:
+    """Whether a module or a part of it is a `DataParallel`, which sends rows to devices of its own."""
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    return any(isinstance(part, nn.DataParallel) for part in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -109,8 +109,7 @@ class RowsLoaderFactory(LoaderFactory):
         row_bytes = sum(
             arrays[column.name].nbytes / max(len(arrays[column.name]), 1) for column in self._distinct(arrays)
         )
-        block_bytes = _block_bytes(self.plan.columns)
-        block_steps = _block_steps(block_bytes, row_bytes * epochs.batch_size, epochs.n_steps)
+        block_steps = steps_of_block(_block_bytes(self.plan.columns), row_bytes * epochs.batch_size, epochs.n_steps)
         return StreamingLoader(self.plan.columns, arrays, epochs, block_steps)
 
     def _host_arrays(self) -> Mapping[str, HostColumn]:
@@ -205,14 +204,14 @@ def map_source_loaders(
 
     def make_loader(block_bytes: float) -> BatchLoader:
         step_bytes = epochs.batch_size * sum(column.spec.nbytes for column in plan.columns)
-        by_bytes = _block_steps(block_bytes, step_bytes, epochs.n_steps)
+        by_bytes = steps_of_block(block_bytes, step_bytes, epochs.n_steps)
         block_steps = min(by_bytes, _steps_in_time(source, epochs.batch_size))
         return MapSourceLoader(plan.columns, source, ranges, epochs, block_steps, seed)
 
     return SourceLoaderFactory(plan, source, epochs.batch_size, make_loader)
 
 
-def _block_steps(block_bytes: float, step_bytes: float, n_steps: int) -> int:
+def steps_of_block(block_bytes: float, step_bytes: float, n_steps: int) -> int:
     """Steps of so many bytes that are streamed together, at least one."""
     return max(1, min(int(block_bytes / max(step_bytes, 1.0)), n_steps))
 
@@ -229,7 +228,11 @@ def _steps_in_time(source: MapSource, batch_size: int) -> int:
 
 def _block_bytes(columns: Sequence[Column]) -> float:
     places = {(column.framework, column.device) for column in columns}
-    free = [free for place in places if (free := free_memory(place)) is not None]
+    return bytes_of_block(free for place in places if (free := free_memory(place)) is not None)
+
+
+def bytes_of_block(free: Iterable[int]) -> float:
+    """The most bytes of one block of streamed rows, where so many are free on each device."""
     return min(BLOCK_BYTES, min(free, default=math.inf) * _MEMORY_SHARE / BLOCKS)
 
 

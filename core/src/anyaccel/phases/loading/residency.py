@@ -42,7 +42,7 @@ def make_loaders(
         OutOfMemoryError: no room for rows that are to be resident.
     """
     decides = residency == "auto"
-    memory = _MemoryBudget(factories, training_bytes)
+    memory = MemoryBudget.measured(factories, training_bytes)
     loaders: list[BatchLoader] = []
     for factory, name in zip(factories, names, strict=True):
         needs = factory.nbytes()
@@ -60,16 +60,25 @@ def make_loaders(
     return loaders
 
 
-class _MemoryBudget:
-    """The free memory of every device that rows go to, measured once, and what of it rows may take."""
+class MemoryBudget:
+    """What of the free memory of every device rows may take.
 
-    def __init__(self, factories: Sequence[LoaderFactory], training_bytes: Mapping[Place, int]) -> None:
-        places = {place for factory in factories for place in factory.nbytes()}
-        self._training = training_bytes
-        self._free = {place: nbytes for place in places if (nbytes := free_memory(place)) is not None}
+    Args:
+        free: bytes that are free, by framework and device; those of which it is unknown are left out.
+        training_bytes: bytes that training adds.
+    """
+
+    def __init__(self, free: Mapping[Place, int], training_bytes: Mapping[Place, int]) -> None:
+        self._training, self._free = training_bytes, dict(free)
         self._budget = {
             place: _USABLE_FRACTION * nbytes - training_bytes.get(place, 0) for place, nbytes in self._free.items()
         }
+
+    @classmethod
+    def measured(cls, factories: Sequence[LoaderFactory], training_bytes: Mapping[Place, int]) -> MemoryBudget:
+        """The memory of every device that rows go to, measured now."""
+        places = {place for factory in factories for place in factory.nbytes()}
+        return cls({place: free for place in places if (free := free_memory(place)) is not None}, training_bytes)
 
     def exceeded(self, needs: Mapping[Place, int]) -> Place | None:
         """A place where so many bytes are too many; places whose free memory is unknown are not."""
@@ -134,4 +143,6 @@ def bytes_added_by_training(
 
 def state_slots(optimizer: Optimizer) -> int:
     """How many values an optimizer keeps for each parameter; for an unknown one as many as Adam does."""
+    if optimizer.name == "sgd" and optimizer.own is None and optimizer.settings["momentum"]:
+        return 1
     return _STATE_SLOTS.get(optimizer.name, 2)

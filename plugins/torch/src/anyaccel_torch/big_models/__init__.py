@@ -11,29 +11,59 @@ from typing import TYPE_CHECKING
 from anyaccel.lazy_attributes import lazy_attributes
 
 if TYPE_CHECKING:
+    from anyaccel_torch.big_models.auto_device_map import DeviceMap as DeviceMap
+    from anyaccel_torch.big_models.auto_device_map import infer_auto_device_map as infer_auto_device_map
+    from anyaccel_torch.big_models.dispatch import cpu_offload as cpu_offload
+    from anyaccel_torch.big_models.dispatch import disk_offload as disk_offload
+    from anyaccel_torch.big_models.dispatch import dispatch_model as dispatch_model
+    from anyaccel_torch.big_models.dispatch import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
     from anyaccel_torch.big_models.empty_weights import empty_weights as empty_weights
     from anyaccel_torch.big_models.empty_weights import init_empty_weights as init_empty_weights
     from anyaccel_torch.big_models.empty_weights import init_on_device as init_on_device
     from anyaccel_torch.big_models.loading import LoadedCheckpoint as LoadedCheckpoint
     from anyaccel_torch.big_models.loading import load_checkpoint as load_checkpoint
     from anyaccel_torch.big_models.loading import load_checkpoint_in_model as load_checkpoint_in_model
+    from anyaccel_torch.big_models.offload import BlockPlace as BlockPlace
+    from anyaccel_torch.big_models.offload import Offload as Offload
+    from anyaccel_torch.big_models.offload import offload_of as offload_of
+    from anyaccel_torch.big_models.offload import remove_offload as remove_offload
 
 _MODULES = {
+    "BlockPlace": ".offload",
+    "DeviceMap": ".auto_device_map",
     "LoadedCheckpoint": ".loading",
+    "Offload": ".offload",
+    "cpu_offload": ".dispatch",
+    "disk_offload": ".dispatch",
+    "dispatch_model": ".dispatch",
     "empty_weights": ".empty_weights",
+    "infer_auto_device_map": ".auto_device_map",
     "init_empty_weights": ".empty_weights",
     "init_on_device": ".empty_weights",
     "load_checkpoint": ".loading",
+    "load_checkpoint_and_dispatch": ".dispatch",
     "load_checkpoint_in_model": ".loading",
+    "offload_of": ".offload",
+    "remove_offload": ".offload",
 }
 
 __getattr__, __dir__ = lazy_attributes(__name__, _MODULES)
 
 __all__ = [
+    "BlockPlace",
+    "DeviceMap",
     "LoadedCheckpoint",
+    "Offload",
+    "cpu_offload",
+    "disk_offload",
+    "dispatch_model",
     "empty_weights",
+    "infer_auto_device_map",
     "init_empty_weights",
     "init_on_device",
     "load_checkpoint",
+    "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
+    "offload_of",
+    "remove_offload",
 ]

@@ -38,6 +38,8 @@ def install() -> None:
     """Wrap torch's backward pass, and the backward functions that users write."""
     torch.autograd._engine_run_backward = _raising_deferred(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
     function.BackwardCFunction.apply = _deferring(function.BackwardCFunction.apply)  # type: ignore[method-assign]
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    hooks.__init__ = _unpacking_deferred(hooks.__init__)
 
 
 def _raising_deferred(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,5 +75,23 @@ def _deferring(apply: Callable[..., Any]) -> Callable[..., Any]:
             return apply(self, *args)
         except Exception as error:
             return defer(error)
+
+    return call
+
+
+def _unpacking_deferred(init: Callable[..., Any]) -> Callable[..., Any]:
+    """Of `saved_tensors_hooks`: errors in what unpacks a tensor are deferred."""
+
+    @functools.wraps(init)
+    def call(self: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        def unpack_or_defer(kept: Any) -> Any:
+            try:
+                return unpack(kept)
+            except Exception as error:
+                if in_backward():
+                    return defer(error)
+                raise
+
+        init(self, pack, unpack_or_defer)
 
     return call

@@ -8,13 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyaccel_torch.simulated import rng
+from anyaccel_torch.simulated import rng, streams
 from anyaccel_torch.simulated.memory_ledger import parse_device
 from anyaccel_torch.simulated.sim_device import KIND, SimulatedDevice, running
 
 
 class SimModule:
     """The functions of `torch.cuda` that have a meaning for simulated devices."""
+
+    Stream, Event = streams.SimStream, streams.SimEvent
+    current_stream = staticmethod(streams.current)
+    stream = staticmethod(streams.stream)
+    pinned_empty = staticmethod(streams.pinned_empty)
 
     def is_initialized(self) -> bool:
         """Always."""
@@ -46,7 +51,10 @@ class SimModule:
 
     def synchronize(self, device: Any = None) -> None:
         """Counts a wait."""
-        _handle(device).count_sync()
+        handle = _handle(device)
+        handle.count_sync()
+        if handle.timing is not None:
+            handle.timing.wait(handle.timing.elapsed())
 
     def manual_seed_all(self, seed: int) -> None:
         """Seed the generators of all devices."""
@@ -78,7 +86,9 @@ class SimModule:
         return _handle(device).peak
 
     def empty_cache(self) -> None:
-        """Nothing is cached."""
+        """Counted; nothing is cached."""
+        for handle in running():
+            handle.flushes += 1
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
         """Name, identity and memory."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError
 from anyaccel.numpy_backend.sim_device import Transfers
+from anyaccel_torch.simulated.timing import Timing
 
 SWITCH = "ANYACCEL_TORCH_SIMULATE"
 KIND = "sim"
@@ -27,6 +28,8 @@ class SimulatedDevice:
         peak: the most bytes in use since the last `clear`.
         transfers: from the host, to the host, and from or to another simulated device, since the last `clear`.
         syncs: how often the host waited for a value, since the last `clear`.
+        flushes: how often the allocator was told to give back what it keeps, since the last `clear`.
+        timing: its clocks in simulated time; None, unless set, for a device that takes no time.
     """
 
     def __init__(self, index: int, capacity: int | None) -> None:
@@ -34,6 +37,7 @@ class SimulatedDevice:
         self.capacity = capacity
         self.used = 0
         self.peak = 0
+        self.timing: Timing | None = None
         self.clear()
 
     def __str__(self) -> str:
@@ -41,7 +45,7 @@ class SimulatedDevice:
 
     def clear(self) -> None:
         """Set transfers and syncs to zero, and the peak to the bytes in use."""
-        self.transfers, self.syncs, self.peak = Transfers(), 0, self.used
+        self.transfers, self.syncs, self.flushes, self.peak = Transfers(), 0, 0, self.used
 
     def count_sync(self) -> None:
         """Count a wait of the host."""

@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from anyaccel_torch.simulated import autograd_hooks, recurrent
 from anyaccel_torch.simulated.device_rules import OperatorTraits, common_device, device_mismatch, operator_traits
 from anyaccel_torch.simulated.memory_ledger import handle_of, parse_device, reserve
 from anyaccel_torch.simulated.rng import call_random
 from anyaccel_torch.simulated.sim_device import KIND
+from anyaccel_torch.simulated.streams import is_pinned
+from anyaccel_torch.simulated.timing import INTO, OUT
 
 aten = torch.ops.aten
 _HOST = torch.device("cpu")
@@ -190,6 +193,7 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*held_args, **held_kwargs)
     if traits.written:
         _sync_metadata(operands.sims)
+    _count_compute(device, held_args, result, bool(traits.written))
     return operands.wrap(result, target) if target.type == KIND else result
 
 
@@ -216,8 +220,24 @@ def _dispatch_itemwise(func: Any, traits: OperatorTraits, args: tuple[Any, ...],
     results = func(*held_args, **held_kwargs)
     if not isinstance(results, (list, tuple)):
         return results
-    pairs = zip(results, devices, strict=True)
+    pairs = list(zip(results, devices, strict=True))
+    for i, (result, device) in enumerate(pairs):
+        _count_compute(
+            device, [items[i] for items in held_args if isinstance(items, list)], result, bool(traits.written)
+        )
     return [operands.wrap(result, device) if device.type == KIND else result for result, device in pairs]
+
+
+def _count_compute(device: torch.device, operands: Any, results: Any, writes: bool) -> None:
+    """Count the time of an operator: of what it reads and writes; giving a view takes none."""
+    timing = handle_of(device).timing if device.type == KIND else None
+    if timing is None:
+        return
+    read = [value for value in tree_leaves(operands) if isinstance(value, Tensor)]
+    written = [value for value in tree_leaves(results) if isinstance(value, Tensor)]
+    storages = {value.untyped_storage().data_ptr() for value in read}
+    if writes or any(value.untyped_storage().data_ptr() not in storages for value in written):
+        timing.compute(sum(value.nbytes for value in (*read, *written)))
 
 
 # -- transfers -------------------------------------------------------------------------------------------------------
@@ -227,10 +247,11 @@ def _held(tensor: Tensor) -> Tensor:
     return tensor.held if isinstance(tensor, SimTensor) else tensor
 
 
-def _count_transfer(source: torch.device, target: torch.device, nbytes: int, waits: bool) -> None:
+def _count_transfer(source: torch.device, target: torch.device, nbytes: int, waits: bool, pinned: bool = False) -> None:
     """Count a transfer, and the wait for one to the host."""
     if source == target:
         return
+    _count_copy_time(source, target, nbytes, waits or not pinned)
     if source.type == target.type == KIND:
         handle_of(source).transfers.between.count(nbytes)
         handle_of(target).transfers.between.count(nbytes)
@@ -242,18 +263,26 @@ def _count_transfer(source: torch.device, target: torch.device, nbytes: int, wai
             handle_of(source).count_sync()
 
 
+def _count_copy_time(source: torch.device, target: torch.device, nbytes: int, waits: bool) -> None:
+    for device, direction in ((target, INTO), (source, OUT)):
+        timing = handle_of(device).timing if device.type == KIND else None
+        if timing is not None:
+            timing.copy(direction, nbytes, waits=waits)
+
+
 def _to_copy(source: Tensor, *, device: Any = None, non_blocking: bool = False, **settings: Any) -> Tensor:
     target = source.device if device is None else parse_device(device)
     held_on = _HOST if target.type == KIND else target
     copied: Tensor = aten._to_copy.default(_held(source), device=held_on, **settings)
     result = wrap(copied, target) if target.type == KIND else copied
-    _count_transfer(source.device, target, copied.nbytes, not non_blocking)
+    _count_transfer(source.device, target, copied.nbytes, not non_blocking, is_pinned(source))
     return result
 
 
 def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     _held(target).copy_(_held(source))
-    _count_transfer(source.device, target.device, source.nbytes, not non_blocking)
+    pinned = is_pinned(source if source.device.type == "cpu" else target)
+    _count_transfer(source.device, target.device, source.nbytes, not non_blocking, pinned)
     return target
 
 

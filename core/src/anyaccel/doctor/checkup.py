@@ -1,0 +1,57 @@
+"""Checkup: all checks of a machine: of the system, of the plugins, and those that backends add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+
+from anyaccel.backend import Backend
+from anyaccel.doctor.capability import HealthChecks
+from anyaccel.doctor.check import Check
+from anyaccel.doctor.machine import Machine
+from anyaccel.doctor.system_checks import system_checks
+from anyaccel.install_hints import install_line
+from anyaccel.plugin_loader import BUILT_IN, Plugin
+
+
+def check_machine(machine: Machine, plugins: Sequence[Plugin]) -> list[Check]:
+    """All checks that need no framework, for these facts and these loaded plugins."""
+    return [*system_checks(machine), *(check for plugin in plugins for check in plugin_checks(machine, plugin))]
+
+
+def plugin_checks(machine: Machine, plugin: Plugin) -> Iterator[Check]:
+    """Whether a plugin works, whether its frameworks are installed, and what its backends say."""
+    if plugin.is_broken:
+        yield Check(name=f"plugin {plugin.name}", status="FAIL", message=plugin.cause, fix=plugin.hint)
+    elif plugin.name != BUILT_IN:
+        yield Check(
+            name=f"plugin {plugin.name}", status="PASS", message=f"{plugin.distribution} {plugin.version}".strip()
+        )
+    for backend in plugin.backends:
+        yield from _backend_checks(machine, plugin, backend)
+
+
+def _backend_checks(machine: Machine, plugin: Plugin, backend: Backend) -> Iterator[Check]:
+    missing = [] if plugin.name == BUILT_IN else _missing(backend.import_roots)
+    if missing:
+        yield Check(
+            name=backend.framework,
+            status="WARN",
+            message=f"plugin {plugin.name} is installed, and {missing[0]} is not",
+            fix=install_line(missing[0]),
+        )
+    elif isinstance(backend, HealthChecks):
+        yield from _asked(backend, machine, plugin)
+
+
+def _missing(roots: Iterable[str]) -> list[str]:
+    """The first root, if it cannot be found; the others are of packages that need not be there."""
+    return [root for root in list(roots)[:1] if find_spec(root) is None]
+
+
+def _asked(backend: HealthChecks, machine: Machine, plugin: Plugin) -> list[Check]:
+    try:
+        return list(backend.health_checks(machine))
+    except Exception as error:
+        problem = f"its checks of the machine fail: {type(error).__name__}: {error}"
+        return [Check(name=f"plugin {plugin.name}", status="FAIL", message=problem, fix=f"update {plugin.source}")]

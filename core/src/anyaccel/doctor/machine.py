@@ -1,0 +1,136 @@
+"""Machine: the facts that `anyaccel doctor` checks, read without a framework and without initialising anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from anyaccel.requests.system_devices import SystemDevice, output_of, system_devices, system_host
+
+_ROOT = Path("/")
+_VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
+_DISPLAYS = ("0x0300", "0x0302", "0x0380", "0x1200")  # PCI classes of graphics cards and accelerators
+_VERSION = re.compile(r"\b\d+(?:\.\d+)+\b")
+_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+_DRIVER_FILES = {"nvidia": "proc/driver/nvidia/version", "amd": "sys/module/amdgpu/version"}
+
+
+def installed_version(distribution: str) -> str:
+    """The version of an installed distribution, `""` if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Facts of a machine.
+
+    Attributes:
+        system: as `sys.platform`.
+        devices: accelerators, whether or not a mask hides them.
+        visible: those that the masks of the environment leave, numbered as frameworks will see them.
+        pci_vendors: of graphics cards and accelerators on the PCI bus, with or without a driver.
+        driver_versions: by vendor.
+        environment: variables.
+        cores: that this process may use, 0 if unknown.
+        locked_memory: bytes that the process may lock; None for no limit, or unknown.
+        shared_memory: size of the file system for shared memory in bytes, 0 if there is none or it is unknown.
+        cxx: path of a C++ compiler, `""` if there is none.
+        version_of: version of an installed distribution, `""` if it is not installed.
+    """
+
+    system: str = sys.platform
+    devices: tuple[SystemDevice, ...] = ()
+    visible: tuple[SystemDevice, ...] = ()
+    pci_vendors: tuple[str, ...] = ()
+    driver_versions: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: int = 0
+    locked_memory: int | None = None
+    shared_memory: int = 0
+    cxx: str = ""
+    version_of: Callable[[str], str] = installed_version
+
+    @classmethod
+    def detect(cls, root: Path = _ROOT) -> Machine:
+        """The facts of this machine; `root` is the directory of `proc`, `sys` and `dev`."""
+        devices = tuple(device for device in system_devices(root, {}) if device.kind != "cpu")
+        visible = tuple(device for device in system_devices(root) if device.kind != "cpu")
+        return cls(
+            devices=devices,
+            visible=visible,
+            pci_vendors=_pci_vendors(root),
+            driver_versions=_driver_versions(root),
+            environment=dict(os.environ),
+            cores=system_host()[1],
+            locked_memory=_locked_memory(),
+            shared_memory=_size_of(root / "dev/shm"),
+            cxx=_cxx(),
+        )
+
+    def gpus(self, vendor: str) -> list[SystemDevice]:
+        """The GPUs of a vendor, whether or not a mask hides them."""
+        return [device for device in self.devices if device.vendor == vendor]
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether a dotted version of numbers comes before another; what is not a number ends a version."""
+    return _numbers(version) < _numbers(than)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.match(r"(\d+(?:\.\d+)*)?", version).group().split(".") if part]  # type: ignore[union-attr]
+
+
+def _pci_vendors(root: Path) -> tuple[str, ...]:
+    folders = sorted(root.glob("sys/bus/pci/devices/*"))
+    displays = [folder for folder in folders if _text(folder / "class").startswith(_DISPLAYS)]
+    names = (_VENDORS.get(_text(folder / "vendor").strip(), "") for folder in displays)
+    return tuple(filter(None, names))
+
+
+def _driver_versions(root: Path) -> dict[str, str]:
+    """As the files of Linux tell, or `nvidia-smi` where there are none."""
+    found = {vendor: _VERSION.search(_text(root / path)) for vendor, path in _DRIVER_FILES.items()}
+    versions = {vendor: match.group() for vendor, match in found.items() if match}
+    smi = shutil.which(_SMI[0])
+    if smi and root == _ROOT and "nvidia" not in versions and (match := _VERSION.search(output_of([smi, *_SMI[1:]]))):
+        versions["nvidia"] = match.group()
+    return versions
+
+
+def _locked_memory() -> int | None:
+    with suppress(ImportError, AttributeError, OSError):  # not on every system
+        resource: Any = import_module("resource")
+        soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        return None if soft == resource.RLIM_INFINITY else int(soft)
+    return None
+
+
+def _size_of(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).total
+    except OSError:
+        return 0
+
+
+def _cxx() -> str:
+    default = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    return shutil.which(os.environ.get("CXX") or default) or ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")[:10_000]
+    except OSError:
+        return ""

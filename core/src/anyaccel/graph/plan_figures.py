@@ -1,0 +1,101 @@
+"""The figures of a plan: memory of each device by category, and what was decided of the whole phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from anyaccel.device import Device
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "batches")
+"""What a step needs memory for: parameters with buffers, their gradients, optimizer state, what is computed, and the
+rows that are on the device with their order."""
+NOT_COVERED = "not covered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The memory that a phase needs on a device, in bytes; None where that is not covered.
+
+    Attributes:
+        framework: whose memory it is: each framework allocates for itself.
+        capacity: memory of the device, None if unknown or without a limit.
+        gaps: why a category is not covered, by its name.
+    """
+
+    device: Device
+    framework: str
+    parameters: int | None = 0
+    gradients: int | None = 0
+    optimizer: int | None = 0
+    activations: int | None = 0
+    batches: int | None = 0
+    capacity: int | None = None
+    gaps: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int | None:
+        """The sum of all categories, None if one of them is not covered."""
+        values = [getattr(self, name) for name in CATEGORIES]
+        return None if None in values else sum(values)
+
+    @property
+    def known(self) -> int:
+        """The sum of those categories that are covered."""
+        return sum(getattr(self, name) or 0 for name in CATEGORIES)
+
+    @property
+    def headroom(self) -> int | None:
+        """What is left of the capacity, below zero where it does not fit; None if that is not covered."""
+        return None if self.total is None or self.capacity is None else self.capacity - self.total
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits: False if what is covered is too much already; None if that is not covered."""
+        if self.capacity is not None and self.known > self.capacity:
+            return False
+        return None if self.headroom is None else True
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; what is not covered is None, with the reason in `gaps`."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
+        plain |= {"device": str(self.device), "gaps": dict(self.gaps)}
+        return plain | {"total": self.total, "headroom": self.headroom, "fits": self.fits}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> DeviceMemory:
+        """What `to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: malformed.
+        """
+        numbers: dict[str, Any] = {name: _bytes(given[name]) for name in (*CATEGORIES, "capacity")}
+        gaps = {str(name): _text(reason) for name, reason in dict(given["gaps"]).items()}
+        return cls(device=Device.parse(given["device"]), framework=_text(given["framework"]), gaps=gaps, **numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A setting of the whole phase: what was decided, and why."""
+
+    what: str
+    choice: str
+    why: str
+
+
+def step_bytes(nbytes: int, batch_size: int | None) -> int | None:
+    """Bytes of a step, of something that takes so many for a sample; None if the batch size is not known."""
+    return None if batch_size is None else nbytes * batch_size
+
+
+def _bytes(value: Any) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63):
+        return value
+    raise ValueError(f"{str(value)[:60]!r} is not a number of bytes")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text is wanted")
+    return value

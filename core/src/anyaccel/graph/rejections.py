@@ -1,0 +1,49 @@
+"""Rejections: the devices that a node might have had, and why it has another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.device import USUAL
+from anyaccel.graph.plan_entries import LEVELS, Rejection
+from anyaccel.registry import Registry
+from anyaccel.requests import DeviceRequest, RequestedAccelerator, accelerator_class, machine_of
+
+_NAMES = dict(
+    zip(LEVELS, ("the node's own accelerator", "the placement policy", "the phase's accelerator"), strict=False)
+)
+_MOST = 12  # candidates of one request
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a level asks for, as it was written."""
+
+    level: str
+    spec: str
+
+
+def outranked(decider: str, wishes: Iterable[Wish]) -> Iterator[Rejection]:
+    """The wishes of lower levels than the one that decided."""
+    for wish in sorted(wishes, key=lambda wish: LEVELS.index(wish.level)):
+        if LEVELS.index(wish.level) > LEVELS.index(decider):
+            yield Rejection(wish.level, wish.spec, f"{_NAMES[decider]} comes first")
+
+
+def unserved(wish: Wish, framework: str, kind: str) -> Rejection:
+    """The wish that a node falls back from."""
+    return Rejection(wish.level, wish.spec, f"no installed plugin runs {framework} on {kind}")
+
+
+def refused_candidates(
+    level: str, accelerator: Accelerator, frameworks: Sequence[str], known: Registry, *, strict: bool
+) -> Iterator[Rejection]:
+    """What a request might have got and did not; nothing if the accelerator is one device."""
+    if USUAL.fullmatch(accelerator.spec) or accelerator_class(accelerator.spec) is not RequestedAccelerator:
+        return
+    machine = machine_of(frameworks, of_all=level != "phase", known=known)
+    candidates = DeviceRequest.parse(accelerator.spec).resolve(machine, strict=strict).candidates
+    for each in [candidate for candidate in candidates if not candidate.chosen][:_MOST]:
+        yield Rejection(level, f"{each.wish} on {each.label}", each.reason)

@@ -1,0 +1,36 @@
+"""Memory of the devices of a machine, here or described: how much there is, and how much of it is free."""
+
+from __future__ import annotations
+
+from anyaccel.backend import Memory
+from anyaccel.graph import Assignment, ModelGraph, Plan
+from anyaccel.phases.loading.loader_factory import Place
+from anyaccel.registry import Registry
+from anyaccel.requests import InventoryRegistry
+
+
+def capacity(place: Place, known: Registry) -> int | None:
+    """Bytes of memory of a device; None if unknown or without a limit."""
+    framework, device = place
+    if isinstance(known, InventoryRegistry):
+        return known.capacity(device) or None
+    backend = known.find(framework, device.kind)
+    return (backend.memory(device).total or None) if isinstance(backend, Memory) else None
+
+
+def free_after_placement(place: Place, plan: Plan, graph: ModelGraph, known: Registry) -> int | None:
+    """Bytes that are free once the models of a plan are on a device; None if unknown."""
+    framework, device = place
+    nodes = [each for each in plan.assignments if (each.framework, each.device) == place]
+    if isinstance(known, InventoryRegistry):
+        total = known.capacity(device)
+        return max(total - sum(each.nbytes for each in nodes), 0) if total else None
+    backend = known.find(framework, device.kind)
+    free = backend.memory(device).free if isinstance(backend, Memory) else 0
+    return max(free - sum(each.nbytes for each in nodes if not _is_there(each, graph)), 0) if free else None
+
+
+def _is_there(assignment: Assignment, graph: ModelGraph) -> bool:
+    """Whether a node needs no more memory on its device."""
+    model = getattr(graph[assignment.node], "model", None)
+    return model is None or assignment.backend.device_of(model) == assignment.device

@@ -1,0 +1,58 @@
+"""Machine plan: the plan of a phase for this machine or one that is described."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from anyaccel.graph import ModelGraph, Plan, Resolution, resolve
+from anyaccel.phases.bound_phase import bound
+from anyaccel.phases.estimator_fit import with_fit_note
+from anyaccel.phases.model_placement import final_devices
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.plan_request import learners_of, plan_request
+from anyaccel.phases.planning.plan_figures import with_figures
+from anyaccel.phases.prepare import DrawnPart, draw_parts
+from anyaccel.phases.replica_devices import check_replicable, replica_notes
+from anyaccel.registry import Registry, registry
+from anyaccel.requests import Inventory, InventoryRegistry
+
+
+def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
+    """The plan of a phase on a graph, without doing anything, and without figures of memory.
+
+    Raises:
+        AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
+    """
+    return _planned(bound(phase, graph), graph, registry())[0]
+
+
+def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
+    """The plan of a phase with figures, for this machine or another.
+
+    Args:
+        phase: what to plan.
+        graph: the graph that it runs on.
+        inventory: an Inventory, or one in words; None for this machine.
+
+    Raises:
+        AnyaccelError: as `plan_of`; ConfigError if `inventory` is none.
+    """
+    known = registry()
+    if inventory is not None:
+        known = InventoryRegistry(known, Inventory.parse(inventory))
+    own = bound(phase, graph, known if inventory is not None else None)
+    plan, resolution, parts = _planned(own, graph, known)
+    return with_figures(own, plan, resolution, graph, parts, known)
+
+
+def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Resolution, list[DrawnPart]]:
+    resolution = resolve(graph, plan_request(phase, graph), known)
+    plan = with_fit_note(phase, resolution.plan, graph)
+    check_replicable(phase, resolution, learners_of(phase, graph))
+    parts = draw_parts(phase, plan, graph)
+    epochs = parts[0].epochs
+    shares = replica_notes(phase, plan, None if epochs is None else epochs.batch_size)
+    plan = replace(plan, notes=(*plan.notes, *shares))
+    final_devices(phase, plan, known)
+    return plan, resolution, parts

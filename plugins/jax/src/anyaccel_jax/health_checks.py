@@ -1,0 +1,60 @@
+"""Checks of the installed JAX beside a machine, without importing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anyaccel.doctor import Check, Machine, cuda_driver_checks
+
+_PLUGINS = {"nvidia": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "amd": ("jax-rocm7-plugin", "jax-rocm60-plugin")}
+_EXTRAS = {"nvidia": 'python -m pip install "jax[cuda13]"', "amd": "install JAX for ROCm, as JAX's own page says"}
+_CUDA = {"jax-cuda13-plugin": "13", "jax-cuda12-plugin": "12"}
+_OFF = ("false", "0")
+
+
+def machine_checks(machine: Machine) -> Iterator[Check]:
+    """Checks of the installed packages of JAX beside the facts of a machine."""
+    for vendor in _PLUGINS:
+        if machine.gpus(vendor):
+            yield from _plugin(machine, vendor)
+    if machine.gpus("nvidia") and _installed(machine, "nvidia"):
+        yield _memory(machine)
+
+
+def _installed(machine: Machine, vendor: str) -> str:
+    """The installed package that makes JAX use the GPUs of a vendor, `""` if there is none."""
+    return next((name for name in _PLUGINS[vendor] if machine.version_of(name)), "")
+
+
+def _plugin(machine: Machine, vendor: str) -> Iterator[Check]:
+    name, installed = f"jax for {vendor}", _installed(machine, vendor)
+    gpu = machine.gpus(vendor)[0].name or f"a GPU of {vendor}"
+    if not installed:
+        message = f"JAX {machine.version_of('jax')} is installed for CPUs alone, beside {gpu}"
+        yield Check(name=name, status="FAIL", message=message, fix=_EXTRAS[vendor])
+        return
+    yield Check(name=name, status="PASS", message=f"{installed} {machine.version_of(installed)}")
+    if installed in _CUDA:
+        yield from cuda_driver_checks(machine, "jax", _CUDA[installed])
+
+
+def _memory(machine: Machine) -> Check:
+    """Whether JAX and TensorFlow would both take a GPU's memory; anyaccel keeps them from it where it is the first."""
+    given = machine.environment
+    jax_takes_all = given.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() not in _OFF
+    tensorflow = machine.version_of("tensorflow")
+    tensorflow_takes_all = tensorflow and given.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() != "true"
+    if jax_takes_all and tensorflow_takes_all:
+        return Check(
+            name="memory of GPUs",
+            status="WARN",
+            message="JAX takes three quarters of a GPU's memory when it starts, TensorFlow all: the later one fails "
+            "unless anyaccel is the first to use each",
+            fix="export XLA_PYTHON_CLIENT_PREALLOCATE=false TF_FORCE_GPU_ALLOW_GROWTH=true",
+        )
+    told = (
+        "JAX takes what it needs"
+        if not jax_takes_all
+        else "JAX takes three quarters when it starts; nothing else here does"
+    )
+    return Check(name="memory of GPUs", status="PASS", message=told)

@@ -1,0 +1,48 @@
+"""Checks of the installed TensorFlow beside a machine, without importing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anyaccel.doctor import Check, Machine
+
+_CUDA_LIBRARIES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+_CPU_BUILDS = ("tensorflow-cpu", "tensorflow-cpu-aws", "intel-tensorflow")
+
+
+def machine_checks(machine: Machine) -> Iterator[Check]:
+    """Checks of the installed packages of TensorFlow beside the facts of a machine."""
+    for vendor in ("nvidia", "amd"):
+        if machine.gpus(vendor):
+            yield _build(machine, vendor)
+
+
+def _build(machine: Machine, vendor: str) -> Check:
+    name, gpu = f"tensorflow for {vendor}", machine.gpus(vendor)[0].name or f"a GPU of {vendor}"
+    wanted = "tensorflow" if vendor == "nvidia" else "tensorflow-rocm"
+    found = next((each for each in (wanted, *_CPU_BUILDS, "tensorflow") if machine.version_of(each)), "tensorflow")
+    if found != wanted:
+        return Check(
+            name=name,
+            status="FAIL",
+            message=f"{found} {machine.version_of(found)} is built without support for {gpu}",
+            fix=f"python -m pip uninstall {found}; python -m pip install "
+            + ('"tensorflow[and-cuda]"' if vendor == "nvidia" else wanted),
+        )
+    if vendor == "nvidia" and machine.system == "win32":
+        return Check(
+            name=name,
+            status="FAIL",
+            message="TensorFlow uses no GPU on Windows from version 2.11 on",
+            fix="run it in the Windows Subsystem for Linux (WSL 2)",
+        )
+    libraries = [each for each in _CUDA_LIBRARIES if machine.version_of(each)]
+    if vendor == "nvidia" and not libraries:
+        return Check(
+            name=name,
+            status="WARN",
+            message="CUDA's packages are not installed; TensorFlow uses the GPU if the system has CUDA and cuDNN",
+            fix='python -m pip install "tensorflow[and-cuda]"',
+        )
+    with_libraries = "".join(f", {each} {machine.version_of(each)}" for each in libraries[:1] if vendor == "nvidia")
+    return Check(name=name, status="PASS", message=f"{found} {machine.version_of(found)}{with_libraries}")

@@ -1,0 +1,197 @@
+"""Device maps that the planner makes: which device computes each block of a model, and which weights rest elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyaccel.arguments import check, integer, number
+from anyaccel.errors import ConfigError
+from anyaccel.host_memory import host_memory
+from anyaccel.planner import Block, BlockPlan, DeviceSpec, OffloadTier, plan_blocks
+from anyaccel_torch.big_models.device_map import DISK, device_in_map
+from anyaccel_torch.big_models.model_blocks import block_around, find_blocks, places
+
+WHERE = "infer_auto_device_map: "
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+class DeviceMap(dict[str, Any]):
+    """Names of blocks with their device, `"cpu"` or `"disk"`.
+
+    Attributes:
+        plan: that it was made from, which says why.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], plan: BlockPlan) -> None:
+        super().__init__(entries)
+        self.plan = plan
+
+
+def infer_auto_device_map(
+    model: nn.Module,
+    max_memory: Mapping[Any, Any] | None = None,
+    no_split_module_classes: str | Iterable[str] | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    offload: str = "disk",
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    training: bool = False,
+    headroom: float = 0.1,
+) -> DeviceMap:
+    """Plan where the blocks of a model go, which may be empty: as many as fit stay on devices.
+
+    Args:
+        model: to place.
+        max_memory: bytes, or text such as `"20GiB"`, for each device, `"cpu"` and `"disk"`; None for all devices
+            of torch's accelerator with their free memory, half of the free host memory, and disk.
+        no_split_module_classes: classes whose modules stay together.
+        dtype: that floating weights will be cast to when they are loaded.
+        offload: `"no"` to refuse a model that does not fit on the devices, `"cpu"`, or `"disk"`.
+        inputs: positional or keyword arguments of a call on torch's `meta` device, which finds the order in which
+            blocks compute; None for the order in which they are registered.
+        training: whether memory counts gradients, optimizer state and all activations.
+        headroom: the part of each device's memory that stays free, for activations and workspace.
+
+    Raises:
+        ConfigError: a wrong argument.
+        OutOfMemoryError: it does not fit.
+    """
+    check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    classes = (no_split_module_classes,) if isinstance(no_split_module_classes, str) else no_split_module_classes or ()
+    check(ConfigError, WHERE, "offload", offload, ("no", "cpu", "disk").__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
+    fits = lambda it: it is None or (isinstance(it, torch.dtype) and it.is_floating_point)  # noqa: E731
+    check(ConfigError, WHERE, "dtype", dtype, fits, "a floating dtype of torch", "torch.bfloat16")
+    number(ConfigError, WHERE, "headroom", headroom, lambda it: 0 <= it < 1, "a number from 0 to below 1", 0.1)
+    names = find_blocks(model, check_names("no_split_module_classes", classes))
+    if not names:
+        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
+    if inputs is not None:
+        names = execution_order(model, names, inputs)
+    memory = _memory(max_memory)
+    cpu, disk = memory.pop("cpu", 0), memory.pop(DISK, None)
+    blocks = _blocks(model, names, dtype)
+    if not memory:  # all computes on the CPU
+        memory, cpu = {"cpu": cpu}, 0
+    devices = [DeviceSpec(name=each, memory=size, headroom=headroom) for each, size in memory.items()]
+    tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk)]
+    used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
+    plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
+    return DeviceMap({**plan.device_map, **plan.offloaded}, plan)
+
+
+def check_names(name: str, given: Any) -> tuple[str, ...]:
+    """A list of names.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
+    return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['Layer']"))
+
+
+def execution_order(model: nn.Module, blocks: Sequence[str], inputs: Sequence[Any] | Mapping[str, Any]) -> list[str]:
+    """Blocks in the order in which a call reaches them first; those that it does not reach come last.
+
+    The model is called on torch's `meta` device, and nothing is computed.
+    """
+    order: dict[str, None] = {}
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: order.setdefault(name))
+        for name in blocks
+    ]
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    state = {place.name: place.tensor.detach().to("meta") for place in places(model)}
+    args, kwargs = torch.utils._pytree.tree_map(_on_meta, (args, kwargs))  # noqa: SLF001  (torch's own, undocumented)
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            torch.func.functional_call(model, state, args, kwargs)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        problem = f"{WHERE}{type(model).__name__} cannot be called with inputs={type(inputs).__name__}: {error}"
+        raise ConfigError(
+            problem, hint="leave inputs out; blocks are then taken in the order of registration"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [*order, *(name for name in blocks if name not in order)]
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None) -> list[Block]:
+    """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module."""
+    users: dict[int, dict[str, None]] = {}
+    bytes_of: dict[int, tuple[str, int, bool]] = {}
+    known = set(names)
+    for place in places(model):
+        prefix = place.name.rpartition(".")[0]
+        inside = (name for name in names if name.startswith(f"{prefix}." if prefix else ""))
+        block = block_around(place.name, known)
+        users.setdefault(id(place.tensor), {})[next(inside) if block is None else block] = None
+        bytes_of[id(place.tensor)] = (place.name, _nbytes(place.tensor, dtype), place.kind == "_buffers")
+    parameters, buffers = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    tied: dict[str, dict[str, int]] = {name: {} for name in names}
+    for key, used in users.items():
+        full_name, size, is_buffer = bytes_of[key]
+        if len(used) > 1:
+            for name in used:
+                tied[name][full_name] = size
+        else:
+            (buffers if is_buffer else parameters)[next(iter(used))] += size
+    return [
+        Block(name=name, tied=tied[name], parameter_bytes=parameters[name], buffer_bytes=buffers[name])
+        for name in names
+    ]
+
+
+def _nbytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
+    kept = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+    return tensor.numel() * kept.itemsize
+
+
+def _memory(given: Any) -> dict[str, int | None]:
+    """Bytes of each device and tier by name."""
+    if given is None:
+        return _memory_here()
+    fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
+    check(ConfigError, WHERE, "max_memory", given, fits, "bytes for each device", "{0: '20GiB', 'cpu': '60GiB'}")
+    made: dict[str, int | None] = {}
+    for key, value in given.items():
+        device = device_in_map(WHERE, key)
+        name = device if isinstance(device, str) else str(device)
+        if name in made:
+            raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")
+        made[name] = _size(key, value)
+    return made
+
+
+def _size(key: Any, value: Any) -> int:
+    """Bytes from a number or from text such as "20GiB"."""
+    if isinstance(value, str):
+        digits = value.strip().rstrip("abikmgtABIKMGT").strip()
+        unit = _UNITS.get(value.strip()[len(digits) :].strip().upper())
+        try:
+            return int(float(digits) * unit)  # type: ignore[operator]
+        except (TypeError, ValueError, OverflowError):
+            problem = f"{WHERE}max_memory[{key!r}]={value!r} is no size"
+            raise ConfigError(problem, hint="write bytes, or '20GiB' or '500MB'") from None
+    return integer(ConfigError, WHERE, f"max_memory[{key!r}]", value, 0, 2**34)
+
+
+def _memory_here() -> dict[str, int | None]:
+    """Free memory of torch's accelerator, and half of that of the host."""
+    made: dict[str, int | None] = {}
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is not None and hasattr(module := torch.get_device_module(found), "mem_get_info"):
+        for i in range(module.device_count()):
+            free, total = module.mem_get_info(i)
+            made[f"{found.type}:{i}"] = free if total else None
+    made["cpu"] = host_memory()[1] // 2
+    return made

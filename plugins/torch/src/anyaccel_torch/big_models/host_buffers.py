@@ -1,0 +1,117 @@
+"""Host memory for weights: page-locked within a budget, and buffers that are used again."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyaccel.host_memory import aligned_empty
+
+
+class PinnedMemory:
+    """Page-locked host memory within a budget; ordinary memory beyond it, or where there is none.
+
+    torch makes such memory in powers of two, and those are counted.
+
+    Args:
+        device: that is copied to.
+        budget: bytes.
+
+    Attributes:
+        used: bytes that are in use now.
+        peak: the most that were.
+    """
+
+    def __init__(self, device: torch.device, budget: int) -> None:
+        self.budget, self.used, self.peak = budget, 0, 0
+        self._make, self._rounds = _maker(device)
+        self._lock = threading.RLock()  # memory is freed wherever Python frees an object
+
+    def empty(self, nbytes: int) -> tuple[Tensor, bool]:
+        """Memory of its own, and whether it is page-locked."""
+        counted = 1 << (nbytes - 1).bit_length() if self._rounds and nbytes else nbytes
+        if self._make is None or not self._reserve(counted):
+            return torch.empty(nbytes, dtype=torch.uint8), False
+        try:
+            made = self._make(nbytes)
+        except RuntimeError:  # the system gives no more: that is slower, and not wrong
+            self._free(counted)
+            return torch.empty(nbytes, dtype=torch.uint8), False
+        weakref.finalize(made.untyped_storage(), self._free, counted).atexit = False
+        return made, True
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """Host memory for a copy of a tensor."""
+        flat = self.empty(tensor.nbytes)[0]
+        return flat.view(tensor.dtype).view(tensor.shape)
+
+    def staging(self, nbytes: int) -> Tensor:
+        """A buffer for copies."""
+        return self.empty(nbytes)[0]
+
+    def _reserve(self, nbytes: int) -> bool:
+        with self._lock:
+            if self.used + nbytes > self.budget:
+                return False
+            self.used += nbytes
+            self.peak = max(self.peak, self.used)
+            return True
+
+    def _free(self, nbytes: int) -> None:
+        with self._lock:
+            self.used -= nbytes
+
+
+def _maker(device: torch.device) -> tuple[Any, bool]:
+    """What makes page-locked memory for copies to a device, None if nothing does; and whether it rounds."""
+    if device.type == "cpu":
+        return None, False
+    module = torch.get_device_module(device)
+    if hasattr(module, "pinned_empty"):
+        return module.pinned_empty, False
+    if not hasattr(module, "Stream"):
+        return None, False
+    return lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), True
+
+
+class BufferPool:
+    """Host memory that is used again once no tensor has it; new memory would be cleared by the system each time.
+
+    Attributes:
+        limit: bytes that the pool keeps at most.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self._free: list[np.ndarray] = []
+        self._kept = 0
+        self._lock = threading.RLock()
+
+    def lease(self, nbytes: int) -> Tensor:
+        """Memory that comes back to the pool when its last tensor is gone."""
+        with self._lock:
+            buffer = self._take(nbytes)
+        made = torch.from_numpy(buffer[:nbytes]) if nbytes else torch.empty(0, dtype=torch.uint8)
+        weakref.finalize(made.untyped_storage(), self._give_back, buffer).atexit = False
+        return made
+
+    def _take(self, nbytes: int) -> np.ndarray:
+        fitting = [buffer for buffer in self._free if nbytes <= buffer.nbytes <= 2 * nbytes]
+        chosen = min(fitting, key=lambda buffer: buffer.nbytes, default=None)
+        if chosen is None:
+            return aligned_empty((nbytes,), np.dtype(np.uint8))
+        self._free = [buffer for buffer in self._free if buffer is not chosen]
+        self._kept -= chosen.nbytes
+        return chosen
+
+    def _give_back(self, buffer: np.ndarray) -> None:
+        with self._lock:
+            self._free.append(buffer)
+            self._kept += buffer.nbytes
+            while self._kept > self.limit and self._free:
+                self._kept -= self._free.pop(0).nbytes

@@ -1,0 +1,79 @@
+"""The blocks of a model: the modules that are placed, and streamed, as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+def find_blocks(model: nn.Module, no_split: Collection[str] = (), divided: Collection[str] = ()) -> list[str]:
+    """The names of a model's blocks, in the order of registration; together with `loose` tensors they have all tensors.
+
+    A block is a module of a class in `no_split`, an element of a list of modules, or one without modules inside.
+    Elements that are lists themselves are divided further.
+
+    Args:
+        model: to divide.
+        no_split: names of classes; those that a model of transformers names are added.
+        divided: names of modules that are divided in any case, if they have modules inside.
+    """
+    classes = {*no_split, *(getattr(model, "_no_split_modules", None) or ())}
+    names: dict[nn.Module, str] = {}
+    for name in _blocks(model, "", classes, set(divided), False):
+        names.setdefault(model.get_submodule(name), name)  # a module may be in several places
+    return list(names.values())
+
+
+def _blocks(
+    module: nn.Module, name: str, classes: Collection[str], divided: Collection[str], is_element: bool
+) -> Iterator[str]:
+    has_tensors = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+    if not has_tensors:
+        return
+    children = list(module.named_children())
+    whole = type(module).__name__ in classes or (is_element and not isinstance(module, _CONTAINERS))
+    if not children or (whole and name not in divided):
+        yield name
+        return
+    inside = isinstance(module, _CONTAINERS)
+    for key, child in children:
+        yield from _blocks(child, f"{name}.{key}".lstrip("."), classes, divided, inside)
+
+
+class Place(NamedTuple):
+    """Where a tensor is: in the dict `kind` (`"_parameters"` or `"_buffers"`) of a module; `name` is its full name."""
+
+    module: nn.Module
+    kind: str
+    key: str
+    name: str
+    tensor: Tensor
+
+
+def places(module: nn.Module, name: str = "") -> Iterator[Place]:
+    """Every place of a tensor in a module that has this name; a module in several places is taken once."""
+    for path, inner in module.named_modules():
+        for kind in ("_parameters", "_buffers"):
+            for key, value in vars(inner)[kind].items():
+                if value is not None:
+                    yield Place(inner, kind, key, ".".join(filter(None, (name, path, key))), value)
+
+
+def shared_tensors(model: nn.Module, blocks: Collection[str]) -> set[int]:
+    """The ids of tensors that several blocks use, or modules outside of all blocks."""
+    names, users = set(blocks), dict[int, set[str]]()
+    for place in places(model):
+        users.setdefault(id(place.tensor), set()).add(block_around(place.name, names) or "")
+    return {key for key, used in users.items() if len(used) > 1 or (used == {""} and names != {""})}
+
+
+def block_around(name: str, blocks: Collection[str]) -> str | None:
+    """The block that a tensor of this name is in; None if it is in none."""
+    path = name.rpartition(".")[0]
+    while path not in blocks and path:
+        path = path.rpartition(".")[0]
+    return path if path in blocks else None

@@ -1,0 +1,99 @@
+"""Where the weights of a block rest, and how their bytes come to a device: tensors in one piece of memory each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anyaccel_torch.big_models.checkpoint_files import FileTensor, bytes_of
+from anyaccel_torch.big_models.stored_tensor import StoredTensor
+
+
+@dataclass(eq=False)
+class Part(ABC):
+    """Bytes that go to a position in the flat memory of a block.
+
+    Attributes:
+        offset: of the position.
+        nbytes: how many.
+    """
+
+    offset: int
+    nbytes: int
+
+    @abstractmethod
+    def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
+        """Copy all."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its bytes can be read as the device is to have them."""
+        return False
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        """Copy some into host memory."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class PinnedPart(Part):
+    """Page-locked memory, copied in one go."""
+
+    memory: Tensor
+
+    def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
+        """As `Part.copy_into`."""
+        flat[self.offset : self.offset + self.nbytes].copy_(self.memory, non_blocking=non_blocking)
+
+
+@dataclass(eq=False)
+class TensorPart(Part):
+    """A tensor in ordinary host memory, or on another device."""
+
+    tensor: Tensor
+
+    def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
+        """As `Part.copy_into`."""
+        target = view_in(flat, self.offset, self.tensor)
+        target.copy_(self.tensor.detach(), non_blocking=non_blocking)
+
+    @property
+    def is_plain(self) -> bool:
+        """As `Part.is_plain`: in host memory and contiguous."""
+        return self.tensor.device.type == "cpu" and self.tensor.is_contiguous()
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        """As `Part.read_bytes`."""
+        into.copy_(self.tensor.detach().view(-1).view(torch.uint8)[begin : begin + len(into)])
+
+
+@dataclass(eq=False)
+class FilePart(Part):
+    """A tensor in a file."""
+
+    stored: StoredTensor
+
+    @property
+    def is_plain(self) -> bool:
+        """As `Part.is_plain`: a file of safetensors, and no cast."""
+        saved = self.stored.saved
+        return isinstance(saved, FileTensor) and saved.dtype == self.stored.dtype
+
+    def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
+        """As `Part.copy_into`."""
+        self.stored.saved.read_into(view_in(flat, self.offset, self.stored))
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        """As `Part.read_bytes`."""
+        saved = self.stored.saved
+        if isinstance(saved, FileTensor):
+            saved.file.read(saved.entry.begin + begin, bytes_of(into))
+
+
+def view_in(flat: Tensor, offset: int, like: Tensor) -> Tensor:
+    """The part of flat memory that holds a tensor of this dtype and shape."""
+    nbytes = like.numel() * like.dtype.itemsize
+    return flat[offset : offset + nbytes].view(like.dtype).view(like.shape)

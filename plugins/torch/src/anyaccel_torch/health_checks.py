@@ -1,0 +1,101 @@
+"""Checks of the installed torch beside a machine, without importing it; and of a device, with torch imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from anyaccel.device import Device
+from anyaccel.doctor import Check, Machine, cuda_driver_checks
+
+_LINE = re.compile(r"^(\w+)(?::[^=\n]+)? = (?:'([^'\n]*)'|None)$", re.MULTILINE)
+_NAMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
+_BUILDS = {"nvidia": "cuda", "amd": "hip"}
+
+
+def build_facts() -> dict[str, str]:
+    """What torch's file `version.py` says it was built for: `__version__`, `cuda`, `hip`, `xpu`; not imported."""
+    spec = find_spec("torch")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    try:
+        text = Path(folders[0], "version.py").read_text("utf-8") if folders else ""
+    except OSError:
+        text = ""
+    return {name: value or "" for name, value in _LINE.findall(text)}
+
+
+def machine_checks(machine: Machine, build: Mapping[str, str]) -> Iterator[Check]:
+    """Checks of a build of torch beside the facts of a machine."""
+    yield from (_build(machine, vendor, build) for vendor in _BUILDS if machine.gpus(vendor))
+    if build.get("cuda") and machine.gpus("nvidia"):
+        yield from cuda_driver_checks(machine, "torch", build["cuda"])
+    yield _compiler(machine)
+
+
+def _build(machine: Machine, vendor: str, build: Mapping[str, str]) -> Check:
+    version, wanted = build.get("__version__", "unknown"), _BUILDS[vendor]
+    name = f"torch for {vendor}"
+    if build.get(wanted):
+        return Check(name=name, status="PASS", message=f"torch {version}, {_NAMES[wanted]} {build[wanted]}")
+    others = " and ".join(_NAMES[each] for each in _NAMES if build.get(each)) or "CPUs alone"
+    return Check(
+        name=name,
+        status="FAIL",
+        message=f"torch {version} is built for {others}, beside {_first(machine, vendor)}",
+        fix=f"python -m pip uninstall torch, and install a build for {_NAMES[wanted]}, as torch's own page says",
+    )
+
+
+def _first(machine: Machine, vendor: str) -> str:
+    return machine.gpus(vendor)[0].name or f"a GPU of {vendor}"
+
+
+def _compiler(machine: Machine) -> Check:
+    """Compiled steps need a C++ compiler; without one they run uncompiled, and a phase says so."""
+    if machine.cxx:
+        return Check(name="torch's compiled steps", status="PASS", message=f"C++ compiler {machine.cxx}")
+    fixes = {"darwin": "xcode-select --install", "win32": "install the Build Tools for Visual Studio"}
+    return Check(
+        name="torch's compiled steps",
+        status="WARN",
+        message="there is no C++ compiler, so that steps run uncompiled",
+        fix=fixes.get(machine.system, "apt-get install g++, or set CXX to the path of one"),
+    )
+
+
+def architecture_checks(device: Device) -> Iterator[Check]:
+    """Whether this torch has kernels for a GPU; imports torch, and initialises the GPU."""
+    import torch
+
+    if device.kind != "gpu" or not torch.version.cuda:
+        return
+    major, minor = torch.cuda.get_device_capability(device.index)
+    yield architecture_check(device, f"sm_{major}{minor}", torch.cuda.get_arch_list())
+
+
+def architecture_check(device: Device, needed: str, built: list[str]) -> Check:
+    """Whether kernels for an architecture such as `"sm_90"` are among those that were built, or can be made of them."""
+    name = f"torch's kernels for {device}"
+    if needed in built or any(_runs(each, needed) for each in built):
+        return Check(name=name, status="PASS", message=f"{needed}, of {', '.join(built)}")
+    return Check(
+        name=name,
+        status="FAIL",
+        message=f"{device} needs {needed}, and this torch is built for {', '.join(built)}",
+        fix=f"install a torch that is built for {needed}",
+    )
+
+
+def _runs(built: str, needed: str) -> bool:
+    """Kernels run on later minor versions of their architecture; intermediate code (PTX) on all later ones."""
+    kind, _, number = built.partition("_")
+    of_built, of_needed = _number(number), _number(needed.partition("_")[2])
+    if kind == "compute":
+        return of_built <= of_needed
+    return of_built <= of_needed and of_built // 10 == of_needed // 10
+
+
+def _number(text: str) -> int:
+    return int(re.match(r"\d*", text).group() or "0")  # type: ignore[union-attr]

@@ -1,0 +1,109 @@
+"""Timing: simulated time of a device that computes and copies at once, as a GPU with copy engines does.
+
+Nothing waits for real: each stream has the time at which its work ends, and the host the time that it has waited until.
+Does not import torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from anyaccel.arguments import number
+from anyaccel.errors import ConfigError
+
+INTO, OUT = "into", "out"
+_current = threading.local()
+
+
+class Timing:
+    """The clocks of a device: one for each stream, one for each direction of copies, and one of the host.
+
+    An operator takes the bytes that it reads and writes divided by `compute_rate`, and nothing if it only gives a
+    view; a copy takes `copy_latency` and its bytes divided by `copy_bandwidth`. Work of a stream is in order; streams
+    run beside each other. Copies of one direction are one after the other. Copies from or to memory that is not
+    page-locked, and blocking ones, are waited for by the host.
+
+    Args:
+        compute_rate: bytes per second.
+        copy_bandwidth: bytes per second, in each direction.
+        copy_latency: seconds of each copy.
+
+    Attributes:
+        compute_seconds: of all operators.
+        copy_seconds: of all copies, by direction: `"into"` and `"out"`.
+
+    Raises:
+        ConfigError: a number that is not positive.
+    """
+
+    def __init__(self, *, compute_rate: float, copy_bandwidth: float, copy_latency: float = 0.0) -> None:
+        where = "Timing: "
+        above = lambda it: it > 0  # noqa: E731
+        self.compute_rate = number(ConfigError, where, "compute_rate", compute_rate, above, "above 0", 1e9)
+        self.copy_bandwidth = number(ConfigError, where, "copy_bandwidth", copy_bandwidth, above, "above 0", 1e9)
+        least = lambda it: it >= 0  # noqa: E731
+        self.copy_latency = number(ConfigError, where, "copy_latency", copy_latency, least, "at least 0", 1e-5)
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Set all clocks to zero."""
+        self._host = 0.0
+        self._streams: dict[int, float] = {}
+        self._engines = {INTO: 0.0, OUT: 0.0}
+        self.compute_seconds = 0.0
+        self.copy_seconds = {INTO: 0.0, OUT: 0.0}
+
+    def elapsed(self) -> float:
+        """The time at which all work ends."""
+        return max(self._host, *self._streams.values(), *self._engines.values())
+
+    def compute(self, nbytes: int) -> None:
+        """Work of the current stream."""
+        seconds = nbytes / self.compute_rate
+        with self._lock:
+            stream = current_stream(self)
+            self._streams[stream] = max(self._streams.get(stream, 0.0), self._host) + seconds
+            self.compute_seconds += seconds
+
+    def copy(self, direction: str, nbytes: int, *, waits: bool) -> None:
+        """A copy of the current stream."""
+        seconds = self.copy_latency + nbytes / self.copy_bandwidth
+        with self._lock:
+            stream = current_stream(self)
+            end = max(self._streams.get(stream, 0.0), self._engines[direction], self._host) + seconds
+            self._streams[stream] = self._engines[direction] = end
+            self.copy_seconds[direction] += seconds
+            if waits:
+                self._host = end
+
+    def end_of(self, stream: int) -> float:
+        """When what was given to a stream until now ends."""
+        return max(self._streams.get(stream, 0.0), self._host)
+
+    def delay(self, stream: int, until: float) -> None:
+        """What a stream is given from now on begins no earlier."""
+        with self._lock:
+            self._streams[stream] = max(self._streams.get(stream, 0.0), until)
+
+    def wait(self, until: float) -> None:
+        """The host waits."""
+        with self._lock:
+            self._host = max(self._host, until)
+
+    def reached(self, time: float) -> bool:
+        """Whether the host has waited as long."""
+        return time <= self._host
+
+
+def current_stream(key: Any) -> int:
+    """The number of this thread's stream on a device; 0 if it has set none."""
+    return int(getattr(_current, "streams", {}).get(key, 0))
+
+
+def set_stream(key: Any, stream: int) -> None:
+    """Set this thread's stream."""
+    if not hasattr(_current, "streams"):
+        _current.streams = {}
+    _current.streams[key] = stream

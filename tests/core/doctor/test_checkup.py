@@ -1,0 +1,91 @@
+"""All checks of a machine: plugins that are broken, lack their framework, or check something themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from anyaccel.doctor import Check, HealthChecks, Machine, check_machine, cuda_driver_checks
+from anyaccel.errors import PluginError
+from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.plugin_loader import Plugin
+from anyaccel.testing import TinyBackend
+
+MACHINE = Machine(system="linux", cores=2)
+
+
+class Checked(TinyBackend, HealthChecks):
+    """A backend that checks something."""
+
+    def __init__(self, root: str = "json") -> None:
+        super().__init__()
+        self.import_roots = (root, "no_such_package")
+
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        yield Check(name="tiny", status="WARN", message=f"{machine.cores} cores", fix="buy more")
+
+
+class Failing(Checked):
+    """A backend whose checks raise."""
+
+    def health_checks(self, machine: Machine) -> Iterable[Check]:
+        raise ZeroDivisionError("nothing to divide")
+
+
+class Absent(Checked):
+    """A backend whose framework is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("no_such_framework")
+
+
+def checks_of(*backends: type, error: BaseException | None = None) -> list[Check]:
+    plugin = Plugin("tiny", "anyaccel-tiny", "1.0", error, tuple(backend() for backend in backends))
+    return [check for check in check_machine(MACHINE, [plugin]) if check.name not in ("accelerators", "threads")]
+
+
+def test_a_plugin_that_works_passes_and_adds_its_checks():
+    assert checks_of(Checked) == [
+        Check(name="plugin tiny", status="PASS", message="anyaccel-tiny 1.0"),
+        Check(name="tiny", status="WARN", message="2 cores", fix="buy more"),
+    ]
+
+
+def test_an_older_plugin_without_checks_passes():
+    assert [check.status for check in checks_of(TinyBackend) if check.name == "plugin tiny"] == ["PASS"]
+
+
+def test_a_broken_plugin_fails_with_its_cause_and_hint():
+    (check,) = checks_of(error=PluginError("it is broken", hint="mend it"))
+    assert (check.status, check.message, check.fix) == ("FAIL", "it is broken. Hint: mend it.", "mend it")
+
+
+def test_a_plugin_without_its_framework_is_warned_of_and_not_asked():
+    check = checks_of(Absent)[-1]
+    assert (check.name, check.status) == ("tiny", "WARN")
+    assert check.message == "plugin tiny is installed, and no_such_framework is not"
+    assert check.fix == "python -m pip install no_such_framework"
+
+
+def test_checks_that_raise_are_a_fault_of_their_plugin():
+    check = checks_of(Failing)[-1]
+    assert (check.status, check.name) == ("FAIL", "plugin tiny")
+    assert check.message == "its checks of the machine fail: ZeroDivisionError: nothing to divide"
+    assert check.fix == "update anyaccel-tiny"
+
+
+def test_the_built_in_backend_is_no_plugin_to_be_told_of():
+    plugin = Plugin("numpy", "anyaccel", "0.1", backends=(NumpyBackend(),))
+    assert [check.name for check in check_machine(MACHINE, [plugin])] == ["accelerators", "threads"]
+
+
+def test_drivers_that_are_too_old_for_a_cuda():
+    def status(driver: str, cuda: str) -> list[str]:
+        machine = Machine(driver_versions={"nvidia": driver} if driver else {})
+        return [f"{check.status} {check.message}" for check in cuda_driver_checks(machine, "made-up", cuda)]
+
+    assert status("535.104.05", "13.0") == [
+        "FAIL made-up is built with CUDA 13.0, which needs driver 580 or newer; this is 535.104.05"
+    ]
+    assert status("580.65.06", "13.0") == ["PASS CUDA 13.0 with driver 580.65.06"]
+    assert status("535.104.05", "12") == ["PASS CUDA 12 with driver 535.104.05"]
+    assert status("", "13.0") == status("535.1", "99.0") == []  # nothing is known of these
