@@ -75,6 +75,7 @@ FLOORS = (
     ("doctor", "checks of the machine"),
     ("requests", "which devices are asked for"),
     ("planner", "blocks on devices and tiers"),
+    ("precision", "dtypes, and scaled losses"),
     ("saved_folder", "a manifest and safetensors"),
 )
 KERNEL = (

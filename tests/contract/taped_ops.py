@@ -13,7 +13,9 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import TracedOps, TracedProgram
+from anyaccel.adapter.loss_scaling import steps_behind
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.rounding import rounded_vjp
 from anyaccel.numpy_backend.sim_array import place_of
 from anyaccel.numpy_backend.transfers import gather_rows, moved
 
@@ -149,10 +151,15 @@ class TapedOps(TracedOps):
         model.parameters.update(parameters)
         model.buffers.update(buffers)
 
-    def apply(self, model, parameters, buffers, inputs, train, key):
+    def apply(self, model, parameters, buffers, inputs, train, key, precision=None):
         names, given = list(parameters), [*parameters.values(), *inputs]
-        values = {**dict(zip(names, map(bare, given), strict=False)), **tree_map(bare, dict(buffers))}
-        applied = model.apply(values, tuple(map(bare, inputs)), train=train, key=int(key))
+        own, held = dict(zip(names, map(bare, given), strict=False)), tree_map(bare, dict(buffers))
+
+        def run(own, given):
+            return model.apply({**own, **held}, given, train=train, key=int(key))
+
+        plain = tuple(map(bare, inputs))
+        applied = run(own, plain) if precision is None else rounded_vjp(precision, run, own, plain)
 
         def pullback(cotangents):
             gradients, back = applied.pullback(cotangents)
@@ -248,7 +255,7 @@ class DonatingOps(TapedOps):
             results = []
             for _ in range(count):
                 before = state
-                state, result = compiled(before, rest, tree_map(np.array, cursor.scalars()))
+                state, result = compiled(before, rest, tree_map(np.array, cursor.scalars(steps_behind(state, int))))
                 cursor.advance(1)
                 state = tree_map(self.copy, state)
                 tree_map(destroy, before)

@@ -59,7 +59,7 @@ X = np.random.default_rng(0).standard_normal((12, 3)).astype("float32")
 TABLE = pa.table({"x": X[:, 0], "y": X[:, 1]})
 LOSS = aa.AppliedLoss("mse", on="net")
 PHASE = {"accelerator": "cpu", "strict": False, "policy": None, "callbacks": (), "final_device": "cpu"}
-MODES = {"compile": "auto", "residency": "auto"}
+MODES = {"compile": "auto", "residency": "auto", "precision": None, "matmul_precision": None}
 
 
 @functools.cache
@@ -316,7 +316,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "EvalPhase": lambda: (
         planned(aa.EvalPhase),
         {"label": "v", "data": "val", "metrics": ["mse"], "outputs": ["net"], "batch_size": 8, "sampler": None}
-        | {"losses": [LOSS], **PHASE, **MODES},
+        | {"losses": [LOSS], "replicas": 1, **PHASE, **MODES},
     ),
     "EvalPhase.from_split": lambda: (aa.EvalPhase.from_split, {"label": "v", "split": "val"}),
     "EvalResults.load": lambda: (aa.EvalResults.load, {"folder": saved_results(1), "allow": ()}),
@@ -333,6 +333,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.Experiment.from_config,
         {"config": experiment().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
+    "TrainPhase.plan": lambda: (train().plan, {"graph": experiment().graph, "inventory": "1x sim-1GB, cpu mem=8GB"}),
     "Experiment.plan": lambda: (experiment().plan, {"phase": train(), "inventory": "1x sim-1GB, cpu mem=8GB"}),
     "Experiment.plot": lambda: (done().plot, {"figure": "loss", "ax": None}),
     "Experiment.load": lambda: (
@@ -412,6 +413,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "IterableSource.reference": lambda: (source().reference, {**COLUMNS, "stream": "anchor"}),
     "IterableSource.spec": lambda: (source().spec, {"name": "x"}),
     "Loss": lambda: (aa.Loss, {"loss": "mse", "loss_kwargs": None}),
+    "LossScale": lambda: (aa.LossScale, {"initial": 8.0, "growth": 2.0, "backoff": 0.5, "growth_interval": 10}),
+    "LossScale.from_config": lambda: (aa.LossScale.from_config, {"config": aa.LossScale().get_config()}),
     "Loss.from_config": lambda: (aa.Loss.from_config, {"config": {"loss": "mse"}}),
     "MapSource": lambda: (aa.MapSource, {"label": "s", "dataset": Rowwise(), **COLUMNS, "workers": 0, **PADDED}),
     "MapSource.gather": lambda: (aa.MapSource("s", Rowwise(), features="x").gather, {"indices": [0]}),
@@ -476,7 +479,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelNode": lambda: (
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
-        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0},
+        | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0}
+        | {"precision": "float32", "remat": None},
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (
@@ -505,6 +509,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "Plan.device": lambda: (history()[0].plan.device, {"node": "net"}),
     "Plan.from_json": lambda: (aa.Plan.from_json, {"text": history()[0].plan.to_json()}),
+    "Plan.to_html": lambda: (history()[0].plan.to_html, {"picture": None}),
     "Plan.diff": lambda: (history()[0].plan.diff, {"other": history()[0].plan}),
     "Plan.from_dict": lambda: (aa.Plan.from_dict, {"given": history()[0].plan.to_dict()}),
     "Plan.explain": lambda: (history()[0].plan.explain, {"node": "net"}),
@@ -545,6 +550,9 @@ CALLS: dict[str, Callable[[], Call]] = {
             "replicas": None,
             "per_replica": False,
             "deterministic": False,
+            "loss_scale": None,
+            "sharding": None,
+            "sync_batchnorm": False,
             **PHASE,
             **MODES,
         },

@@ -9,7 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import anyaccel
 
 from .browser import complaints, find, served, started, visit
 from .building import build
@@ -174,3 +177,45 @@ def test_a_request_to_the_network_is_detected(tmp_path: Path, opened: Callable[[
     page = '<!doctype html><title>x</title><img src="https://example.org/x.png">'
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     assert "ERR_NAME_NOT_RESOLVED" in complaints(opened(tmp_path, "page.html"))[0]
+
+
+def test_the_report_of_a_plan_opens_and_works_with_a_keyboard(
+    tmp_path: Path, opened: Callable[[Path, str], Any]
+) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    x = np.ones((64, 6), "float32")
+    data = anyaccel.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+    nodes = [
+        anyaccel.ModelNode(IMAGE, anyaccel.SequentialMLP(4), data.reference()),
+        anyaccel.ModelNode("net", anyaccel.SequentialMLP(1), IMAGE, accelerator="sim:1"),
+    ]
+    graph = anyaccel.ModelGraph(nodes, "adam")
+    losses = [anyaccel.AppliedLoss("mse", on="net")]
+    phase = anyaccel.TrainPhase("train", data="all", losses=losses, accelerator="sim")
+    plan = phase.plan(graph, "2x sim-1GB")
+    (tmp_path / "plan.html").write_text(plan.to_html(graph.visualize("svg", plan=plan)), "utf-8")
+    browser = opened(tmp_path, "plan.html")
+    assert complaints(browser) == []
+    assert browser.execute_script("return window.pwned") is None
+    assert IMAGE in browser.find_element("css selector", "body").text
+    cells = all_of(browser, "[data-category]")
+    shown = [(each.get_attribute("data-category"), each.get_attribute("data-bytes")) for each in cells]
+    plain = json.loads(plan.to_json())
+    names = ("parameters", "gradients", "optimizer", "activations", "batches", "total", "headroom", "capacity")
+    assert shown == [(name, str(memory[name])) for memory in plain["memory"] for name in names]
+    edges = [int(each.get_attribute("data-edge-bytes")) for each in all_of(browser, "[data-edge-bytes]")]
+    assert edges == [crossing["nbytes"] * plain["batch_size"] for crossing in plain["crossings"]]
+    assert all(bar.size["height"] > 10 for bar in all_of(browser, ".bar")) and len(all_of(browser, ".bar")) == 2
+    focused = []
+    for _ in range(14):
+        browser.switch_to.active_element.send_keys(Keys.TAB)
+        active = browser.switch_to.active_element
+        focused.append((active.tag_name, active.get_attribute("aria-label") or active.text))
+        if active.tag_name == "summary":
+            active.send_keys(Keys.ENTER)
+            break
+    assert [name for tag, name in focused if tag == "a"][:2] == ["Memory", "Graph"]
+    assert [name for _, name in focused if name.startswith("memory of numpy on sim:")]
+    assert json.loads(browser.find_element("css selector", "details[open] pre").text) == plain
+    assert complaints(browser) == []

@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("printable", "suggestions", "install_hints", "host_memory", "rng", "lazy_attributes", "interrupts"),
     ("errors", "html", "attribute_hints"),
     ("arguments", "containers", "device", "display"),
-    ("specs", "saved_folder", "planner"),
+    ("specs", "saved_folder", "planner", "precision"),
     ("segment",),
     ("program",),
     ("backend", "hookspecs"),
@@ -56,7 +56,7 @@ BESIDE_THE_KERNEL = {
 ONLY: dict[str, set[str]] = {
     "numpy_backend": {
         *("printable", "errors", "arguments", "suggestions", "host_memory", "install_hints", "device", "rng"),
-        *("specs", "segment", "program"),
+        *("specs", "segment", "program", "precision"),
         *("backend", "hookspecs", "adapter"),
     },
 }
@@ -214,7 +214,7 @@ print(*sorted(name for name in sys.modules if name.startswith("anyaccel.") and n
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     loaded = {name.removeprefix("anyaccel.") for name in done.stdout.split()}
-    assert loaded <= KERNEL | BESIDE_THE_KERNEL | {"adapter", "numpy_backend"}
+    assert loaded <= KERNEL | BESIDE_THE_KERNEL | {"adapter", "numpy_backend", "precision"}
 
 
 def test_every_package_says_what_it_offers_and_what_it_stands_on(core_sources: dict[str, str]) -> None:

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from anyaccel.placement import move as move
     from anyaccel.placement import place as place
     from anyaccel.placement import scope as scope
+    from anyaccel.precision import LossScale as LossScale
     from anyaccel.requests import DeviceRequest as DeviceRequest
     from anyaccel.requests import Inventory as Inventory
     from anyaccel.results import Comparison as Comparison
@@ -111,6 +112,7 @@ _NAMES = {
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",
+    "precision": "LossScale",
     "requests": "DeviceRequest Inventory",
     "results": "Comparison EvalResults FitResults TrainResults compare",
     "graph.weights": "copy_weights",

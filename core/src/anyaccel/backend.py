@@ -1,8 +1,7 @@
 """The plugin contract: what a plugin implements so that a framework computes on one or more kinds of device.
 
 Every plugin implements `Backend`. The capabilities (`Exchange`, `Compute`, `Memory`) are further base classes; a
-backend declares one by deriving from it, and the conformance kit then tests it. Methods added later have a default, so
-that older plugins keep working.
+backend declares one by deriving from it, and the conformance kit then tests it. What was added later has a default.
 """
 
 from __future__ import annotations

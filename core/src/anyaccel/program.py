@@ -138,9 +138,8 @@ class CompileEstimate:
 class MultiStepProgram(Program):
     """A Program that runs several whole training steps in one call, in the way that is fastest in its framework.
 
-    Steps may be compiled: core calls `compile` before the first step if the phase asks for it, or when
-    `estimate_compile` says that it pays. Compiling changes results by rounding only. If `segment.compile` is `"off"`,
-    core calls neither, and the program does not compile by itself.
+    Core calls `compile` before the first step if the phase asks for it, or when `estimate_compile` says that it pays;
+    nothing is compiled if `segment.compile` is `"off"`. Compiling changes results by rounding only.
     """
 
     supports_microbatching: ClassVar[bool] = False

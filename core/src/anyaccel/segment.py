@@ -125,6 +125,7 @@ class Segment:
         states: optimizer state of earlier phases, by node.
         frozen: models of the graph's frozen nodes of this framework by label, in the segment or not: none may change.
         compile: `"off"` if nothing may be compiled, so that each step runs the user's model line by line.
+        precision: an `anyaccel.precision.SegmentPrecision`; None where operations are computed as they are.
     """
 
     label: str
@@ -137,3 +138,4 @@ class Segment:
     states: Mapping[str, NodeState] = field(default_factory=dict)
     compile: str = "auto"
     frozen: Mapping[str, Any] = field(default_factory=dict)
+    precision: Any = None

@@ -14,7 +14,9 @@ import anyaccel as aa
 import anyaccel_tensorboard
 from anyaccel.errors import PluginError
 from anyaccel.phases.hooks import HookCaller
+from anyaccel.phases.run import Run
 from anyaccel_tensorboard import TensorBoard, log_to
+from anyaccel_tensorboard.tracker import RunTracker
 
 SCRIPT = """
 import sys
@@ -262,3 +264,14 @@ def test_all_public_names_exist():
     with pytest.raises(AttributeError, match="module 'anyaccel_tensorboard' has no attribute 'tensorboard_'"):
         anyaccel_tensorboard.tensorboard_  # noqa: B018
     assert (Path(anyaccel_tensorboard.__file__).parent / "py.typed").is_file()
+
+
+def test_of_several_replicas_the_first_alone_writes(tmp_path: Path) -> None:
+    run = Run(aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("mse", on="net")]), None)  # type: ignore[arg-type]
+    run.is_main_process = False
+    tracker = RunTracker()
+    tracker.start(run, tmp_path)
+    for write in (tracker.write_plan, tracker.write_step, tracker.write_epoch):
+        write(run)
+    tracker.end(run, None)
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from replica_scripts import OUT, RANK, data, graph_of, model_of, tell
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
@@ -160,8 +163,272 @@ def refused() -> None:
             tell(function.__name__, message=str(error))
 
 
+class CountsRows(torch.nn.Module):
+    """Counts the rows that it computes in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.rows = model_of(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += 0 if self.training else len(x)
+        return self.inner(x)
+
+
+def evaluated() -> None:
+    """A validation and an evaluation whose batches are shared, one that has too few, and one that is computed whole."""
+    rows = data()
+    model = CountsRows()
+    graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
+    losses = [aa.AppliedLoss("mse", on="net", sample_weight="data.w")]
+    validation = aa.EvalPhase("val", data="val", batch_size=20, metrics=["mae", "r2"])
+    experiment = aa.Experiment(graph)
+    phase = aa.TrainPhase("train", data="train", losses=losses, sampler=96, n_epochs=2, validation=validation)
+    results = experiment.run_phase(phase)
+    counted, found = [], []
+    for batch_size, replicas in ((20, None), (1024, None), (20, 1)):
+        model.rows = 0
+        settings: dict[str, Any] = {"losses": losses, "metrics": ["mae", "r2"], "batch_size": batch_size}
+        values = experiment.run_phase(aa.EvalPhase("eval", data="val", replicas=replicas, **settings))
+        counted.append(model.rows)
+        found.append([values.loss, *values.metrics.values(), values.prediction("net").tolist()])
+    epochs = [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs]
+    tell("evaluated", epochs=epochs, counted=counted, found=found)
+
+
+class Blocks(torch.nn.Module):
+    """Blocks in a list, a buffer, and a parameter that is not trained."""
+
+    def __init__(self, width: int = 48, n_blocks: int = 3) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(20, width)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, width), torch.nn.Tanh())
+            for _ in range(n_blocks)
+        )
+        self.last = torch.nn.Linear(width, 3)
+        self.scale = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x) * self.scale
+
+
+def storages() -> int:
+    """Bytes of all tensors of this process, each memory once."""
+    gc.collect()
+    found: dict[int, int] = {}
+    for each in gc.get_objects():
+        if isinstance(each, torch.Tensor):
+            local = each.to_local() if isinstance(each, DTensor) else each
+            found[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+class Counts(aa.Callback):
+    """Counts the memory of tensors after a step, beside what there was before the phase."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def step_end(self, run: Any) -> None:
+        if run.epoch == 0 and run.step == 3:
+            self.nbytes = storages()
+
+
+def sharded() -> None:
+    """FSDP2 over a model of blocks: plain, clipped, accumulated, with weighted losses, and going on from a phase."""
+    rows, weighing = data(), aa.Loss("mse")
+    plain, weighted = [aa.AppliedLoss(weighing, on="net")], [aa.AppliedLoss("mse", on="net", sample_weight="data.w")]
+    settings: dict[str, tuple[aa.Optimizer, list[aa.AppliedLoss], dict[str, Any]]] = {
+        "plain": (aa.Optimizer("adam", lr=1e-3), plain, {"n_epochs": 6, "validation": "val"}),
+        "clipped": (aa.Optimizer("adamw", lr=1e-3, clip_norm=0.05), plain, {"n_epochs": 2}),
+        "clipped by value": (aa.Optimizer("adam", lr=1e-3, clip_value=0.001), plain, {"n_epochs": 2}),
+        "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), plain, {"n_epochs": 2, "accumulate": 3}),
+        "weighted": (aa.Optimizer("adam", lr=1e-3), weighted, {"n_epochs": 2, "accumulate": 2}),
+        "class": (aa.Optimizer(torch.optim.NAdam, lr=1e-3), plain, {"n_epochs": 2}),
+    }
+    for name, (optimizer, losses, more) in settings.items():
+        torch.manual_seed(0)
+        model = Blocks()
+        classes, flags = [type(part) for part in model.modules()], [p.requires_grad for p in model.parameters()]
+        objects = [id(parameter) for parameter in model.parameters()]
+        graph = graph_of(rows, model, optimizer)
+        sampler = aa.SimpleSampler(35 if "accumulate" in more else 96, shuffle=True)
+        phase = aa.TrainPhase("train", data="train", losses=losses, sampler=sampler, sharding="full", **more)
+        results = aa.Experiment(graph).run_phase(phase)
+        again = aa.Experiment(graph).run_phase(phase)  # goes on with the optimizer state
+        assert classes == [type(part) for part in model.modules()]
+        assert flags == [p.requires_grad for p in model.parameters()]
+        assert objects == [id(parameter) for parameter in model.parameters()]
+        epochs = [[epoch.loss, *epoch.validation.values()] for epoch in (*results.epochs, *again.epochs)]
+        weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+        slots = {key: value.tolist() for key, value in graph.state().items() if key.startswith("net/optimizer")}
+        tell(
+            f"sharded-{name}",
+            epochs=epochs,
+            weights=weights,
+            slots=slots,
+            seen=float(model.seen),
+            notes=results.plan.notes,
+        )
+
+
+def memory() -> None:
+    """Bytes of parameters and optimizer state of a process, counted while the phase runs."""
+    rows = data(96)
+    torch.manual_seed(0)
+    model = Blocks(256, 4)
+    counts = Counts()
+    graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-3))
+    losses = [aa.AppliedLoss("mse", on="net")]
+    rest = storages() - sum(parameter.nbytes for parameter in model.parameters())
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(16), sharding="full")
+    phase.callbacks = (counts,)
+    aa.Experiment(graph).run_phase(phase)
+    tell("memory", nbytes=counts.nbytes - rest)
+
+
+def blocks_graph(rows: aa.FeatureSet) -> tuple[Blocks, aa.ModelGraph]:
+    """A model of blocks, and its graph."""
+    torch.manual_seed(0)
+    model = Blocks()
+    return model, graph_of(rows, model, aa.Optimizer("adam", lr=1e-3, clip_norm=0.5))
+
+
+def checkpointed(name: str, n_epochs: int, folder: str) -> None:
+    """Go on from the checkpoints in a folder to an epoch, with an average of weights and the best state of an epoch."""
+    rows = data()
+    model, graph = blocks_graph(rows)
+    averaging = aa.WeightAveraging(0.9, every_n_steps=2)
+    phase = aa.TrainPhase(
+        "train",
+        data="train",
+        losses=[aa.AppliedLoss("mse", on="net")],
+        sampler=96,
+        n_epochs=n_epochs,
+        validation="val",
+        checkpoint=aa.Checkpoint(OUT / folder, every=4, wait=True),
+        callbacks=[aa.EarlyStopping("val_loss", patience=50, restore_best=True), averaging],
+        sharding="full",
+    )
+    results = aa.Experiment(graph).run_phase(phase, resume="auto")
+    epochs = [[epoch.loss, epoch.validation["loss"]] for epoch in results.epochs]
+    weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+    averages = {key: np.asarray(value).tolist() for key, value in averaging.state_dict().items()}
+    slots = {key: value.tolist() for key, value in graph.state().items() if key.startswith("net/optimizer")}
+    tell(name, epochs=epochs, weights=weights, averages=averages, slots=slots)
+
+
+def begin() -> None:
+    """Two epochs."""
+    checkpointed("begun", 2, "checkpoints")
+
+
+def go_on() -> None:
+    """Two more, of as many replicas as there are now; the first two in a run of its own."""
+    checkpointed("gone_on", 4, "checkpoints")
+
+
+def go_on_from_one() -> None:
+    """The same from the checkpoints of a single process."""
+    checkpointed("gone_on", 4, "from_one")
+
+
+def undisturbed() -> None:
+    """All four at once."""
+    checkpointed("gone_on", 4, "other")
+
+
+def by_hand() -> None:
+    """The same rows by `fully_shard` in a loop by hand."""
+    rows = data(960)
+    model, graph = blocks_graph(rows)
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(96), n_epochs=3, sharding="full")
+    results = aa.Experiment(graph).run_phase(phase)
+    own, _ = blocks_graph(rows)
+    for part in (*own.blocks, own):
+        fully_shard(part)
+    x, y = torch.from_numpy(rows.array("x").copy()), torch.from_numpy(rows.array("y").copy())
+    optimizer = torch.optim.Adam(own.parameters(), lr=1e-3)
+    part_size = 96 // SIZE
+    for _ in range(3):
+        for start in range(0, 960, 96):
+            taken = slice(start + RANK * part_size, start + (RANK + 1) * part_size)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(own(x[taken]), y[taken]).backward()
+            torch.nn.utils.clip_grad_norm_(own.parameters(), 0.5)
+            optimizer.step()
+    whole = [parameter.full_tensor() for parameter in own.parameters()]
+    apart = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), whole, strict=True))
+    notes = " ".join(results.plan.notes)
+    tell("by_hand", apart=apart, notes=notes)
+
+
+class FailsLate(aa.Callback):
+    """Fails in the last replica, in the middle of an epoch."""
+
+    def step_end(self, run: Any) -> None:
+        if RANK == SIZE - 1 and run.epoch == 1 and run.step == 3:
+            raise ValueError("a fault of one replica")
+
+
+def lose() -> None:
+    """One replica fails; its model cannot be gathered any more."""
+    rows = data()
+    model, graph = blocks_graph(rows)
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data="train", losses=losses, sampler=96, n_epochs=3, sharding="full")
+    phase.callbacks = (FailsLate(),)
+    try:
+        aa.Experiment(graph).run_phase(phase)
+    except BaseException as error:
+        values = {name: bool(each.isnan().all()) for name, each in model.named_parameters()}
+        shapes = [list(each.shape) for each in model.parameters()]
+        notes = " ".join(getattr(error, "__notes__", []))
+        tell("lose", message=str(error), lost=values, shapes=shapes, notes=notes)
+        raise
+
+
+def normalized() -> None:
+    """Batch normalization by the rows of all, over uneven shares, of values in one and two axes, and divided."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(2, 3, size=(51, 2, 4, 4)).astype(np.float32)
+    weights = rng.uniform(0, 2, size=51).astype(np.float32)
+    columns = {"x": x, "y": x[:, :, 0, 0].copy(), "w": weights}
+    rows = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"], ["w"])
+    norm = torch.nn.BatchNorm2d
+    for name, sharding in (("replicated", None), ("divided", "full")):
+        torch.manual_seed(0)
+        first = torch.nn.Sequential(torch.nn.Conv2d(2, 5, 3, bias=False), norm(5, momentum=None), torch.nn.ReLU())
+        second = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 2))
+        model = torch.nn.Sequential(first, second)
+        phase = aa.TrainPhase(
+            "train",
+            data=rows,
+            losses=[aa.AppliedLoss("mse", on="net", sample_weight="data.w" if sharding is None else None)],
+            sampler=aa.SimpleSampler(7, shuffle=True),
+            n_epochs=4,
+            sharding=sharding,
+            sync_batchnorm=True,
+            validation=aa.EvalPhase("again", data=rows),
+        )
+        results = aa.Experiment(graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))).run_phase(phase)
+        assert "forward" not in vars(first[1])
+        epochs = [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs]
+        values = [value.detach().double().numpy().tolist() for value in model.state_dict().values()]
+        tell(f"normalized-{name}", epochs=epochs, weights=values)
+
+
 if __name__ == "__main__":
-    functions = (weighted, sources, refused)
+    functions = (weighted, sources, refused, evaluated, sharded, memory, normalized, by_hand, lose)
+    functions += (begin, go_on, go_on_from_one, undisturbed)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

@@ -1,8 +1,9 @@
-"""What replicas share beyond plain batches: weighted losses and sources, in real processes joined by gloo."""
+"""What replicas share, and what is divided among them, in real processes joined by gloo: with the numbers of one."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
-    pytest.mark.slow,
-]
+import anyaccel as aa
+from anyaccel.errors import PhaseError
+
+if torch.distributed.is_available():
+    from anyaccel_torch.sharded_module import blocks_of
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
+SAME = "weighted,sources,evaluated,sharded,normalized"
 WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two") for n in (1, 2)]
+SHARDED = tuple(
+    f"sharded-{name}" for name in ("plain", "clipped", "clipped by value", "accumulated", "weighted", "class")
+)
+WHOLE = 3 * 4 * (20 * 256 + 256 + 4 * (2 * 256 + 256 * 256 + 256) + 3 * 256 + 3 + 3)
+"""Bytes of parameters and Adam's two slots of the model that `memory` counts."""
+NORMALIZED = ["normalized-replicated", "normalized-divided"]
 SOURCES = [f"source-{name}" for name in ("map", "generator", "loader", "workers", "parquet")]
 
 
@@ -44,16 +55,21 @@ def told(folder: Path, name: str, size: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process tells."""
-    return succeeded("weighted,sources", tmp_path_factory.mktemp("alone"), 1)
+    return succeeded(f"{SAME},begin,undisturbed", tmp_path_factory.mktemp("alone"), 1)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two replicas tell, whose shares of most batches differ by a row."""
-    return succeeded("weighted,sources,refused", tmp_path_factory.mktemp("two"), 2)
+def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
+    """What two replicas tell, whose shares of most batches differ by a row, until one fails."""
+    folder = tmp_path_factory.mktemp("two")
+    shutil.copytree(alone / "checkpoints", folder / "from_one")
+    answer = run(f"{SAME},refused,memory,by_hand,begin,go_on_from_one,lose", folder, 2)
+    assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
+    return folder
 
 
-@pytest.mark.parametrize("name", [*WEIGHTED, *SOURCES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*WEIGHTED, *SOURCES, *NORMALIZED])
 def test_losses_and_weights_are_those_of_one_process(alone: Path, two: Path, name: str) -> None:
     expected = told(alone, name, 1)[0]
     for each in told(two, name, 2):
@@ -63,6 +79,21 @@ def test_losses_and_weights_are_those_of_one_process(alone: Path, two: Path, nam
             np.testing.assert_allclose(own, other, atol=2e-5)
 
 
+@pytest.mark.slow
+def test_evaluations_are_shared_by_batches_and_are_those_of_one_process(alone: Path, two: Path) -> None:
+    expected, shared = told(alone, "evaluated", 1)[0], told(two, "evaluated", 2)
+    n_rows = len(expected["found"][0][-1])
+    assert expected["counted"] == [n_rows] * 3
+    assert [each["counted"] for each in shared] == [[100, n_rows, n_rows], [n_rows - 100, n_rows, n_rows]]
+    for each in shared:
+        np.testing.assert_allclose(each["epochs"], expected["epochs"], rtol=1e-6)
+        for own, other in zip(each["found"], expected["found"], strict=True):
+            np.testing.assert_allclose(own[:-1], other[:-1], rtol=1e-5)
+            np.testing.assert_allclose(own[-1], other[-1], atol=1e-6)
+        assert each["found"][0] == each["found"][2]  # to the last bit: the same batches by the same values
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -75,3 +106,153 @@ def test_losses_and_weights_are_those_of_one_process(alone: Path, two: Path, nam
 def test_what_cannot_be_shared_is_refused_in_all_replicas(two: Path, name: str, message: str) -> None:
     for each in told(two, name, 2):
         assert message in each["message"]
+
+
+def check_close(own: Any, expected: Any) -> None:
+    np.testing.assert_allclose(own["epochs"], expected["epochs"], rtol=1e-6)
+    for weights, others in zip(own["weights"], expected["weights"], strict=True):
+        np.testing.assert_allclose(weights, others, atol=1e-6)
+    assert own["slots"].keys() == expected["slots"].keys() and expected["slots"]
+    for name, slot in expected["slots"].items():
+        np.testing.assert_allclose(own["slots"][name], slot, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARDED)
+def test_losses_weights_and_optimizer_states_are_those_of_one_process(alone: Path, two: Path, name: str) -> None:
+    expected = told(alone, name, 1)[0]
+    for each in told(two, name, 2):
+        check_close(each, expected)
+
+
+@pytest.mark.slow
+def test_weights_are_those_of_fully_shard_by_hand(two: Path) -> None:
+    for each in told(two, "by_hand", 2):
+        assert each["apart"] < 1e-6
+        assert "of 'net' are divided among 2 replicas, and gathered by block (blocks.0, blocks.1," in each["notes"]
+
+
+@pytest.mark.slow
+def test_each_of_two_replicas_keeps_about_half(two: Path) -> None:
+    for each in told(two, "memory", 2):
+        assert 0.45 * WHOLE < each["nbytes"] <= 0.55 * WHOLE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_checkpoints_are_read_by_another_number_of_replicas(alone: Path, two: Path, tmp_path: Path, size: int) -> None:
+    """Those of two by one, and those of one by two; with averages of weights."""
+    folder = two
+    if size == 1:
+        shutil.copytree(two / "checkpoints", tmp_path / "checkpoints")
+        folder = succeeded("go_on", tmp_path, 1)
+    expected = told(alone, "gone_on", 1)[0]
+    for each in told(folder, "gone_on", size):
+        check_close(each, expected)
+        assert each["averages"].keys() == expected["averages"].keys()
+        for name, average in expected["averages"].items():
+            np.testing.assert_allclose(each["averages"][name], average, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_gathered_after_an_error_is_nan(two: Path) -> None:
+    lost = json.loads((two / "lose-1.json").read_text())
+    assert all(lost["lost"].values())
+    assert lost["shapes"][1] == [48, 20]
+    assert "this one does not gather them after an error" in lost["notes"]
+
+
+def rows() -> aa.FeatureSet:
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    return aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, "x", "y")
+
+
+ROWS = rows()
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a process whose peer is never asked: what cannot be divided is refused before."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def plan(*nodes: aa.ModelNode, losses: list[aa.AppliedLoss] | None = None, **settings: Any) -> aa.Plan:
+    graph = aa.ModelGraph(list(nodes), aa.Optimizer("sgd", lr=0.1))
+    losses = losses or [aa.AppliedLoss("mse", on=nodes[-1].label)]
+    settings = {"sharding": "full", **settings}
+    return aa.Experiment(graph).plan(aa.TrainPhase("train", data=ROWS, losses=losses, sampler=4, **settings))
+
+
+def node(model: Any, label: str = "net") -> aa.ModelNode:
+    return aa.ModelNode(label, model, ROWS.reference())
+
+
+class WithParameters(torch.nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (self.scale * (outputs - targets) ** 2).mean()
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_what_cannot_be_divided_is_refused() -> None:
+    linear = torch.nn.Linear(3, 1)
+    both = [aa.AppliedLoss("mse", on=label) for label in ("a", "net")]
+    with pytest.raises(
+        PhaseError, match=r"has sharding, and offload, and its nodes are on the CPU.*leave sharding out"
+    ):
+        plan(node(linear), sharding="full offload")
+    with pytest.raises(PhaseError, match=r"has sharding, and compile='steps'"):
+        plan(node(linear), compile="steps")
+    with pytest.raises(PhaseError, match=r"the loss 'net' has parameters of its own"):
+        plan(node(linear), losses=[aa.AppliedLoss(WithParameters(), on="net")])
+    with pytest.raises(PhaseError, match=r"nodes 'a' and 'net' share a parameter"):
+        plan(node(torch.nn.Sequential(linear), "a"), node(linear), losses=both)
+
+
+class OwnNorm(torch.nn.BatchNorm1d):
+    """A normalization with a forward pass of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_normalizations_that_cannot_be_synchronized_are_refused() -> None:
+    def train(norm: torch.nn.Module, **settings: Any) -> None:
+        graph = aa.ModelGraph([node(torch.nn.Sequential(norm, torch.nn.Linear(3, 1)))], aa.Optimizer("sgd", lr=0.1))
+        losses = [aa.AppliedLoss("mse", on="net")]
+        aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=ROWS, losses=losses, sampler=4, **settings))
+
+    with pytest.raises(PhaseError, match=r"BatchNorm1d in node 'net' mixes the rows.*write sync_batchnorm=True"):
+        train(torch.nn.BatchNorm1d(3))
+    with pytest.raises(PhaseError, match=r"OwnNorm in node 'net' mixes the rows.*Hint: write replicas=1"):
+        train(OwnNorm(3), sync_batchnorm=True)
+    with pytest.raises(PhaseError, match=r"it accumulates batches, and normalizes over each"):
+        train(torch.nn.BatchNorm1d(3), sync_batchnorm=True, accumulate=2)
+
+
+def test_one_process_divides_nothing_and_says_so() -> None:
+    notes = plan(node(torch.nn.Linear(3, 1))).notes
+    assert "sharding='full' divides nothing here: this process trains on its own" in notes
+
+
+def test_an_unknown_sharding_is_refused() -> None:
+    with pytest.raises(PhaseError, match=r"sharding.*'tensor'.*full offload"):
+        aa.TrainPhase("train", data="train", sharding="tensor")
+
+
+def test_blocks_are_the_outermost_children_of_lists_and_sequences() -> None:
+    def inner() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+
+    model = torch.nn.ModuleDict({"first": torch.nn.Linear(2, 2), "layers": torch.nn.ModuleList([inner(), inner()])})
+    assert list(blocks_of(model)) == ["layers.0", "layers.1"]
+    model["layers"][1][0].weight = model["first"].weight  # a tied parameter is gathered with the rest
+    assert list(blocks_of(model)) == ["layers.0"]
+    assert blocks_of(torch.nn.Linear(2, 2)) == {}

@@ -115,6 +115,8 @@ class CompiledProgramWithoutBuffers(ArrayProgram):
 
 @fault("multi_step", "test_compiled_microbatched_steps_carry_buffers")
 class CompiledStepsKeepBuffers(NumpyBackend):
+    precisions = ()
+
     def build(self, segment):
         return CompiledProgramWithoutBuffers(segment, SwitchedOps())
 

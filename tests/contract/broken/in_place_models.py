@@ -26,8 +26,8 @@ def mutating_model():
 class CopyingOps(NumpyOps):
     """Gives models copies of their inputs."""
 
-    def vjp(self, model, parameters, buffers, inputs, train, key):
-        return super().vjp(model, parameters, buffers, tuple(x.copy() for x in inputs), train, key)
+    def vjp(self, model, parameters, buffers, inputs, train, key, **keywords):
+        return super().vjp(model, parameters, buffers, tuple(x.copy() for x in inputs), train, key, **keywords)
 
 
 class CopyingBackend(NumpyBackend):

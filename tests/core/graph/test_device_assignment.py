@@ -435,6 +435,9 @@ def test_a_plan_is_plain_data(whole):
         "frozen": False,
         "parameters": 15,
         "nbytes": 60,
+        "precision": "",
+        "precision_reason": "",
+        "recomputed": [],
         "rejected": [{"level": "phase", "wish": "sim:1", "why": "the node's own accelerator comes first"}],
     }
     assert [one["device"] for one in told["assignments"]] == ["sim:0", "sim:1", "sim:1", "sim:1"]

@@ -68,6 +68,13 @@ def test_a_framework_without_replicas_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("second_of_two")
+def test_sharding_is_refused_by_a_framework_without_it() -> None:
+    rows = data()
+    with pytest.raises(CapabilityError, match=r"numpy cannot divide parameters among replicas.*leave sharding out"):
+        aa.Experiment(graph_of(rows)).plan(train(rows, sharding="full"))
+
+
+@pytest.mark.usefixtures("second_of_two")
 def test_with_one_replica_each_process_trains_on_its_own() -> None:
     rows = data()
     results = aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=1))
@@ -106,6 +113,11 @@ def test_orders_are_told_before_the_first_step() -> None:
     assert len(seen) == 1
     epochs.epoch(1)
     assert len(seen) == 2 and sorted(seen[1]["d", ""]) == list(range(16))
+
+
+def test_whether_to_synchronize_is_checked() -> None:
+    with pytest.raises(PhaseError, match=r"sync_batchnorm must be True or False, got 'yes'"):
+        train(data(), sync_batchnorm="yes")
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
@@ -217,7 +229,7 @@ def test_the_error_of_a_lost_replica_says_where() -> None:
 
 def test_arrays_of_all_replicas_come_by_rank() -> None:
     own = [{"a": np.array([[1, 2]], "uint8"), "n": np.array(3)}]
-    other = [{"a": ["|u1", [1, 2], [4, 5]], "n": ["<i8", [], [6]]}]
+    other = [{"a": ["|u1", [1, 2], b"\x04\x05"], "n": ["<i8", [], (6).to_bytes(8, "little")]}]
     both = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf(other)}).arrays_of_all(own)
     assert both is not None
     np.testing.assert_equal(both, [*own, {"a": np.array([[4, 5]], "uint8"), "n": np.array(6)}])

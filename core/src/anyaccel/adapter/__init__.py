@@ -1,4 +1,4 @@
-"""The adapter: a complete `Program` for a framework, from one small class. It stands on the kernel alone.
+"""The adapter: a complete `Program` for a framework, from one small class. It stands on the kernel and `precision`.
 
 A plugin derives from `ArrayOps`, and its `Compute.build` returns `ArrayProgram(segment, ops)`. If the framework
 differentiates and compiles whole functions, it derives from `TracedOps` instead and returns a `TracedProgram`. Named
@@ -20,6 +20,7 @@ Further modules hold what plugins have in common; import them by name, `from any
   on any axis.
 - `model_outputs`: outputs of a model found by calling it, and the errors for models that fail.
 - `example_spec`: inputs of models that do not accept zeros.
+- `precision_casts`, `loss_scaling`: models computed in another precision, and scaled losses.
 - `state_check`: names and checks of states.
 - `model_specs`, `model_constructors`: the models that exist in every framework.
 - `nested`: containers of tensors. `device_description`: CPUs and NVIDIA GPUs. `out_of_memory`: its error.

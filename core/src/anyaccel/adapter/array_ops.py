@@ -13,6 +13,7 @@ from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.optimizers import UpdateRule, update_rule
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, SpecError
+from anyaccel.precision import NodePrecision
 from anyaccel.segment import NodeState, Operation
 from anyaccel.specs import Loss, Optimizer
 
@@ -59,7 +60,8 @@ class ArrayOps(ABC):
 
     A backend that `calls_by_keyword` gives `vjp`, `call` and `apply` one more parameter, `layout=POSITIONAL`, a
     `CallLayout` that is passed by keyword where a call is not positional: `bind` gives its arguments, and `outputs` the
-    outputs in its results.
+    outputs in its results. One that `ComputesPrecision` gives them `precision=None`, a `NodePrecision`, and, if it can
+    compute values again, `remat=""`.
 
     Arrays have `shape`, `ndim` and `dtype`, arithmetic with each other and with numbers, `==`, and indexing by slices,
     `...` and None.
@@ -119,9 +121,11 @@ class ArrayOps(ABC):
         buffers: Mapping[str, Any],
         inputs: tuple[Any, ...],
         layout: CallLayout = POSITIONAL,
+        precision: NodePrecision | None = None,
     ) -> tuple[Any, ...]:
         """Outputs in evaluation mode. The default takes those of `vjp`; override it where that costs more."""
-        keywords = {} if layout is POSITIONAL else {"layout": layout}
+        keywords: dict[str, Any] = {} if layout is POSITIONAL else {"layout": layout}
+        keywords |= {} if precision is None else {"precision": precision}
         return self.vjp(model, parameters, buffers, inputs, False, 0, **keywords).outputs
 
     def astype(self, array: Any, dtype: Any) -> Any:

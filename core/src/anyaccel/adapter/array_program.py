@@ -19,6 +19,7 @@ from anyaccel.adapter.array_ops import (
     is_differentiable,
     scaled,
 )
+from anyaccel.adapter.loss_scaling import ProgramLossScale, loss_scale_of
 from anyaccel.adapter.loss_weights import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.optimizer_step import weighted_sum
@@ -26,10 +27,11 @@ from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
 from anyaccel.errors import StateError
+from anyaccel.precision import LossScaleState, ScalesLosses
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 
 
-class ArrayProgram(MultiStepProgram):
+class ArrayProgram(MultiStepProgram, ScalesLosses):
     """Runs a segment operation by operation, in functional style: every step makes new arrays.
 
     Frozen operations run in evaluation mode: nothing in them changes, and nothing is random. A parameter that no
@@ -54,6 +56,8 @@ class ArrayProgram(MultiStepProgram):
         }
         self._seed = 0
         self._draws = 0
+        scale = loss_scale_of(segment)
+        self._loss_scale = None if scale is None else ProgramLossScale(scale)
 
     def seed(self, key: int) -> None:
         """Restart the random streams."""
@@ -144,6 +148,7 @@ class ArrayProgram(MultiStepProgram):
         if self._layout.needs_cotangent.isdisjoint(term.inputs):
             return
         scale = term.weight / divisor(self._ops, term, loss.weight) if scale is None else scale
+        scale = scale if self._loss_scale is None else scale * self.loss_scale_state().scale
         factor = factor_on_device(self._ops, scale, term.device)
         for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
             if gradient is None or name not in self._layout.needs_cotangent:
@@ -175,6 +180,41 @@ class ArrayProgram(MultiStepProgram):
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """As of `Program`."""
         return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
+
+    # -- the loss scale --------------------------------------------------------------------------------------------
+
+    def loss_scale_state(self) -> LossScaleState:
+        """As of `ScalesLosses`."""
+        self._settle_loss_scale()
+        return LossScaleState(1.0) if self._loss_scale is None else self._loss_scale.state
+
+    def load_loss_scale_state(self, state: LossScaleState) -> None:
+        """As of `ScalesLosses`."""
+        self._settle_loss_scale()
+        if self._loss_scale is not None:
+            self._loss_scale.state = state
+
+    def update_loss_scale(self, *, finite: bool) -> None:
+        """As of `ScalesLosses`."""
+        self._settle_loss_scale()
+        if self._loss_scale is not None:
+            self._loss_scale.count(finite=finite)
+
+    def _settle_loss_scale(self) -> None:
+        """Read what steps have left of the loss scale; here they leave nothing."""
+
+    def _step_unless_skipped(self, means: Sequence[Any]) -> None:
+        """The optimizer step, unless losses are scaled and a gradient is not finite."""
+        finite = True
+        if self._loss_scale is not None:
+            inverse = 1.0 / self.loss_scale_state().scale
+            self._state.map_gradients(lambda gradient: gradient * inverse)
+            finite = all(bool(each) for _, each in self._state.gradient_stats().values())
+            self._loss_scale.count(finite=finite)
+        if finite:
+            self._state.optimizer_step(self._state.clip_factors(), self._value(means))
+        else:
+            self._state.zero_grad()
 
     # -- gradients and updates -------------------------------------------------------------------------------------
 
@@ -229,7 +269,7 @@ class ArrayProgram(MultiStepProgram):
             self._state.average_gradients(n_microbatches)
         terms, sums = self.segment.losses, {label: _summed([each[label] for each in losses]) for label in losses[0]}
         means = [sums[term.label][0] / divisor(self._ops, term, sums[term.label][1]) for term in terms]
-        self._state.optimizer_step(self._state.clip_factors(), self._value(means))
+        self._step_unless_skipped(means)
         return [*means, *(sums[term.label][1] for term in self._dataflow.weighted)]
 
     def _value(self, means: Sequence[Any]) -> Any:
@@ -264,26 +304,31 @@ class ArrayProgram(MultiStepProgram):
     # -- state -----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Any:
-        """Parameters, buffers, optimizer state and random state, as they are now."""
-        snapshot = self._state.snapshot(), dict(self._buffers), self._seed, self._draws
+        """Parameters, buffers, optimizer state, random state and loss scale, as they are now."""
+        scale = None if self._loss_scale is None else self.loss_scale_state()
+        snapshot = self._state.snapshot(), dict(self._buffers), self._seed, self._draws, scale
         self._unshare_state()
         return snapshot
 
     def restore(self, snapshot: Any) -> None:
         """Go back to a snapshot; gradients are discarded."""
-        state, buffers, self._seed, self._draws = snapshot
+        state, buffers, self._seed, self._draws, scale = snapshot
+        if scale is not None:
+            self.load_loss_scale_state(scale)
         self._state.restore(state)
         self._buffers = dict(buffers)
         self._unshare_state()
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """The optimizer state by node: of the trained ones as it is now, of all others as it was given."""
+        self._settle_loss_scale()
         states = self._state.all_states()
         self._unshare_state()
         return states
 
     def sync_models(self) -> None:
         """Write parameters and buffers to the user's models."""
+        self._settle_loss_scale()
         values = self._state.parameters, self._buffers, self._state.states
         self._unshare_state()
         self._write_models(*values)
@@ -301,6 +346,7 @@ class ArrayProgram(MultiStepProgram):
 
     def close(self) -> dict[str, NodeState]:
         """Write to the user's models, and return the optimizer state."""
+        self._settle_loss_scale()
         self._write_models(self._state.parameters, self._buffers, self._state.states)
         return self._state.all_states()
 

@@ -186,7 +186,7 @@ def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_who
     if any(each is not None and not _is_module_attribute(each) for each in own):
         return None  # it may hold a model, which would be kept
     operations = [replace(op, model=None if op.model is None else id(op.model)) for op in segment.operations]
-    values = (tuple(segment.inputs.items()), segment.outputs, segment.needs_pullback)
+    values = (tuple(segment.inputs.items()), segment.outputs, segment.needs_pullback, segment.precision)
     key = (type(ops), as_a_whole, tuple(operations), values, tuple(models), tuple(losses), tuple(groups))
     return key if _has_weak_references(layout) and _is_hashable(key) else None
 

@@ -20,6 +20,7 @@ from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, Arguments, CallLayout
 from anyaccel.adapter.own_loss import make_loss
 from anyaccel.errors import ShapeError
+from anyaccel.precision import NodePrecision
 from anyaccel.specs import Loss
 
 _IMAGE_LAYERS = ("Conv", "Pooling", "UpSampling", "ZeroPadding", "Cropping")
@@ -81,6 +82,31 @@ class LayerLibrary:
     def layer_attributes(self) -> frozenset[str]:
         """Names of the attributes that every layer has for its own bookkeeping."""
         return frozenset(vars(self.module.Layer()))
+
+    # -- dtypes ----------------------------------------------------------------------------------------------------
+
+    def precision_reason(self, model: Any, precision: str) -> str:
+        """Why layers cannot be computed in a precision; `""` if they can."""
+        if precision == "float32" and model.compute_dtype == "float32":
+            return ""
+        if NodePrecision(precision).is_mixed:
+            return ""
+        dtype = NodePrecision(precision).dtype
+        return f"its layers compute in {dtype} only if they are made so: dtype={dtype!r}"
+
+    @contextmanager
+    def computing_in(self, model: Any, precision: NodePrecision) -> Iterator[None]:
+        """Inside, those layers of a model that compute in float32 have the dtype policy of a mixed precision."""
+        layers = [part for _, part in self.walk(model) if self.is_layer(part)] if precision.is_mixed else []
+        plain = [(layer, layer.dtype_policy) for layer in layers if layer.dtype_policy.name == "float32"]
+        policy = self.module.DTypePolicy(f"mixed_{precision.dtype}") if plain else None
+        try:
+            for layer, _ in plain:
+                layer.dtype_policy = policy
+            yield
+        finally:
+            for layer, before in plain:
+                layer.dtype_policy = before
 
     # -- walking ---------------------------------------------------------------------------------------------------
 

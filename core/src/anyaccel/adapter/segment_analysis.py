@@ -157,7 +157,7 @@ class SegmentDataflow:
         layout: where values and parameters are.
         weighted: the losses that weigh rows or positions, with the names of the columns that say how.
         calls, training_calls: by operation, what its call is given besides in evaluation and in training: its `layout`,
-            where it is not positional.
+            where it is not positional; its `precision`, where that is not the model's; `remat`, where it has some.
 
     Raises:
         SpecError: a loss that the framework lacks.
@@ -168,8 +168,8 @@ class SegmentDataflow:
         self.segment = segment
         self.ops = ops
         self.layout = SegmentLayout(segment, ops) if layout is None else layout
-        self.calls = {op.label: _call_keywords(op, training=False) for op in segment.operations}
-        self.training_calls = {op.label: _call_keywords(op, training=True) for op in segment.operations}
+        self.calls = {op.label: _call_keywords(segment, op, training=False) for op in segment.operations}
+        self.training_calls = {op.label: _call_keywords(segment, op, training=True) for op in segment.operations}
         self._losses = [(term, loss_function(ops, term)) for term in segment.losses]
         self.weighted = {term: names for term in segment.losses if (names := weight_inputs(term))}
 
@@ -211,9 +211,14 @@ class SegmentDataflow:
         }
 
 
-def _call_keywords(op: Operation, *, training: bool) -> dict[str, Any]:
+def _call_keywords(segment: Segment, op: Operation, *, training: bool) -> dict[str, Any]:
     layout = layout_of(op, training=training)
-    return {} if layout is POSITIONAL else {"layout": layout}
+    keywords: dict[str, Any] = {} if layout is POSITIONAL else {"layout": layout}
+    if segment.precision is None:
+        return keywords
+    precision, remat = segment.precision.of(op.label), segment.precision.remat(op.label)
+    keywords |= {} if precision is None else {"precision": precision}
+    return keywords | ({"remat": remat} if remat and training else {})
 
 
 def loss_sums(results: Sequence[tuple[LossTerm, LossResult]]) -> dict[str, tuple[Any, Any]]:

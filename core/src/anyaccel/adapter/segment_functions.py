@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
+from anyaccel.adapter.loss_scaling import KEY, kept_unless, loss_scale_of, scale_after
 from anyaccel.adapter.loss_weights import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes, weighted_sum
@@ -55,6 +56,7 @@ class SegmentFunctions:
         self._flow = flow
         self._optimizer = optimizer
         self._segment = dataflow.segment
+        self._loss_scale = loss_scale_of(dataflow.segment)
         self._layout = dataflow.layout
         self._numbers = {op.label: number for number, op in enumerate(self._segment.operations)}
         reached = flow.reached_owners(flow.active_ends(()))
@@ -90,8 +92,9 @@ class SegmentFunctions:
 
         Args:
             primals: what gradients are wanted of: `parameters` and `inputs`.
-            rest: `parameters`, `buffers`, `inputs`, the random `key`, the `draw`, and the `scale` of losses if any.
-                Inputs in neither are missing in this step; each such set is compiled separately.
+            rest: `parameters`, `buffers`, `inputs`, the random `key`, the `draw`, the `scale` of losses if any, and
+                the `loss_scale` of all where there is one. Inputs in neither are missing in this step; each such set is
+                compiled separately.
 
         Returns:
             the values that gradients come back from; and their `seeds`, `losses`, `buffers` and the other `outputs`.
@@ -107,7 +110,7 @@ class SegmentFunctions:
             name: value for name, value in ends.items() if value is not None and is_differentiable(self._ops, value)
         }
         return live, {
-            "seeds": self._seeds(losses, rest["scale"], live),
+            "seeds": self._seeds(losses, rest["scale"], rest.get(KEY), live),
             "losses": loss_sums(losses),
             "buffers": buffers,
             "outputs": self._outputs(values, live),
@@ -129,15 +132,16 @@ class SegmentFunctions:
         return tuple(operation_outputs(op, outputs, training=op.trainable))
 
     def _seeds(
-        self, losses: Sequence[tuple[LossTerm, LossResult]], scale: Any, live: Mapping[str, Any]
+        self, losses: Sequence[tuple[LossTerm, LossResult]], scale: Any, loss_scale: Any, live: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The cotangents of the live values, from the losses."""
+        """The cotangents of the live values, from the losses, each times its factor and all times `loss_scale`."""
         sums = CotangentSums(self._ops, self._layout.home)
         for term, loss in losses:
             if live.keys().isdisjoint(term.inputs):
                 continue
             default = term.weight / divisor(self._ops, term, loss.weight)
             factor = scale.get(term.label, default)
+            factor = factor if loss_scale is None else factor * loss_scale
             for name, gradient in zip(term.inputs, loss.gradients(), strict=True):
                 if gradient is not None and name in live:
                     seed = cast(self._ops, scaled(self._ops, gradient, factor), live[name].dtype)
@@ -169,7 +173,7 @@ class SegmentFunctions:
         Args:
             batch_size: rows of the step.
             n_microbatches: parts of equal size in which they are computed.
-            state: what changes: `parameters`, `slots`, `buffers`.
+            state: what changes: `parameters`, `slots`, `buffers`, and `loss_scale` where losses are scaled.
             rest: what does not: `columns`, `orders`, `key`, and the parameters that are `constant` or `idle`.
             scalars: of this step: `start`, `draw`, `coefficients`.
             flattening: how the state is flattened, if it is.
@@ -177,7 +181,7 @@ class SegmentFunctions:
         flattening = ParameterFlattening(self._ops, {}) if flattening is None else flattening
         parameters = flattening.unflatten(state["parameters"])
         scale = self._microbatch_scale(batch_size, n_microbatches, rest, scalars) if n_microbatches > 1 else {}
-        rest = {**rest, "scale": scale}
+        rest = {**rest, "scale": scale, **({KEY: state[KEY][0]} if KEY in state else {})}
         microbatch = partial(self._microbatch, batch_size // n_microbatches, flattening, parameters, rest, scalars)
         if n_microbatches == 1:
             buffers, sums = microbatch(state["buffers"], 0)
@@ -186,14 +190,31 @@ class SegmentFunctions:
         means = list(self._mean_losses(sums["losses"]))
         value = weighted_sum(means, self._segment.losses) if self._optimizer.needs_value else None
         new_parameters, new_slots = dict(state["parameters"]), dict(state["slots"])
+        averages = {owner: _average(grads, n_microbatches) for owner, grads in sums["gradients"].items()}
+        averages, finite = self._unscaled(averages, state)
         for group, owners in self.reached.items():
-            gradients = {owner: _average(sums["gradients"][owner], n_microbatches) for owner in owners}
+            gradients = {owner: averages[owner] for owner in owners}
             coefficients = self._optimizer.with_value(group, scalars["coefficients"], value)
             for updated, slots in self._updates(group, gradients, state, coefficients):
                 new_parameters.update(updated)
                 new_slots.update(slots)
         after = {"parameters": new_parameters, "slots": new_slots, "buffers": buffers}
+        if finite is not None and self._loss_scale is not None:
+            kept = {name: kept_unless(self._ops, finite, after[name], state[name]) for name in ("parameters", "slots")}
+            after = {**after, **kept, KEY: scale_after(self._ops, self._loss_scale, state[KEY], finite)}
         return after, self._ops.xp.stack(means)
+
+    def _unscaled(self, gradients: Any, state: Any) -> tuple[Any, Any]:
+        """Gradients by owner divided by the loss scale, and whether all are finite; as they are, and None without."""
+        if KEY not in state:
+            return gradients, None
+        inverse = 1.0 / state[KEY][0]
+        reached = [owner for owners in self.reached.values() for owner in owners]
+        unscaled = {
+            owner: {name: scaled(self._ops, gradient, inverse) for name, gradient in gradients[owner].items()}
+            for owner in reached
+        }
+        return unscaled, self._optimizer.gradient_stats(unscaled)[1]
 
     def _microbatch(
         self, size: int, flattening: ParameterFlattening, trained: Any, rest: Any, scalars: Any, buffers: Any, i: Any
@@ -211,6 +232,7 @@ class SegmentFunctions:
             "key": rest["key"],
             "draw": draw,
             "scale": rest["scale"],
+            **({KEY: rest[KEY]} if KEY in rest else {}),
         }
         _, results, pull = self._ops.value_and_pullback(self.forward, primals, others)
         gradients = flattening.flatten(pull(results["seeds"])["parameters"])

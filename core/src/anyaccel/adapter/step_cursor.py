@@ -51,11 +51,14 @@ class StepCursor:
         """The scalars of the next steps."""
         return self._table(self._n_done, n_steps)
 
-    def scalars(self) -> dict[str, Any]:
-        """The scalars of the next step as Python numbers: `start`, `draw`, and `coefficients` by owner and name."""
+    def scalars(self, behind: int = 0) -> dict[str, Any]:
+        """The scalars of the next step as Python numbers: `start`, `draw`, and `coefficients` by owner and name.
+
+        Optimizers are so many steps `behind`.
+        """
         coefficients = {
             owner: {name: float(column[0]) for name, column in columns.items()}
-            for owner, columns in self.table(1).items()
+            for owner, columns in self._table(self._n_done - behind, 1).items()
         }
         return {"start": self.start, "draw": self.draw, "coefficients": coefficients}
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossFunction, LossResult, VjpResult, is_differentiable
+from anyaccel.adapter.loss_scaling import steps_behind
 from anyaccel.adapter.own_loss import make_loss
 from anyaccel.adapter.step_cursor import StepCursor
 from anyaccel.errors import SpecError
@@ -118,7 +119,8 @@ class TracedOps(ArrayOps):
 
         Args:
             step: its scalars are given as `scalar`s. `rest` has `columns` and `orders`, one for each column, which may
-                be replaced by others that hold the same rows.
+                be replaced by others that hold the same rows. With scaled losses, coefficients are those of the step
+                minus `steps_behind(state, ...)`.
             quick: prefer a short compilation to fast steps: only a few calls are to come.
 
         Returns:
@@ -134,7 +136,8 @@ class TracedOps(ArrayOps):
                 return state, None
             losses = []
             for _ in range(n_steps):
-                state, step_losses = compiled(state, rest, self._as_scalars(cursor.scalars()))
+                scalars = cursor.scalars(steps_behind(state, int))
+                state, step_losses = compiled(state, rest, self._as_scalars(scalars))
                 cursor.advance(1)
                 losses.append(step_losses)
             return state, self.xp.stack(losses)

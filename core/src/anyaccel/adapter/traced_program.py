@@ -12,9 +12,11 @@ from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.adapter.compile_cache import compiled_segment
 from anyaccel.adapter.compile_estimate import CompileEstimator
 from anyaccel.adapter.compile_switch import CompileSwitch, first_line
+from anyaccel.adapter.loss_scaling import KEY
 from anyaccel.adapter.optimizer_step import select_nodes
 from anyaccel.adapter.segment_analysis import GradientFlow, devices_of
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
+from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
@@ -117,12 +119,23 @@ class TracedProgram(ArrayProgram):
             "key": self._key,
             "draw": self._ops.scalar(draw),
             "scale": self._loss_scales(scale),
+            **self._loss_scale_now(),
         }
         live, results, pull = self._compiled.forward(primals, rest)
         self._draws, self._buffers = draw, {**self._buffers, **results["buffers"]}
         outputs = tuple(live.get(name, results["outputs"].get(name)) for name in self.segment.outputs)
         losses = self._in_order(results["losses"])
         return outputs, losses, partial(self._pull, pull, results["seeds"], named, tuple(losses))
+
+    def _loss_scale_now(self) -> dict[str, Any]:
+        return {} if self._loss_scale is None else {KEY: self._ops.scalar(self.loss_scale_state().scale)}
+
+    def _settle_loss_scale(self) -> None:
+        """Optimizers count only steps that were not skipped, which is known here."""
+        skipped = 0 if self._loss_scale is None else self._loss_scale.settle()
+        if skipped:
+            owners = [owner for owners in self._compiled.functions.reached.values() for owner in owners]
+            self._state.set_steps({owner: self._state.states[owner].step - skipped for owner in owners})
 
     def _loss_scales(self, scale: Mapping[str, Any] | None) -> dict[str, Any]:
         if scale is None:
@@ -170,6 +183,8 @@ class TracedProgram(ArrayProgram):
         They are compiled if that was requested, or is never worse. A batch of another size than the requested ones
         runs eagerly until that has taken as long as compiling it.
         """
+        if self._loss_scale is not None and n_steps > MAX_STEPS_PER_CALL:
+            return self._in_calls(columns, orders, start, n_steps, batch_size, n_microbatches)
         eager = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
         if n_steps == 0 or not self.can_compile_steps:
             return eager()
@@ -189,6 +204,23 @@ class TracedProgram(ArrayProgram):
         self._estimator.record_step((time.perf_counter() - began) / n_steps)
         return losses
 
+    def _in_calls(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int,
+    ) -> Any:
+        """Many steps in several calls: after each, the host learns how many were skipped."""
+        tables = []
+        for done in range(0, n_steps, MAX_STEPS_PER_CALL):
+            count = min(MAX_STEPS_PER_CALL, n_steps - done)
+            first = start + done * batch_size
+            tables.append(self.train_steps(columns, orders, first, count, batch_size, n_microbatches)[:count])
+        return self._ops.xp.concatenate(tables, axis=0)
+
     @property
     def can_compile_steps(self) -> bool:
         """Whether whole steps can be compiled, as far as is known."""
@@ -206,6 +238,7 @@ class TracedProgram(ArrayProgram):
         quick: bool = False,
     ) -> Any:
         """Compiled steps; with `n_steps=0` they are only compiled."""
+        self._settle_loss_scale()
         reached = [(group, owner) for group, owners in self._compiled.functions.reached.items() for owner in owners]
         state, rest = self._step_arguments(reached, columns, orders)
         cursor = StepCursor(
@@ -227,6 +260,8 @@ class TracedProgram(ArrayProgram):
         if n_steps or self._traced.donates:
             self._state.store(after["parameters"], after["slots"], n_steps)
             self._buffers, self._draws = after["buffers"], self._draws + n_steps * n_microbatches
+            if self._loss_scale is not None:
+                self._loss_scale.leave(after[KEY])
         return losses
 
     def _step_arguments(
@@ -239,6 +274,9 @@ class TracedProgram(ArrayProgram):
             "slots": {owner: self._state.slots(group, owner, parameters[owner]) for group, owner in reached},
             "buffers": self._buffers,
         }
+        if self._loss_scale is not None:
+            like = next(array for owner in owners for array in parameters[owner].values())
+            state[KEY] = self._loss_scale.array(self._ops, like)
         rest = {
             "columns": tuple(columns),
             "orders": tuple(orders),

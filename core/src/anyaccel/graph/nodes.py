@@ -18,6 +18,7 @@ from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
 from anyaccel.numpy_backend.estimator import Estimator
+from anyaccel.precision import checked_precision
 from anyaccel.segment import Path
 from anyaccel.specs import Optimizer, is_own_optimizer
 from anyaccel.suggestions import did_you_mean
@@ -96,6 +97,10 @@ class ModelNode(AttributeHints):
         modes: `"train"`, the default: while the node trains, all of the model is in training mode, also a part that
             was in evaluation mode (as models are that `from_pretrained` gives). `"as_is"`: each part stays in the mode
             that it is in when a phase starts; for frameworks whose layers have modes of their own (torch).
+        precision: in which the node is computed, in place of the phase's: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`,
+            `"bf16"` or `"float64"`.
+        remat: what is not kept for the backward pass but computed again there, which takes time and saves memory:
+            `"blocks"` for the repeated parts of the model, or a pattern of names of its parts (`"encoder.layer.*"`).
         batch_axis: the axis on which the model wants the batch in its inputs, such as 1 for recurrent layers that have
             time first: a number for all inputs, or a mapping by keyword. Outputs are found by themselves.
 
@@ -104,7 +109,7 @@ class ModelNode(AttributeHints):
         frozen_mode: the mode, `"eval"` or `"train"`, in which a frozen node runs in a training step.
 
     Raises:
-        GraphError: an invalid label, model, upstream, `modes` or `batch_axis`.
+        GraphError: an invalid label, model, upstream, `modes`, `precision`, `remat` or `batch_axis`.
     """
 
     label: str
@@ -116,6 +121,8 @@ class ModelNode(AttributeHints):
     framework: str | None
     outputs: tuple[str, ...] | None
     modes: str
+    precision: str | None
+    remat: str | None
     frozen: bool
     frozen_mode: str
 
@@ -129,7 +136,7 @@ class ModelNode(AttributeHints):
         "output": "a loss names the node: AppliedLoss('mse', on='NODE')",
     }
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         label: Any,
         model: Any,
@@ -140,6 +147,8 @@ class ModelNode(AttributeHints):
         framework: str | None = None,
         outputs: Iterable[str] | None = None,
         modes: str = "train",
+        precision: str | None = None,
+        remat: str | None = None,
         batch_axis: int | Mapping[str, int] = 0,
     ) -> None:
         if upstream_ref is None and not isinstance(label, str):
@@ -153,6 +162,9 @@ class ModelNode(AttributeHints):
         self.framework = None if framework is None else text(GraphError, f"node {label!r}: ", "framework", framework)
         self.outputs = None if outputs is None else _outputs(label, outputs)
         self.modes = one_of(f"node {label!r}: ", "modes", modes, MODES)
+        where = f"node {label!r}: "
+        self.precision = None if precision is None else checked_precision(GraphError, where, precision)
+        self.remat = None if remat is None else text(GraphError, where, "remat", remat, "text", "'blocks'")
         self.frozen, self.frozen_mode = False, "eval"
 
     def __repr__(self) -> str:

@@ -15,7 +15,8 @@ from anyaccel.graph.plan_diff import PlanDiff, diff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, step_bytes
 from anyaccel.graph.plan_html import plan_page
-from anyaccel.html import text
+from anyaccel.graph.plan_report import plan_report
+from anyaccel.html import Markup, text
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 
@@ -109,7 +110,7 @@ class Plan:
         assignment = self[node]
         where = f"{self._where(assignment.device)} ({assignment.framework}: {assignment.native_name})"
         refused = [f"{_WHOSE[each.level]} {each.wish!r} was not taken: {each.why}." for each in assignment.rejected]
-        return " ".join([f"{node} runs on {where} because {_why(assignment)}.", *refused])
+        return " ".join([f"{node} runs on {where} because {_described(assignment)}.", *refused])
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -125,8 +126,12 @@ class Plan:
     @property
     def fits(self) -> bool | None:
         """Whether it fits into the memory of each device: False if one is too small; None if that is not covered."""
-        answers = [each.fits for each in self.memory]
-        return False if False in answers else True if answers and all(answers) else None
+        known: dict[Device, int] = {}
+        for each in self.memory:  # frameworks share a device
+            known[each.device] = known.get(each.device, 0) + each.known
+        if any(each.capacity is not None and known[each.device] > each.capacity for each in self.memory):
+            return False
+        return True if self.memory and all(each.fits for each in self.memory) else None
 
     def diff(self, other: Plan) -> PlanDiff:
         """What differs in another plan, of the same phase on another machine for example.
@@ -143,6 +148,31 @@ class Plan:
     def to_json(self) -> str:
         """The plan as JSON text, in a format that later versions read."""
         return plan_json.written(self.to_dict())
+
+    def to_html(self, picture: Markup | None = None) -> str:
+        """The plan as one HTML file without scripts, which loads nothing: memory bars, edges, nodes and the JSON.
+
+        Args:
+            picture: of the graph: `graph.visualize("svg", plan=plan)`.
+
+        Raises:
+            ConfigError: `picture` is not markup, and would be shown as text.
+        """
+        if picture is not None and not isinstance(picture, Markup):
+            hint = "give graph.visualize('svg', plan=plan)"
+            raise ConfigError(f"picture={shown(picture, 60)} is not a picture of a graph", hint=hint)
+        where = f" for {self.machine}" if self.machine else ""
+        return plan_report(
+            f"Plan of {self.phase} on {self.graph}{where}",
+            self.memory,
+            self.crossings,
+            self.decisions,
+            self.not_covered,
+            self.batch_size,
+            nodes=Markup(self._repr_html_()),
+            picture=Markup("") if picture is None else picture,
+            json=self.to_json(),
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -196,14 +226,19 @@ class Plan:
 
     def _repr_html_(self) -> str:
         title = f"of {self.phase} on {self.graph}"
-        return guarded(self, lambda: plan_page(title, self.assignments, self.columns, self.crossings, self.notes, _why))
+        return guarded(
+            self, lambda: plan_page(title, self.assignments, self.columns, self.crossings, self.notes, _described)
+        )
 
     def __str__(self) -> str:
-        rows = [("node", "device", "native name", "why", "parameters")]
+        rows: list[tuple[str, ...]] = [("node", "device", "native name", "why", "parameters")]
         rows += [
             (a.node, self._where(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
             for a in self.assignments
         ]
+        if any(a.precision or a.recomputed for a in self.assignments):
+            added = ["precision", *(_precision(a) for a in self.assignments)]
+            rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
@@ -230,6 +265,33 @@ def _why(assignment: Assignment) -> str:
         "default": "neither the node nor the phase asks for a device",
         "fallback": f"the phase asks for {requested!r}, where no installed plugin runs {assignment.framework}",
     }.get(assignment.reason, assignment.reason)
+
+
+def _described(assignment: Assignment) -> str:
+    return f"{_why(assignment)}{_how(assignment)}"
+
+
+def _how(assignment: Assignment) -> str:
+    """In which precision, and what is computed again, as the end of a sentence; `""` where nothing was said."""
+    asked = "it asks itself" if assignment.precision_reason == "node" else "the phase asks"
+    precision = f"; it is computed in {assignment.precision}, as {asked}" if assignment.precision else ""
+    recomputed = (
+        f"; {_recomputed(assignment)} of it computed again in the backward pass" if assignment.recomputed else ""
+    )
+    return precision + recomputed
+
+
+def _recomputed(assignment: Assignment) -> str:
+    if assignment.recomputed == ("",):
+        return "all is"
+    return f"{number_of(len(assignment.recomputed), 'part')} {'is' if len(assignment.recomputed) == 1 else 'are'}"
+
+
+def _precision(assignment: Assignment) -> str:
+    """A cell of the table: the precision, who decided, and what is computed again."""
+    text = f"{assignment.precision} ({assignment.precision_reason})" if assignment.precision else ""
+    recomputed = f"{_recomputed(assignment).split()[0]} recomputed" if assignment.recomputed else ""
+    return ", ".join(filter(None, (text, recomputed)))
 
 
 def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:

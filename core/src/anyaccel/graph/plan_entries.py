@@ -39,6 +39,9 @@ class Assignment:
             `neighbour`.
         requested: the device as it was written; the policy's name; for a ConcatNode the neighbour's label.
         parameters, nbytes: number and bytes of the model's parameters.
+        precision: in which it is computed; `""` for that of the model.
+        precision_reason: who decided that, `node` or `phase`; `""` for nobody.
+        recomputed: parts of the model whose values are computed again in the backward pass; `("",)` for all of it.
         rejected: what else was asked for, or might have been had, and why it was not taken.
     """
 
@@ -54,6 +57,9 @@ class Assignment:
     frozen: bool = False
     parameters: int = 0
     nbytes: int = 0
+    precision: str = ""
+    precision_reason: str = ""
+    recomputed: tuple[str, ...] = ()
     rejected: tuple[Rejection, ...] = ()
 
 
@@ -135,7 +141,11 @@ class Part:
     nodes: tuple[str, ...]
 
 
-_DEVICES, _SPECS, _TUPLES = ("device", "origin", "destination"), ("spec", "stored"), ("columns", "joined", "nodes")
+_DEVICES, _SPECS, _TUPLES = (
+    ("device", "origin", "destination"),
+    ("spec", "stored"),
+    ("columns", "joined", "nodes", "recomputed"),
+)
 _NOT_COMPARED = ("backend", "native_device")
 
 

@@ -17,6 +17,7 @@ from anyaccel.graph.nodes import ModelNode
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
+from anyaccel.graph.precision_assignment import check_loss_scale, matmul_precisions, with_precision
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.segment_builder import SegmentBuilder
 from anyaccel.graph.step_columns import check_own_step, step_columns
@@ -72,6 +73,12 @@ class _Resolver:
             policy=request.policy,
             replicas=request.devices,
         ).assign(active)
+        self._assigned = {
+            label: with_precision(self._nodes[label], assignment, request)
+            for label, assignment in self._assigned.items()
+        }
+        if request.training:
+            check_loss_scale(self._assigned)
         table = input_columns.ColumnTable(request.streams)
         own = self._step_columns(table)
         builder = self._builder(self._in_training() if request.training else [], table)
@@ -99,6 +106,7 @@ class _Resolver:
             live=builder.live,
             shapes=self._shapes,
             step_columns=own,
+            matmul_precisions=matmul_precisions(request.phase, request.matmul_precision, self._assigned),
         )
 
     # -- which nodes take part, and which are trained --------------------------------------------------------------
@@ -286,6 +294,7 @@ class _Resolver:
             live=self._live(trained),
             wants=self._request.wants,
             states=self._graph.optimizer_states,
+            request=self._request,
         )
 
     def _step_columns(self, table: input_columns.ColumnTable) -> dict[str, str]:

@@ -9,6 +9,8 @@ from typing import Any
 from anyaccel.device import Device
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment, Column
+from anyaccel.graph.precision_assignment import segment_precision
+from anyaccel.graph.resolution import Request
 from anyaccel.graph.shape_inference import Shapes, is_floating
 from anyaccel.graph.training_outputs import training_results, with_batch
 from anyaccel.segment import (
@@ -33,6 +35,7 @@ class SegmentBuilder:
         live: names of the values through which gradients flow.
         wants: labels of the nodes whose outputs are kept.
         states: optimizer state by node.
+        request: of the phase.
     """
 
     nodes: Mapping[str, Node]
@@ -46,6 +49,7 @@ class SegmentBuilder:
     live: frozenset[str]
     wants: tuple[str, ...]
     states: Mapping[str, NodeState]
+    request: Request
 
     def segment(self, label: str, part: Sequence[str]) -> Segment:
         """The segment of some nodes, given in topological order."""
@@ -67,6 +71,7 @@ class SegmentBuilder:
             ),
             states={node: self.states[node] for node in part if node in self.states},
             frozen=self._frozen(self.shapes.frameworks[part[0]]),
+            precision=segment_precision(part, self.assigned, self.nodes, self.request),
         )
 
     def _frozen(self, framework: str) -> dict[str, Any]:

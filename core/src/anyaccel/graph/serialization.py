@@ -18,7 +18,7 @@ from anyaccel.specs import Optimizer
 
 _MODEL_KEYS = {
     *("type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
-    "batch_axes",
+    *("batch_axes", "precision", "remat"),
     *("frozen_mode", "model"),
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
@@ -146,6 +146,7 @@ def _node_config(node: Node) -> dict[str, Any]:
         "outputs": list(node.outputs) if node.outputs else None,
         "modes": node.modes,
         **({"batch_axes": list(axes)} if (axes := batch_axes_of(node.arguments)) else {}),
+        **{name: value for name in ("precision", "remat") if (value := getattr(node, name)) is not None},
         "frozen": node.frozen,
         "frozen_mode": node.frozen_mode,
         "model": _model_config(node.model),
@@ -211,6 +212,8 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         outputs=plain.get("outputs"),
         modes=_mode(plain, "modes", MODES),
         batch_axis=_read_batch_axes(plain),
+        precision=plain.get("precision"),
+        remat=plain.get("remat"),
     )
     node.frozen = flag(ConfigError, f"node {node.label!r}: ", "frozen", plain.get("frozen", False))
     node.frozen_mode = _mode(plain, "frozen_mode", FROZEN_MODES)

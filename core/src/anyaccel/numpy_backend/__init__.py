@@ -1,7 +1,7 @@
 """The NumPy backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices.
 
 It offers the layers, `SequentialMLP`, `SequentialCNN`, `Estimator` (objects in the scikit-learn style), and `simulate`,
-which makes devices with memory of their own. It stands on the kernel and on `anyaccel.adapter`.
+which makes devices with memory of their own. It stands on the kernel, `adapter` and `precision`.
 """
 
 from anyaccel.adapter import VjpResult

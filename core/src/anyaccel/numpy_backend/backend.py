@@ -26,20 +26,23 @@ from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, running
 from anyaccel.numpy_backend.step_memory import step_memory
+from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
 
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
 
 
-class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures):
+class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "sim")
     import_roots: ClassVar[tuple[str, ...]] = ("numpy", "anyaccel")
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     parameter_groups = True
     weighs_losses = True
+    allocates = True
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
@@ -153,6 +156,12 @@ class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures):
         """Build the module if needed, and run it on a batch of two samples of zeros."""
         return model_state.infer(model, inputs, seed)
 
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """A simulated device may lack float64, as real ones do; 16 bits are rounded values of float32."""
+        on = handle(device)
+        lacks = precision == "float64" and on is not None and not on.float64
+        return f"{device} has no float64: it was simulated with float64=False" if lacks else ""
+
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
@@ -189,7 +198,9 @@ class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures):
         """In the module's order."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.buffers.items()}
 
-    def step_memory(self, segment: Segment, batch_size: int, n_microbatches: int = 1) -> Mapping[Device, int]:
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> Mapping[Device, int]:
         """Measured on simulated devices, with rows of zeros and copies of the models."""
         return step_memory(segment, batch_size, n_microbatches)
 

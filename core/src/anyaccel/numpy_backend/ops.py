@@ -12,8 +12,10 @@ from anyaccel.adapter.own_loss import make_loss
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module
+from anyaccel.numpy_backend.rounding import rounded_vjp
 from anyaccel.numpy_backend.sim_array import Array, put_like
 from anyaccel.numpy_backend.transfers import gather_rows, moved
+from anyaccel.precision import NodePrecision
 from anyaccel.specs import Loss
 
 
@@ -43,8 +45,13 @@ class NumpyOps(ArrayOps):
         inputs: tuple[Array, ...],
         train: bool,
         key: int,
+        precision: NodePrecision | None = None,
     ) -> VjpResult:
         """The module's `apply`; buffers that it leaves out are unchanged."""
+        if precision is not None:
+            return rounded_vjp(
+                precision, lambda own, given: self.vjp(model, own, buffers, given, train, key), parameters, inputs
+            )
         applied = model.apply({**parameters, **buffers}, inputs, train=train, key=key)
         return applied._replace(buffers={**buffers, **applied.buffers}) if applied.buffers else applied
 

@@ -35,6 +35,12 @@ class FitPhase(Phase):
         residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
             ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
             numbers.
+        precision: in which nodes without one of their own are computed: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`
+            (with scaled losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and
+            what goes from node to node keep their dtypes.
+        matmul_precision: the framework's own setting for matrix products while the phase runs: `"highest"`, `"high"` or
+            `"medium"` (torch), those of `jax.default_matmul_precision`, or whether TensorFlow uses TF32, True or False;
+            a dict by framework where there are several.
         losses: none; estimators have their own.
     """
 
@@ -55,12 +61,15 @@ class FitPhase(Phase):
         final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
+        precision: str | None = None,
+        matmul_precision: Any = None,
         losses: tuple[()] = (),
     ) -> None:
         self.nodes = node_labels(nodes)
         self.sampler = SimpleSampler(batch_size)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        running |= {"precision": precision, "matmul_precision": matmul_precision}
         super().__init__(label, data=data, losses=losses, **placing, **running)
 
     @classmethod
@@ -79,6 +88,8 @@ class FitPhase(Phase):
         final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
+        precision: str | None = None,
+        matmul_precision: Any = None,
         losses: tuple[()] = (),
     ) -> Self:
         """A FitPhase over the split of this name, in every feature set that the graph uses.
@@ -89,6 +100,7 @@ class FitPhase(Phase):
         """
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        running |= {"precision": precision, "matmul_precision": matmul_precision}
         return cls(
             label,
             data=split_name(label, split),

@@ -14,9 +14,12 @@ from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import check_label
+from anyaccel.phases import phase_planner
 from anyaccel.phases.callbacks import Callback
+from anyaccel.precision import checked_precision
 from anyaccel.suggestions import did_you_mean
 
 MODES = ("auto", "off", "steps")
@@ -74,6 +77,12 @@ class Phase(AttributeHints):
         residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
             ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
             numbers.
+        precision: in which nodes without one of their own are computed: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`
+            (with scaled losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and
+            what goes from node to node keep their dtypes.
+        matmul_precision: the framework's own setting for matrix products while the phase runs: `"highest"`, `"high"` or
+            `"medium"` (torch), those of `jax.default_matmul_precision`, or whether TensorFlow uses TF32, True or False;
+            a dict by framework where there are several.
     """
 
     devices: tuple[Device, ...] = ()
@@ -94,7 +103,6 @@ class Phase(AttributeHints):
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "run fit start execute train evaluate": "a graph runs phases: graph.run(phase)",
         "loss results history predictions prediction": "running gives results: results = graph.run(phase)",
-        "plan": "use experiment.plan(phase)",
         "epochs": "it is n_epochs",
         "device": "it is accelerator",
     }
@@ -108,7 +116,7 @@ class Phase(AttributeHints):
             function.__doc__ = _with_setting_texts(function.__doc__, cls.__doc__)
 
     @known_settings
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         label: str,
         *,
@@ -121,6 +129,8 @@ class Phase(AttributeHints):
         final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
+        precision: str | None = None,
+        matmul_precision: Any = None,
     ) -> None:
         self.label = check_label(label, "a phase")
         self.data = _checked_data(label, data)
@@ -135,6 +145,8 @@ class Phase(AttributeHints):
         self.final_device = None if final_device is None else Accelerator.of(final_device)
         self.compile = one_of(label, "compile", compile, MODES)
         self.residency = one_of(label, "residency", residency, RESIDENCIES)
+        self.precision = None if precision is None else checked_precision(PhaseError, where, precision)
+        self.matmul_precision = _matmul_precision(where, matmul_precision)
         self._check()
 
     def __repr__(self) -> str:
@@ -155,6 +167,21 @@ class Phase(AttributeHints):
                 hint="give each its own: AppliedLoss(..., label='NAME')",
             )
 
+    def plan(self, graph: ModelGraph, inventory: Any = None) -> Plan:
+        """The plan of the phase on a graph; see `Experiment.plan`.
+
+        Args:
+            graph: the graph that it would run on.
+            inventory: another machine, as an Inventory or in words such as `"8x H100-80GB"`; None for this one.
+
+        Raises:
+            AnyaccelError: the phase cannot run.
+        """
+        if not isinstance(graph, ModelGraph):
+            raise PhaseError(f"phase {self.label!r}: graph={shown(graph)} is not a ModelGraph", hint="give the graph")
+        plan: Plan = phase_planner.plan(self, graph, inventory)
+        return plan
+
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data, without its callbacks.
 
@@ -172,6 +199,8 @@ class Phase(AttributeHints):
             "final_device": self.final_device.get_config() if self.final_device else None,
             "compile": self.compile,
             "residency": self.residency,
+            **({} if self.precision is None else {"precision": self.precision}),
+            **({} if self.matmul_precision is None else {"matmul_precision": self.matmul_precision}),
         }
 
     @staticmethod
@@ -253,6 +282,18 @@ _EXAMPLES = {"losses": "AppliedLoss('mse', on='NODE')", "callbacks": "EarlyStopp
 
 
 _CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
+
+
+def _matmul_precision(where: str, given: Any) -> Any:
+    """A setting for matrix products, which the frameworks of the graph check."""
+    if given is None or isinstance(given, (str, bool)):
+        return given
+    example = "'high'"
+    by_framework = arguments.mapping(PhaseError, where, "matmul_precision", given, example)
+    fits = lambda it: bool(it) and all(isinstance(value, (str, bool)) for value in it.values())  # noqa: E731
+    return arguments.check(
+        PhaseError, where, "matmul_precision", by_framework, fits, "a setting, or a dict of settings", example
+    )
 
 
 def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:

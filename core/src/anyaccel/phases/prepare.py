@@ -24,7 +24,7 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.replica_share import ReplicaEpochs, check_shares
+from anyaccel.phases.loading.replica_share import ReplicaEpochs, ReplicaEvaluation, check_shares
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
@@ -45,6 +45,7 @@ class PreparedPart:
         evaluated: the rows in the order in which an evaluation takes them; else as given.
         metrics: bound.
         factory: makes the loader.
+        is_shared: whether it is an evaluation of which other replicas compute the rest.
     """
 
     part: Phase
@@ -52,6 +53,7 @@ class PreparedPart:
     evaluated: EvaluationRows
     metrics: Sequence[BoundMetric]
     factory: LoaderFactory
+    is_shared: bool = False
 
     @property
     def name(self) -> str:
@@ -111,13 +113,25 @@ def prepare(
                 seed,
                 replicated if isinstance(drawn.part, TrainPhase) else None,
             ),
+            is_shared=_is_shared_evaluation(drawn, replicated),
         )
         for drawn in parts
     ]
 
 
+def _is_shared_evaluation(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> bool:
+    """Whether replicas compute batches of an evaluation each; not where blocks are gathered by all together."""
+    if replicated is None or replicated.sharded or drawn.epochs is None or not isinstance(drawn.part, EvalPhase):
+        return False
+    return len(drawn.epochs.epoch(0).steps) >= replicated.size
+
+
 def _shared(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> DrawnPart:
-    if replicated is None or drawn.epochs is None or not isinstance(drawn.part, TrainPhase):
+    if replicated is None or drawn.epochs is None:
+        return drawn
+    if _is_shared_evaluation(drawn, replicated):
+        return replace(drawn, epochs=ReplicaEvaluation(drawn.epochs, replicated.rank, replicated.size))
+    if not isinstance(drawn.part, TrainPhase):
         return drawn
     return replace(
         drawn,

@@ -53,11 +53,12 @@ def replica_devices(
         return _of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
     machine = machine_of(frameworks(), of_all=False, known=known)
     if place is not None:
-        return (asked.of_replica(machine, place.rank, place.size, strict=phase.strict).device,)
+        rank = place.rank if place.local_rank is None else place.local_rank
+        return (asked.of_replica(machine, rank, place.size, strict=phase.strict).device,)
     single = trains and wanted and asked.request.count == 1
     request = with_count(asked.request, wanted) if single and wanted else asked.request
     found = request.resolve(machine, strict=phase.strict).devices
-    if not trains or (accelerator is None and wanted == 1):
+    if not trains or (accelerator is None and wanted == 1) or isinstance(known, InventoryRegistry):
         return found[:1]
     if wanted not in (None, len(found)):
         raise ConfigError(
@@ -141,6 +142,10 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
                 f"node {each.node!r} {_APART[each.reason]} {each.device}",
                 f"let it go with the phase, or {one_device}",
             )
+    if any(
+        segment.precision is not None and segment.precision.loss_scale is not None for segment in resolution.segments
+    ):
+        yield "its losses are scaled for float16", f"write precision='bf16-mixed', or {one_device}"
     if len(resolution.segments) > 1:
         frameworks = ", ".join(dict.fromkeys(backend.framework for backend in resolution.backends))
         yield (

@@ -11,18 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter.loss_weights import weight_inputs
-from anyaccel.backend import Program
+from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
-from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.replica_share import BatchShare
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.replica_checks import check_shareable, check_weights
+from anyaccel.phases.sharding import is_sharded, offloads
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched, ReplicaGroup, Replicate, launched
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
+from anyaccel.segment import Segment
 
 Sums = dict[str, tuple[float, float]]
 
@@ -34,9 +36,23 @@ class ReplicatedTraining:
         label: of the phase.
         place: which replica this process is, and of how many.
         groups: for each framework of the graph.
+        sharded: whether parameters are divided among the replicas.
+        offload: whether these rest in host memory.
+        sync_batchnorm: whether layers normalize by the rows of all replicas.
     """
 
-    def __init__(self, label: str, place: Launched, groups: Mapping[str, ReplicaGroup]) -> None:
+    def __init__(
+        self,
+        label: str,
+        place: Launched,
+        groups: Mapping[str, ReplicaGroup],
+        *,
+        sharded: bool = False,
+        offload: bool = False,
+        sync_batchnorm: bool = False,
+    ) -> None:
+        self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
+        self._built: list[tuple[str, Program]] = []
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
         self.rank, self.size = place.rank, place.size
@@ -44,6 +60,33 @@ class ReplicatedTraining:
         self._epoch, self._step = -1, 0
         self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
         self._source, self._accumulate = "", 1
+
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        """The program of a segment, with what it trains divided among the replicas if that is asked for."""
+        group = self._groups.get(backend.framework)
+        if group is None:  # an evaluation, which needs one to gather by
+            return backend.build(segment)
+        if self.sharded:
+            assert isinstance(backend, ShardParameters)
+            with self._telling_where():
+                program = backend.build_sharded(segment, group, offload=self._offload)
+            self._built.append((backend.framework, program))
+        else:
+            program = backend.build(segment)
+        if self._sync_batchnorm:
+            group.sync_batch_statistics(program)
+        return program
+
+    def abandon(self) -> None:
+        """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+        for framework, program in self._built:
+            self._groups[framework].abandon([program])
+
+    def begin_step(self, sizes: Sequence[int]) -> None:
+        """See `StepReplicas`."""
+        with self._telling_where():
+            for framework, program in self._built:
+                self._groups[framework].begin_step([program], sizes)
 
     def share_batches(self, source: str, accumulate: int) -> BatchShare:
         """The share that this replica takes of the batches of a source, which are then compared in every step.
@@ -129,7 +172,7 @@ class ReplicatedTraining:
         return self._gather(value)[0]
 
     def arrays_of_all(self, own: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
-        """What all replicas give, equally many each, one after the other by rank; None where one gives None."""
+        """What all replicas give, one after the other by rank; None where one gives None."""
         plain = (
             None
             if own is None
@@ -238,7 +281,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         ConfigError: the launcher's variables contradict each other.
         FrameworkError: the replicas cannot be joined.
     """
-    if not isinstance(phase, TrainPhase) or phase.replicas == 1:
+    if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
         return None
     place = launched()
     if place is None:
@@ -249,7 +292,11 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             available=f"{place.size} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
-    _check_shareable(phase, resolution, learners_of(phase, graph))
+    if isinstance(phase, EvalPhase):
+        able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
+        groups = {backend.framework: _joined(backend, place) for backend in able}
+        return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
+    check_shareable(phase, resolution, learners_of(phase, graph))
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if not isinstance(backend, Replicate):
@@ -259,58 +306,26 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
-    _check_weights(phase, resolution, groups)
-    return ReplicatedTraining(phase.label, place, groups)
+    check_weights(phase, resolution, groups)
+    return ReplicatedTraining(
+        phase.label,
+        place,
+        groups,
+        sharded=is_sharded(phase),
+        offload=offloads(phase),
+        sync_batchnorm=phase.sync_batchnorm,
+    )
 
 
 def is_first(phase: Phase) -> bool:
     """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
-    place = launched()
-    return place is None or place.rank == 0 or (isinstance(phase, TrainPhase) and phase.replicas == 1)
+    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
 
 
 def _joined(backend: Any, place: Launched) -> ReplicaGroup:
+    place.export()
     group: ReplicaGroup = backend.replica_group(place.rank, place.size)
     return group
-
-
-def _check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> None:
-    reason = next(_unshareable(phase, resolution, learners), None)
-    if reason is not None:
-        raise PhaseError(
-            f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
-            hint="write replicas=1 to train the whole of it in each process on its own",
-        )
-    check_accumulation(phase.label, phase.losses, replicated=True)
-
-
-def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> Iterator[str]:
-    """What keeps a phase from being shared, in words."""
-    if phase.step is not None:
-        yield "its step is your own"
-    if phase.deterministic:
-        yield "deterministic=True is for replicas on the devices of one process"
-    if learners:
-        yield f"the estimator {learners[0]!r} learns from each batch"
-    yield from _coupled_rows(resolution)
-
-
-def _coupled_rows(resolution: Resolution) -> Iterator[str]:
-    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        for operation in segment.operations:
-            if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):
-                yield f"{why} in node {operation.label!r} mixes the rows of a batch"
-
-
-def _check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
-    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        weighted = next((term.label for term in segment.losses if weight_inputs(term)), None)
-        if weighted is not None and not groups[backend.framework].weighs_losses:
-            raise CapabilityError(
-                f"phase {phase.label!r}: the loss {weighted!r} weighs rows or positions, and replicas of "
-                f"{backend.framework} cannot add up these weights",
-                hint="write replicas=1 to train the whole model in each process on its own, or update the plugin",
-            )
 
 
 def _is_array(value: Any) -> bool:
@@ -318,12 +333,12 @@ def _is_array(value: Any) -> bool:
 
 
 def _as_plain(array: np.ndarray) -> list[Any]:
-    return [array.dtype.str, list(array.shape), array.ravel().tolist()]
+    return [array.dtype.str, list(array.shape), array.tobytes()]
 
 
 def _from_plain(plain: Any) -> np.ndarray:
     dtype, shape, values = plain
-    return np.array(values, dtype).reshape(shape)
+    return np.frombuffer(values, dtype).reshape(shape).copy()
 
 
 def _digest(array: np.ndarray) -> str:

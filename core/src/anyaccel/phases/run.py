@@ -16,6 +16,7 @@ from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
+from anyaccel.precision import LossScaleState
 from anyaccel.printable import printable
 
 
@@ -79,12 +80,14 @@ class Run:
         final_snapshot: what `return_to` was given; None if it was not called.
         final_state: the state of the graph that a run which goes on from a checkpoint returns to, as `return_to` was
             called before it; None otherwise.
+        is_main_process: whether this process shows, tracks and writes the run: of several replicas the first.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
         self.phase = phase
         self.graph = graph
         self.experiment = experiment
+        self.is_main_process = True
         self.plan: Plan | None = None
         self.epoch = 0
         self.step = 0
@@ -127,8 +130,8 @@ class Run:
         """Add an event to the results and the log, and show it in the progress.
 
         Args:
-            kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"`, `"rate"` or
-                `"checkpoint"`.
+            kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"`, `"rate"`, `"checkpoint"` or
+                `"precision"`.
             message: what happened, and why.
             verbose: leave it out of the progress.
         """
@@ -165,6 +168,12 @@ class Run:
         if self._pipeline is not None:
             self._pipeline.sync_values()
         return node.model
+
+    @property
+    def loss_scale(self) -> LossScaleState | None:
+        """Where the loss scale stands, waiting for the steps so far; None where losses are not scaled."""
+        scaling = None if self._pipeline is None else self._pipeline.loss_scaling
+        return None if scaling is None else scaling.state
 
     def attach(self, pipeline: Pipeline | None) -> None:
         """Set the programs of this run; None drops them and everything the run holds on devices."""

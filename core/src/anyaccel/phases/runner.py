@@ -20,7 +20,7 @@ from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_t
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.evaluation import Evaluation, EvaluationExchange
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -42,6 +42,7 @@ from anyaccel.phases.progress import Progress
 from anyaccel.phases.replica_devices import check_replicable, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
+from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
@@ -67,7 +68,8 @@ def execute(
         AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
     """
     with interrupts.deferred():
-        shown = (progress if progress is not None and is_first(run.phase) else Progress()).begin(run.phase.label)
+        run.is_main_process = is_first(run.phase)
+        shown = (progress if progress is not None and run.is_main_process else Progress()).begin(run.phase.label)
         run.heard = shown.event
         try:
             hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
@@ -129,12 +131,13 @@ class _PhaseExecution:
         self._nan_in_data = False
         self._resume = resume
         self._checkpointer: Checkpointer | None = None
+        self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
         self._hooks.call("phase_start", phase=phase, run=self._run)
         learners = learners_of(phase, graph)
-        callbacks, writes = self._hooks.callbacks, is_first(phase)
+        callbacks, writes = self._hooks.callbacks, self._run.is_main_process
         self._checkpointer = checkpointer_for(self._run, callbacks, self._resume, learners, writes=writes)
         if not isinstance(phase, FitPhase):
             return self._round()
@@ -152,13 +155,17 @@ class _PhaseExecution:
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
             check_replicable(phase, resolution, learners_of(phase, graph))
+            check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
+        self._settings.close()
+        for backend, value in resolution.matmul_precisions:
+            self._settings.enter_context(backend.matmul_precision(value))
         own = parts[0]
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
-        shares = replica_notes(phase, run.plan, own.factory.batch_size)
+        shares = (*replica_notes(phase, run.plan, own.factory.batch_size), *sharding_notes(phase, resolution))
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
         after = final_devices(phase, plan)
         memory_sharing.share(plan)
@@ -173,7 +180,8 @@ class _PhaseExecution:
         if replicated is not None:
             if self._checkpointer is not None:
                 self._checkpointer.join(replicated)
-            replicated.check_alike(graph, own.factory.arrays, when="before the first step")
+            arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
+            replicated.check_alike(graph, arrays, when="before the first step")
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
         pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event, replicated)
@@ -224,7 +232,7 @@ class _PhaseExecution:
     ) -> EvaluationValues | None:
         phase, run = self._phase, self._run
         evaluations = [
-            self._evaluation(pipeline, part, policy, learners, value_names)
+            self._evaluation(pipeline, part, policy, learners, value_names, replicated if part.is_shared else None)
             for part, policy in zip(parts, self._policies, strict=True)
             if not isinstance(part.part, TrainPhase)
         ]
@@ -260,6 +268,7 @@ class _PhaseExecution:
         policy: OutOfMemoryRecovery,
         learners: HostLearners,
         value_names: Mapping[str, Sequence[str]],
+        replicated: ReplicatedTraining | None,
     ) -> Evaluation:
         phase, graph = part.part, self._graph
         keep: Sequence[str] = ()
@@ -276,6 +285,9 @@ class _PhaseExecution:
             keep=keep,
             value_names=value_names,
             learners=learners,
+            exchange=None
+            if replicated is None
+            else EvaluationExchange(total=replicated.total, gather=replicated.arrays_of_all),
         )
 
     def end(self, interrupt: BaseException | None = None) -> None:
@@ -286,7 +298,8 @@ class _PhaseExecution:
         if run.error is None:
             run.error = interrupt
         try:
-            self._release()
+            with self._settings:
+                self._release()
         except BaseException as failure:
             if run.error is None:
                 run.error = failure
@@ -365,7 +378,7 @@ def _build(
             segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
-            program = _program(backend, segment, resolution.plan, phase)
+            program = _program(backend, segment, resolution.plan, phase, replicated)
             stages.append(PipelineStage(segment, backend, program, has_gradient))
     except BaseException:
         Pipeline(stages).close({})
@@ -375,7 +388,11 @@ def _build(
     return Pipeline(stages, learners or None, log_event, own_step, replicated)
 
 
-def _program(backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase) -> Program:
+def _program(
+    backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase, replicated: ReplicatedTraining | None
+) -> Program:
+    if replicated is not None:
+        return replicated.build(segment, backend)
     deterministic = isinstance(phase, TrainPhase) and phase.deterministic
     if not (plan.replicas or deterministic):
         return backend.build(segment)

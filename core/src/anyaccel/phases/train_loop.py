@@ -32,6 +32,11 @@ from anyaccel.phases.step_pacing import PendingCalls, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 
+_LOST = (
+    "parameters were divided among replicas, and this one does not gather them after an error: those of its models are "
+    "NaN, unless they were read since the last step; go on from a checkpoint"
+)
+
 
 class TrainLoop:
     """The loop of one TrainPhase.
@@ -70,8 +75,10 @@ class TrainLoop:
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._replicated = replicated
+        self._sharded = replicated is not None and replicated.sharded
         shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
-        self._mean_check = MeanCheck(phase, replicated=shares) if phase.accumulate > 1 or shares else None
+        checked = (phase.accumulate > 1 or shares) and not self._sharded
+        self._mean_check = MeanCheck(phase, replicated=shares) if checked else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(hooks.max_call_steps)
         self._unheard: list[Losses] = []  # of the steps since somebody listened
@@ -123,6 +130,10 @@ class TrainLoop:
                 self._checkpointer.end()
             self._run.finalize()
         except BaseException as error:
+            if self._replicated is not None:
+                self._replicated.abandon()
+            if self._sharded:
+                error.add_note(_LOST)
             self._write_last(error)
             raise
         finally:
@@ -135,6 +146,8 @@ class TrainLoop:
         resumed = self._resumed = self._checkpointer.resumed if self._checkpointer is not None else None
         if self._checkpointer is not None and resumed is not None:
             self._checkpointer.restore_run()
+            if resumed.loss_scale is not None and self._pipeline.loss_scaling is not None:
+                self._pipeline.loss_scaling.load(resumed.loss_scale)
             self._steps_before = sum(epoch.steps for epoch in resumed.history) + resumed.step
             for epoch in resumed.history:
                 self._progress.advance(epoch.steps)
@@ -171,7 +184,11 @@ class TrainLoop:
         if resumed is not None and self._checkpointer is not None:
             self._losses.go_on_after(resumed.losses)
             self._checkpointer.restore_random(self._pipeline)
+        scaling = self._pipeline.loss_scaling
+        skipped = 0 if scaling is None else scaling.state.skipped
         losses, n_steps = self._train(number, self._losses)
+        if scaling is not None and scaling.state.skipped > skipped:
+            self._tell_skipped(scaling.state.skipped - skipped, n_steps, scaling.scale)
         seconds = time.perf_counter() - began
         if self._checkpointer is not None:
             self._checkpointer.epoch_ends()
@@ -187,6 +204,13 @@ class TrainLoop:
         self._losses = None
         if self._checkpointer is not None:
             self._checkpointer.after_epoch()
+
+    def _tell_skipped(self, n_skipped: int, n_steps: int, scale: float) -> None:
+        self._run.log_event(
+            "precision",
+            f"{n_skipped} of {n_steps} steps were skipped, as gradients were not finite; losses are now scaled by "
+            f"{scale:g}",
+        )
 
     def _record_of(self, number: int, figures: dict[str, float], n_steps: int, seconds: float) -> Epoch:
         if self._phase.step is not None:
@@ -227,7 +251,8 @@ class TrainLoop:
         """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
         run = self._run
         self._unheard = []
-        self._snapshots.begin_epoch(run.step)
+        if not self._sharded:  # nobody goes back alone, and a copy takes room
+            self._snapshots.begin_epoch(run.step)
         while True:
             means = self._attempt(number, losses)
             if not isinstance(means, OutOfMemoryError):
@@ -257,6 +282,8 @@ class TrainLoop:
 
     def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
         """An error within a call: count the steps that are done, or go back if one failed or may be done by half."""
+        if self._replicated is not None:
+            self._replicated.abandon()
         rescued = self._snapshots.rescue(losses)
         if rescued is not None:
             self._run.step, self._uncounted = rescued, 0

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler
-from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.errors import ConfigError, PhaseError, SpecError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback
@@ -24,9 +24,11 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
+from anyaccel.precision import LossScale
 
 MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
+SHARDING = ("full", "full offload")
 
 
 class TrainPhase(Phase):
@@ -70,6 +72,12 @@ class TrainPhase(Phase):
         per_replica: whether the batch sizes of `sampler` count the rows of each replica, rather than those of all.
         deterministic: whether losses and values are the same, to the last bit, for 1 to 8 replicas. Each batch is cut
             into 8 shards whatever their number, whose gradients are added in one order; that takes more time.
+        loss_scale: by what losses are multiplied where nodes are computed in fp16-mixed: a LossScale, or its initial
+            factor; by default that of `torch.amp.GradScaler`.
+        sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
+            block while it is computed; `"full offload"` keeps them in host memory. None: each replica has all of them.
+        sync_batchnorm: whether batch normalization takes the mean and variance of the rows of all replicas, as in one
+            process. Without, a model that has some is refused by several replicas.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its
             process killed, is written into it. Not with estimators that learn, which only pickle could write.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
@@ -86,6 +94,12 @@ class TrainPhase(Phase):
         residency: `"resident"` keeps all rows on the devices; `"streamed"` keeps them in host memory and copies them
             ahead of the compute; `"auto"` decides by free memory, and logs it in `results.events`. All give the same
             numbers.
+        precision: in which nodes without one of their own are computed: `"float32"`, `"bf16-mixed"`, `"fp16-mixed"`
+            (with scaled losses in training), `"bf16"` or `"float64"`; None for the dtypes of the models. Parameters and
+            what goes from node to node keep their dtypes.
+        matmul_precision: the framework's own setting for matrix products while the phase runs: `"highest"`, `"high"` or
+            `"medium"` (torch), those of `jax.default_matmul_precision`, or whether TensorFlow uses TF32, True or False;
+            a dict by framework where there are several.
     """
 
     kind = "train"
@@ -115,8 +129,8 @@ class TrainPhase(Phase):
         "val": "write validation='val', a split",
         "gradient_accumulation_steps": "write accumulate=4",
         "accumulate_grad_batches": "write accumulate=4",
-        "precision": "there is no mixed precision; give the model the dtype that it is to have",
-        "mixed_precision": "there is no mixed precision; give the model the dtype that it is to have",
+        "mixed_precision": "write precision='bf16-mixed'",
+        "amp": "write precision='bf16-mixed'",
         "model": "the model is in the graph: ModelGraph([ModelNode('net', model, data.reference())], 'adam')",
         "metrics": "metrics belong to the validation: validation=EvalPhase(..., metrics=[...])",
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
@@ -141,6 +155,9 @@ class TrainPhase(Phase):
         replicas: int | None = None,
         per_replica: bool = False,
         deterministic: bool = False,
+        loss_scale: LossScale | float | None = None,
+        sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -149,6 +166,8 @@ class TrainPhase(Phase):
         final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
+        precision: str | None = None,
+        matmul_precision: Any = None,
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
         self.schedule = schedule
@@ -164,9 +183,13 @@ class TrainPhase(Phase):
         where = f"phase {label!r}: "
         self.per_replica = arguments.flag(PhaseError, where, "per_replica", per_replica)
         self.deterministic = arguments.flag(PhaseError, where, "deterministic", deterministic)
+        self.loss_scale = _loss_scale_of(label, loss_scale)
+        self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
+        self.sync_batchnorm = _flag(label, "sync_batchnorm", sync_batchnorm)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
+        running |= {"precision": precision, "matmul_precision": matmul_precision}
         super().__init__(label, data=data, losses=losses, **placing, **running)
 
     @classmethod
@@ -189,6 +212,9 @@ class TrainPhase(Phase):
         replicas: int | None = None,
         per_replica: bool = False,
         deterministic: bool = False,
+        loss_scale: LossScale | float | None = None,
+        sharding: str | None = None,
+        sync_batchnorm: bool = False,
         checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         accelerator: Any = None,
         strict: bool = False,
@@ -197,6 +223,8 @@ class TrainPhase(Phase):
         final_device: Any = None,
         compile: str = "auto",
         residency: str = "auto",
+        precision: str | None = None,
+        matmul_precision: Any = None,
     ) -> Self:
         """A TrainPhase over the split of this name, in every feature set that the graph uses.
 
@@ -206,11 +234,13 @@ class TrainPhase(Phase):
         """
         drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
-        sharing: Any = {"replicas": replicas, "per_replica": per_replica, "deterministic": deterministic}
-        own: Any = {**sharing, "checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
+        sharing: Any = {"replicas": replicas, "sharding": sharding, "sync_batchnorm": sync_batchnorm}
+        sharing |= {"loss_scale": loss_scale, "per_replica": per_replica, "deterministic": deterministic}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        settings: Any = {**drawing, **checking, **own, **placing, **running, "microbatching": microbatching}
+        running |= {"precision": precision, "matmul_precision": matmul_precision}
+        settings: Any = {**drawing, **checking, **own, **sharing, **placing, **running, "microbatching": microbatching}
         return cls(label, data=split_name(label, split), losses=losses, **settings)
 
     def _check(self) -> None:
@@ -236,6 +266,13 @@ class TrainPhase(Phase):
                     available=", ".join(trained.label for trained in self.losses),
                     hint="leave losses out of the validation, or run a separate EvalPhase after training",
                 )
+        for name in ("precision", "matmul_precision"):
+            own, given = getattr(self, name), getattr(self.validation, name)
+            if given not in (None, own):
+                raise PhaseError(
+                    f"phase {self.label!r} trains with {name}={own!r} but validates with {given!r}",
+                    hint=f"leave {name} out of the validation: it is computed as the training is",
+                )
         if self.validation.accelerator not in (None, self.accelerator):
             raise PhaseError(
                 f"phase {self.label!r} trains on {self.accelerator or 'cpu:0'} but validates on "
@@ -253,6 +290,12 @@ class TrainPhase(Phase):
             raise PhaseError(
                 f"phase {self.label!r} has losses and a step of its own, which computes its losses itself",
                 hint="leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])",
+            )
+        if self.precision is not None:
+            raise PhaseError(
+                f"phase {self.label!r} has precision={self.precision!r} and a step of its own, which is computed as it "
+                "says itself",
+                hint="leave precision out, and cast in the step, as by the framework's own autocast",
             )
         if self.accumulate > 1:
             raise PhaseError(
@@ -287,15 +330,20 @@ class TrainPhase(Phase):
             "replicas": self.replicas,
             "per_replica": self.per_replica,
             "deterministic": self.deterministic,
+            "sharding": self.sharding,
+            "sync_batchnorm": self.sync_batchnorm,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
+            **({} if self.loss_scale == LossScale() else {"loss_scale": self.loss_scale.get_config()}),
         }
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """See Phase."""
         validation, checkpoint = settings.get("validation"), settings.get("checkpoint")
+        scale = settings.get("loss_scale")
         return {
             **settings,
+            **({"loss_scale": LossScale.from_config(scale)} if isinstance(scale, Mapping) else {}),
             "sampler": samplers_from(settings.get("sampler", {})),
             "validation": None if validation is None else Phase.from_config(validation),
             "checkpoint": Checkpoint(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint,
@@ -318,6 +366,23 @@ def _checkpoint_of(label: str, given: Any) -> Checkpoint | None:
         return Checkpoint(given)
     problem = f"phase {label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(given)}"
     raise PhaseError(problem, hint="write checkpoint=Checkpoint('runs/a')")
+
+
+def _loss_scale_of(label: str, given: Any) -> LossScale:
+    if given is None or isinstance(given, LossScale):
+        return given or LossScale()
+    try:
+        return LossScale(given)
+    except SpecError:
+        problem = f"phase {label!r}: loss_scale must be a LossScale or a positive number, got {shown(given)}"
+        raise PhaseError(problem, hint="write loss_scale=LossScale(initial=1024.0)") from None
+
+
+def _flag(label: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        problem = f"phase {label!r}: {name} must be True or False, got {shown(value)}"
+        raise PhaseError(problem, hint=f"write {name}=True")
+    return value
 
 
 def _count(label: str, name: str, value: Any, least: int) -> int:

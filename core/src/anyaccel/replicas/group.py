@@ -74,6 +74,22 @@ class ReplicaGroup(ABC):
         """
         raise NotImplementedError
 
+    def sync_batch_statistics(self, program: Program) -> None:
+        """Let its layers normalize by the rows of all replicas in training, until the program is closed.
+
+        Called only where `Replicate.unsynchronizable` gave nothing for its models.
+        """
+        raise NotImplementedError
+
+    def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
+        """A step begins, of which this replica computes parts of so many rows, one after the other.
+
+        Needed where parameters are divided: there the gradients of each part are summed over all replicas at once.
+        """
+
+    def abandon(self, programs: Sequence[Program]) -> None:
+        """This replica has failed, and the others may wait elsewhere: from now on nothing is exchanged."""
+
 
 class Replicate(ABC):
     """Capability `replicate`: programs of this backend can be replicas of each other in several processes."""
@@ -89,3 +105,7 @@ class Replicate(ABC):
         Raises:
             FrameworkError: the replicas cannot be joined.
         """
+
+    def unsynchronizable(self, model: Any) -> str:
+        """Name of a layer that mixes the rows of a batch, and cannot do so over all replicas; `""` if there is none."""
+        return type(model).__name__

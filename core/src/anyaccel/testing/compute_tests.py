@@ -9,6 +9,7 @@ from anyaccel.testing.missing_input_tests import MissingInputTests
 from anyaccel.testing.model_tests import ModelTests
 from anyaccel.testing.own_step_tests import OwnStepTests
 from anyaccel.testing.parameter_group_tests import ParameterGroupTests
+from anyaccel.testing.precision_tests import PrecisionTests
 from anyaccel.testing.program_tests import ProgramTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests
@@ -28,6 +29,7 @@ class ComputeTests(
     WeightedLossTests,
     ParameterGroupTests,
     OwnStepTests,
+    PrecisionTests,
     WeightFileTests,
     DeviceReplicaTests,
 ):

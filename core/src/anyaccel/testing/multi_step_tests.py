@@ -22,6 +22,7 @@ from anyaccel.testing.compile_tests import (
     run_steps,
 )
 from anyaccel.testing.harness import Array, Harness, assert_close
+from anyaccel.testing.precision_tests import ScaledStepTests
 from anyaccel.testing.segment_tests import shared_model_segment, squared_norm
 
 Make = Callable[[], Any]
@@ -56,7 +57,7 @@ def from_one_state(
     return results
 
 
-class MultiStepTests(CompileTests, MicrobatchTests):
+class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
     """Everything that `MultiStepProgram` promises."""
 
     capability = "multi_step"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
+from anyaccel.device import Device
+from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.array_trees import keras_backend
@@ -25,12 +28,19 @@ if TYPE_CHECKING:
 DONATED_BYTES = 256 * 2**20
 
 
-class JaxCompute(JaxPlacement, KeywordCompute):
+class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision):
     """Computes this package's models, modules of Flax (Linen and NNX) and Equinox, and of Keras where it runs on JAX.
 
     They return an array, or a tuple, list or dict of arrays.
     """
 
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    matmul_precisions: ClassVar[tuple[Any, ...]] = (
+        *("default", "high", "highest", "bfloat16", "tensorfloat32", "float32"),
+        *("ANY_F8_ANY_F8_F32", "ANY_F8_ANY_F8_F32_FAST_ACCUM", "ANY_F8_ANY_F8_ANY", "F16_F16_F16", "F16_F16_F32"),
+        *("BF16_BF16_BF16", "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"),
+        *("TF32_TF32_F32", "TF32_TF32_F32_X3", "F32_F32_F32", "F64_F64_F64"),
+    )
     parameter_groups = True
     own_steps = True
 
@@ -55,6 +65,25 @@ class JaxCompute(JaxPlacement, KeywordCompute):
     def untrainable_reason(self, model: Any) -> str:
         """As `Compute.untrainable_reason`, for models of Keras."""
         return self._model(model).untrainable_reason
+
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """As `ComputesPrecision.precision_reason`: float64 is a setting of JAX, and Keras has policies of its own."""
+        import jax
+
+        if precision == "float64" and jax.dtypes.canonicalize_dtype("float64") != "float64":
+            return "JAX has float64 only after jax.config.update('jax_enable_x64', True)"
+        return self._model(model).precision_reason(precision)
+
+    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
+        """As `ComputesPrecision.matmul_precision`: `jax.default_matmul_precision`."""
+        import jax
+
+        context: AbstractContextManager[Any] = jax.default_matmul_precision(value)
+        return context
+
+    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
+        """As `ComputesPrecision.remat_blocks`: `jax.checkpoint` of the whole model, which has no parts by name."""
+        return ("",) if remat == "blocks" else ()
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,10 @@ import numpy as np
 from anyaccel.adapter import LossFunction, StepFunction, StepLoop, TracedOps, UpdateRule
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
+from anyaccel.adapter.precision_casts import apply_in_precision
 from anyaccel.device import Device
 from anyaccel.errors import StateError
+from anyaccel.precision import NodePrecision
 from anyaccel.segment import NodeState
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_jax.error_translation import translate_errors, with_translated_errors
@@ -29,6 +31,15 @@ from anyaccel_jax.step_loop import compile_loop
 OutputsAndBuffers = tuple[tuple[Any, ...], Mapping[str, Any] | None]
 
 _KEY_IMPLEMENTATION = "threefry2x32"  # whatever the user's default is
+
+
+class _Way(NamedTuple):
+    """How a model is applied, besides to what."""
+
+    train: bool
+    layout: CallLayout
+    precision: NodePrecision | None
+    remat: str
 
 
 @partial(jax.jit, static_argnums=2)
@@ -62,7 +73,7 @@ class JaxOps(TracedOps):
         self._move_array = move_array
         self._keeps_models = keeps_models
         self._models: dict[int, Model] = {}
-        self._compiled: dict[tuple[int, bool, CallLayout], Any] = {}
+        self._compiled: dict[tuple[int, _Way], Any] = {}
 
     def model(self, model: Any) -> Model:
         """A model as a pure function."""
@@ -133,13 +144,16 @@ class JaxOps(TracedOps):
         train: bool,
         key: Any,
         layout: CallLayout = POSITIONAL,
+        precision: NodePrecision | None = None,
+        remat: str = "",
     ) -> OutputsAndBuffers:
         """`Model.apply`, compiled by itself: a segment on several devices is not compiled as a whole."""
+        way = _Way(train, layout, precision, remat)
         if self.eager:
-            return _apply(self.model(model), train, layout, parameters, buffers, inputs, key)
-        known = id(model), train, layout
+            return _apply(self.model(model), way, parameters, buffers, inputs, key)
+        known = id(model), way
         if known not in self._compiled:
-            self._compiled[known] = jax.jit(partial(_apply_referenced, weakref.ref(model), train, layout))
+            self._compiled[known] = jax.jit(partial(_apply_referenced, weakref.ref(model), way))
         result: OutputsAndBuffers = self._compiled[known](dict(parameters), dict(buffers), inputs, key)
         return result
 
@@ -150,9 +164,10 @@ class JaxOps(TracedOps):
         buffers: Mapping[str, Any],
         inputs: tuple[Any, ...],
         layout: Any = POSITIONAL,
+        precision: NodePrecision | None = None,
     ) -> tuple[Any, ...]:
         """In evaluation mode; random numbers, if any, are the same in every call."""
-        return self.apply(model, parameters, buffers, inputs, False, self.key(0), layout)[0]
+        return self.apply(model, parameters, buffers, inputs, False, self.key(0), layout, precision)[0]
 
     # -- functions -------------------------------------------------------------------------------------------------
 
@@ -280,17 +295,31 @@ def _lost_values(model: Any) -> StateError:
     )
 
 
-def _apply(
-    model: Model, train: bool, layout: CallLayout, parameters: Any, buffers: Any, inputs: Any, key: Any
-) -> OutputsAndBuffers:
-    return model.apply(parameters, buffers, inputs, train, _wrap_key(key), layout)
+_CASTING = JaxOps(lambda array, device: array, keeps_models=False)
+
+
+def _apply(model: Model, way: _Way, parameters: Any, buffers: Any, inputs: Any, key: Any) -> OutputsAndBuffers:
+    def apply(parameters: Any, buffers: Any, inputs: Any) -> OutputsAndBuffers:
+        return model.apply(parameters, buffers, inputs, way.train, _wrap_key(key), way.layout)
+
+    def apply_precisely(parameters: Any, buffers: Any, inputs: Any) -> OutputsAndBuffers:
+        if way.precision is None:
+            return apply(parameters, buffers, inputs)
+        dtype, scope = getattr(jnp, way.precision.dtype), model.computing_in(way.precision)
+        return apply_in_precision(_CASTING, way.precision, dtype, apply, parameters, buffers, inputs, scope)
+
+    if not way.remat:
+        return apply_precisely(parameters, buffers, inputs)
+    again: Any = jax.checkpoint(apply_precisely)
+    result: OutputsAndBuffers = again(dict(parameters), dict(buffers), tuple(inputs))
+    return result
 
 
 def _apply_referenced(
-    reference: Any, train: bool, layout: CallLayout, parameters: Any, buffers: Any, inputs: Any, key: Any
+    reference: Any, way: _Way, parameters: Any, buffers: Any, inputs: Any, key: Any
 ) -> OutputsAndBuffers:
     """With a weak reference to the model, which exists while functions are traced."""
-    return _apply(as_model(reference()), train, layout, parameters, buffers, inputs, key)
+    return _apply(as_model(reference()), way, parameters, buffers, inputs, key)
 
 
 def _wrap_key(key: Any) -> Any:

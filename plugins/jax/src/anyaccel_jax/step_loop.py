@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anyaccel.adapter import StepFunction, StepLoop
+from anyaccel.adapter.loss_scaling import steps_behind
 from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
 from anyaccel_jax.transfers import single_device
 
@@ -148,7 +149,8 @@ def _run_single(
         first: those of the first step of the call.
         results: of the steps before it.
     """
-    state, result = body(state, rest, _row(table, numbers, 0))
+    behind = steps_behind(state, _as_integer)
+    state, result = body(state, rest, _row(table, numbers, 0, behind))
     return state, results.at[numbers[2] - first[2]].set(result), _advance(numbers, jnp.int32(1))
 
 
@@ -168,7 +170,8 @@ def _run_loop(
 
         def run_step(i: Any, carried: Any) -> Any:
             state, results = carried
-            state, result = step(state, block, {**_row(table, numbers, done + i), "start": start + i * batch_size})
+            row = _row(table, numbers, done + i, steps_behind(state, _as_integer))
+            state, result = step(state, block, {**row, "start": start + i * batch_size})
             return state, results.at[done + i].set(result)
 
         size = jnp.minimum(n_gathered, count - done)
@@ -179,10 +182,14 @@ def _run_loop(
     return unflatten(state), results, _advance(numbers, count)
 
 
-def _row(table: Any, numbers: Any, i: Any) -> dict[str, Any]:
-    """The scalars of the i-th step of a call, as of `StepCursor.scalars`."""
+def _as_integer(number: Any) -> Any:
+    return number.astype(jnp.int32)
+
+
+def _row(table: Any, numbers: Any, i: Any, behind: Any = 0) -> dict[str, Any]:
+    """The scalars of the i-th step of a call, as of `StepCursor.scalars`; optimizers are so many steps `behind`."""
     start, draw, begin, batch_size, draws_per_step = numbers
-    coefficients = jax.tree.map(lambda column: column[begin + i], table)
+    coefficients = jax.tree.map(lambda column: column[begin + i - behind], table)
     return {"start": start + i * batch_size, "draw": draw + i * draws_per_step, "coefficients": coefficients}
 
 

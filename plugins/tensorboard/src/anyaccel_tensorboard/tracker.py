@@ -21,11 +21,13 @@ class RunTracker:
         self._loggers: dict[Any, RunLogger] = {}
 
     def start(self, run: Any, folder: Path) -> None:
-        """Open an event file for a run below `folder`, and write its settings.
+        """Open an event file for a run below `folder`, and write its settings; of several replicas the first alone.
 
         Raises:
             PhaseError: the folder cannot be written, or this tracker logs the run already.
         """
+        if not run.is_main_process:
+            return
         from anyaccel_tensorboard.run_logger import RunLogger
 
         if run in self._loggers:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,20 +13,47 @@ from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
+from anyaccel.device import Device
+from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import OPTIMIZERS, Loss, Optimizer
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
-class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
+class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision):
     """Computes Keras models and layers, and callable tf.Modules, that return tensors: one, or a tuple, list or dict.
 
     Losses that a Keras model adds itself (regularizers, `add_loss`) enter its gradients with weight 1, as in Keras; the
     losses that a phase reports do not contain them.
     """
 
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    matmul_precisions: ClassVar[tuple[Any, ...]] = (True, False)
     parameter_groups = True
     own_steps = True
+
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """As `ComputesPrecision.precision_reason`: layers of Keras have policies, variables of modules their dtypes."""
+        from anyaccel_tensorflow.functional_call import AssigningCall, StatelessCall, functional_call
+        from anyaccel_tensorflow.variables import keras
+
+        call = functional_call(model)
+        if isinstance(call, AssigningCall) and precision != self.dtype_of(model):
+            return f"the variables of a {type(model).__name__} keep their dtype; models of Keras have dtype policies"
+        return keras().precision_reason(model, precision) if isinstance(call, StatelessCall) else ""
+
+    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
+        """As `ComputesPrecision.matmul_precision`: whether TF32 is used."""
+        from anyaccel_tensorflow.runtime_config import tensor_float_32
+
+        return tensor_float_32(value)
+
+    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
+        """As `ComputesPrecision.remat_blocks`: `tf.recompute_grad` of the whole model."""
+        from anyaccel_tensorflow.functional_call import AssigningCall, functional_call
+
+        is_function = not isinstance(functional_call(model), AssigningCall)
+        return ("",) if remat == "blocks" and is_function else ()
 
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""

@@ -24,6 +24,7 @@ from anyaccel.adapter import (
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
 from anyaccel.device import Device
+from anyaccel.precision import NodePrecision
 from anyaccel.segment import Segment
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_tensorflow import host_transfer, numpy_namespace, variables
@@ -33,6 +34,7 @@ from anyaccel_tensorflow.device_scope import call_on_device, move_or_trace, on_d
 from anyaccel_tensorflow.functional_call import FunctionalCall, functional_call
 from anyaccel_tensorflow.losses import scalar_loss
 from anyaccel_tensorflow.object_location import is_first_cpu
+from anyaccel_tensorflow.precise_call import InPrecision, Recomputed
 from anyaccel_tensorflow.stateless_rng import fold_in, key_of
 from anyaccel_tensorflow.step_loop import compile_loop
 from anyaccel_tensorflow.tf_functions import compiled
@@ -152,11 +154,20 @@ class TensorFlowOps(TracedOps):
         train: bool,
         key: Any,
         layout: CallLayout = POSITIONAL,
+        precision: NodePrecision | None = None,
+        remat: str = "",
     ) -> tuple[tuple[Any, ...], Mapping[str, Any] | None]:
         """The model's outputs, and its buffers afterwards in training."""
-        call = self._call(model)
+        call: Any = self._call(model)
+        if precision is not None:
+            call = InPrecision(self, call, precision)
+        if remat:
+            call = Recomputed(call)
         if not self.uses_several_devices:
-            return call(parameters, buffers, inputs, train, key, layout)
+            result: tuple[tuple[Any, ...], Mapping[str, Any] | None] = call(
+                parameters, buffers, inputs, train, key, layout
+            )
+            return result
         return call_on_device(call, self._devices[id(model)], parameters, buffers, inputs, train, key, layout)
 
     def call(
@@ -166,9 +177,10 @@ class TensorFlowOps(TracedOps):
         buffers: Mapping[str, Any],
         inputs: tuple[Any, ...],
         layout: Any = POSITIONAL,
+        precision: NodePrecision | None = None,
     ) -> tuple[Any, ...]:
         """The model's outputs in evaluation mode."""
-        return self.apply(model, parameters, buffers, inputs, False, None, layout)[0]
+        return self.apply(model, parameters, buffers, inputs, False, None, layout, precision)[0]
 
     # -- differentiation and compilation ---------------------------------------------------------------------------
 

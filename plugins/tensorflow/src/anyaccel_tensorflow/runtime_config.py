@@ -7,6 +7,8 @@ can be changed.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -59,3 +61,17 @@ def _is_configured(gpu: Any) -> bool:
 
     parts = tf.config.get_logical_device_configuration(gpu)
     return bool(parts) or tf.config.experimental.get_memory_growth(gpu) is not None
+
+
+@contextmanager
+def tensor_float_32(enabled: bool) -> Iterator[None]:
+    """Inside, products of float32 may be computed in TF32 on GPUs that have it, or may not; then it is as before."""
+    import tensorflow as tf
+
+    setting = tf.config.experimental
+    before = setting.tensor_float_32_execution_enabled()
+    setting.enable_tensor_float_32_execution(enabled)
+    try:
+        yield
+    finally:
+        setting.enable_tensor_float_32_execution(before)

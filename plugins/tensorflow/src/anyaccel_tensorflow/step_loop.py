@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from anyaccel.adapter import StepFunction, StepLoop
+from anyaccel.adapter.loss_scaling import steps_behind
 from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
 from anyaccel_tensorflow.object_location import parse_device_name
 from anyaccel_tensorflow.tf_functions import compiled
@@ -99,12 +100,14 @@ def _run_steps(body: StepFunction, state: Any, rest: Any, table: Any, numbers: A
 
     def step(block: Any, first: Any, i: Any, arrays: Any, results: Any) -> tuple[Any, Any, Any]:
         # A slice would be compiled for each row.
-        coefficients = tf.nest.map_structure(lambda column: tf.gather(column, begin + i), table)
+        held = tf.nest.pack_sequence_as(state, arrays)
+        place = begin + i - steps_behind(held, partial(tf.cast, dtype=tf.int64))
+        coefficients = tf.nest.map_structure(lambda column: tf.gather(column, place), table)
         row = {"start": start + i * batch_size, "draw": draw + i * draws_per_step, "coefficients": coefficients}
         data = rest
         if block_size > 1:
             data, row["start"] = _rows_of_step(block, i - first), tf.zeros_like(start)
-        after, result = flat_body(tf.nest.pack_sequence_as(state, arrays), data, row)
+        after, result = flat_body(held, data, row)
         dtypes[0] = result.dtype
         return i + 1, tf.nest.flatten(after), results.write(tf.cast(i, tf.int32), tf.cast(result, tf.float64))
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
-from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.doctor import Check, HealthChecks, Machine
-from anyaccel.replicas import ReplicaGroup, Replicate
+from anyaccel.program import Program
+from anyaccel.replicas import ReplicaGroup, ShardParameters
+from anyaccel.segment import Segment
 from anyaccel_torch.compute import TorchCompute
 from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
 
 
-class TorchBackend(TorchExchange, TorchCompute, TorchMemory, Replicate, DeviceReplicas, HealthChecks):
+class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, DeviceReplicas, HealthChecks):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
     A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
@@ -51,6 +52,36 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, Replicate, DeviceRe
         if self._replica_group is None:
             self._replica_group = TorchReplicaGroup(rank, size)
         return self._replica_group
+
+    def unsynchronizable(self, model: Any) -> str:
+        """As `Replicate.unsynchronizable`; layers of Keras, or with a forward of their own, cannot."""
+        from anyaccel_torch.module_traits import unsynchronizable
+
+        return unsynchronizable(model)
+
+    def unshardable_reason(self, segment: Segment, *, offload: bool) -> str:
+        """As `ShardParameters.unshardable_reason`."""
+        from anyaccel_torch.sharded_program import unshardable_reason
+
+        if offload and any(operation.device.kind == "cpu" for operation in segment.operations):
+            return "offload, and its nodes are on the CPU, whose memory is the host's"
+        return unshardable_reason(segment)
+
+    def sharded_blocks(self, model: Any) -> Sequence[str]:
+        """As `ShardParameters.sharded_blocks`: the outermost children of ModuleLists and Sequentials."""
+        from anyaccel_torch.sharded_module import blocks_of
+
+        return tuple(blocks_of(model))
+
+    def build_sharded(self, segment: Segment, group: ReplicaGroup, *, offload: bool) -> Program:
+        """As `ShardParameters.build_sharded`, by torch's FSDP2."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from anyaccel_torch.sharded_program import ShardedProgram
+
+        device = next(operation.device for operation in segment.operations if operation.model is not None)
+        mesh = init_device_mesh(self.native_device(device).type, (group.size,))
+        return ShardedProgram(segment, self.native_device, mesh, offload=offload)
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`: what torch was built for, and whether steps can be compiled."""

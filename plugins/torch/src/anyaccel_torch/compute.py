@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path as FilePath
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Program
+from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.install_hints import HINTS
+from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.error_translation import translate_errors
@@ -27,11 +31,13 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles):
+class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
     weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
     safetensors_format: ClassVar[str] = "pt"
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    matmul_precisions: ClassVar[tuple[Any, ...]] = ("highest", "high", "medium")
     keeps_modes = True
     own_steps = True
     parameter_groups = True
@@ -97,6 +103,32 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles):
         reasons = (keras.library().untrainable_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
 
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """As `ComputesPrecision.precision_reason`: dtypes of the device, and what autocast and Keras can do."""
+        from anyaccel_torch.precise_call import precision_reason
+
+        if NodePrecision(precision).dtype in self.unsupported_dtypes:
+            return f"torch has no {NodePrecision(precision).dtype} on {device}"
+        return precision_reason(model, NodePrecision(precision), self.native_device(device))
+
+    @contextmanager
+    def matmul_precision(self, value: Any) -> Iterator[None]:
+        """As `ComputesPrecision.matmul_precision`: `torch.set_float32_matmul_precision`."""
+        import torch
+
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(value)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
+        """As `ComputesPrecision.remat_blocks`: members of lists and sequences of layers, or modules by their names."""
+        from anyaccel_torch.recomputation import parts_to_recompute
+
+        return [part.name for parts in parts_to_recompute(model, remat).values() for part in parts]
+
     def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.data_format`, for single layers and plain sequences of them."""
         from anyaccel_torch.module_traits import data_format
@@ -111,6 +143,18 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles):
         warn_of_activations(keras.library(), segment)
         with translate_errors(f"the program of segment {segment.label!r}, with its optimizer state"):
             return TorchProgram(segment, self.native_device)
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """As `MemoryFigures.buffers`, also those that a state does not have."""
+        return {name: TensorSpec(tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()}
+
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> Mapping[Device, int]:
+        """As `MemoryFigures.step_memory`, over tensors without values. What kernels need besides is not counted."""
+        from anyaccel_torch.step_memory import step_memory
+
+        return step_memory(segment, batch_size, n_microbatches, n_steps)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`; without buffers that the module does not save (`persistent=False`).

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from anyaccel.errors import PhaseError
 from anyaccel_torch.forward_call import share_of_batch
 from anyaccel_torch.forward_plan import Run
+from anyaccel_torch.loss_scaling import LossScaling
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.weighted_losses import divisor
 
@@ -36,6 +37,7 @@ class EagerSteps:
         losses: its losses.
         steppers: one function per parameter group that does an optimizer step.
         trained: parameters whose gradients are cleared after each step.
+        scaling: of the losses; None where they are not scaled.
     """
 
     def __init__(
@@ -45,13 +47,14 @@ class EagerSteps:
         losses: Sequence[BoundLoss],
         steppers: Sequence[Callable[[], None]],
         trained: Sequence[nn.Parameter],
+        scaling: LossScaling | None = None,
     ) -> None:
         self._label, self._runs, self._losses = label, runs, losses
-        self._steppers, self._trained = steppers, trained
+        self._steppers, self._trained, self._scaling = steppers, trained, scaling
 
     def run(self, batches: Iterable[list[Any]]) -> list[Tensor]:
         """One step per batch; the mean losses of all steps, and the weights of those that have some, flat."""
-        runs, steppers, trained = self._runs, self._steppers, self._trained
+        runs, steppers, trained, scaling = self._runs, self._steppers, self._trained, self._scaling
         means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
         weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
         history: list[Tensor] = []
@@ -64,9 +67,10 @@ class EagerSteps:
                 losses.append(mean(values))
             if roots is None:
                 roots, weights = self._roots(losses)
-            backward([losses[i] for i in roots], weights)
-            for step in steppers:
-                step()
+            backward([losses[i] for i in roots], weights if scaling is None else scaling.scaled(weights))
+            if scaling is None or scaling.unscale(trained):
+                for step in steppers:
+                    step()
             for parameter in trained:
                 parameter.grad = None
             history += [loss.detach() for loss in losses]
@@ -101,10 +105,12 @@ class EagerSteps:
                 shares = {i: weigh(microbatch) / divisor(whole[i]) for i, weigh in weighs.items()}
                 if shares:
                     scaled = [self._scaled(losses, i, shares.get(i, share)) for i in roots]
+                scaled = scaled if self._scaling is None else self._scaling.scaled(scaled)
                 torch.autograd.backward([losses[i] for i in roots], scaled)
                 totals = _accumulated(totals, losses, [shares.get(i, share) for i in range(len(losses))])
-            for step in self._steppers:
-                step()
+            if self._scaling is None or self._scaling.unscale(self._trained):
+                for step in self._steppers:
+                    step()
             for parameter in self._trained:
                 parameter.grad = None
             history += [*totals, *whole.values()]

@@ -13,10 +13,13 @@ from anyaccel.adapter.call_layout import POSITIONAL, layout_of
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
+from anyaccel.precision import SegmentPrecision
 from anyaccel.segment import Operation, Segment
 from anyaccel_torch.error_translation import raise_if_device_mismatch
 from anyaccel_torch.forward_call import bind_call, output_tensors
 from anyaccel_torch.module_state import submodules
+from anyaccel_torch.precise_call import bind_precision, casts_everything
+from anyaccel_torch.recomputation import bind_recomputation, parts_to_recompute, recomputed
 
 Run = Callable[[list[Any]], None]
 
@@ -30,6 +33,7 @@ class ForwardPlan:
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.runs: list[Run] = []
+        self._precision: SegmentPrecision = segment.precision or SegmentPrecision()
         self._sources: list[tuple[int, ...]] = []
         self._homes: dict[str, torch.device] = {}
         self._slots: dict[tuple[str, torch.device], int] = {}
@@ -101,10 +105,27 @@ class ForwardPlan:
         """What to call; a model that writes to inputs that others read is called with copies."""
         layouts = layout_of(operation, training=False), layout_of(operation, training=True)
         model = bind_call(operation.model, device, len(operation.inputs), *layouts)
+        model = self._with_precision(operation, model, device)
         if all(self._readers[name] <= 1 for name in operation.inputs):
             return model
         parts = submodules(operation.model) if isinstance(operation.model, torch.nn.Module) else ()
         return _with_copies(model, operation.label, writes=any(getattr(part, "inplace", False) for part in parts))
+
+    def _with_precision(
+        self, operation: Operation, call: Callable[..., Any], device: torch.device
+    ) -> Callable[..., Any]:
+        """The call in its operation's precision, and with parts that are computed again, if any is asked for."""
+        precision, remat = self._precision.of(operation.label), self._precision.remat(operation.label)
+        casts = precision is not None and casts_everything(operation.model, precision)
+        parts = parts_to_recompute(operation.model, remat) if remat and operation.trainable else {}
+        if parts and not casts:
+            call = bind_recomputation(call, parts)
+        if precision is not None:
+            call = bind_precision(operation.model, call, precision, device)
+        if parts and casts:  # the parts would be computed again with tensors that are not cast
+            assert isinstance(operation.model, torch.nn.Module)
+            call = recomputed(call, [operation.model])
+        return call
 
 
 def _with_copies(model: Callable[..., Any], label: str, *, writes: bool) -> Callable[..., Any]:

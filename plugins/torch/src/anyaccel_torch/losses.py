@@ -53,11 +53,14 @@ class BoundLoss:
         self.label, self.weight, self.module, self.slots = term.label, term.weight, module, tuple(slots)
         self.mean, self.sum_and_weight = _named(mean, term, slots), _named(sum_and_weight, term, slots)
 
-    def factor(self, weight: Tensor, scale: Mapping[str, Any] | None) -> Any:
-        """The factor of its sum in the total loss: that of `scale`, else so that its mean counts by its weight."""
+    def factor(self, weight: Tensor, scale: Mapping[str, Any] | None, share: float = 1.0) -> Any:
+        """The factor of its sum in the total loss: that of `scale`, else so that its mean counts by its weight.
+
+        `share` is the part of a step that this is; that of `scale` has it already.
+        """
         if scale is not None and self.label in scale:
             return scale[self.label]
-        return self.weight / (weight if self.total_weight is None else divisor(weight))
+        return self.weight * share / (weight if self.total_weight is None else divisor(weight))
 
 
 def _named(function: Callable[[Values], Result], term: LossTerm, slots: Sequence[int]) -> Callable[[Values], Result]:

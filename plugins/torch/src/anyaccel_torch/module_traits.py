@@ -13,6 +13,7 @@ from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import SequentialCNN
 from anyaccel_torch.module_state import submodules
 from anyaccel_torch.shape_inference import infer_outputs
+from anyaccel_torch.synchronized_norm import is_synchronizable
 from anyaccel_torch.tree_utils import tensors_in
 
 _SPATIAL = (
@@ -65,12 +66,19 @@ def _is_elementwise(layer: nn.Module) -> bool:
 
 def batch_coupling(model: nn.Module) -> str:
     """Name of the first layer that normalizes over the batch in training, or `""`; functions are not seen."""
-    for part in submodules(model):
-        is_torch = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - the base of all of torch's
-        is_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
-        if is_torch or (is_keras and getattr(part, "trainable", True)):
-            return type(part).__name__
-    return ""
+    return next((type(part).__name__ for part in submodules(model) if _couples_rows(part)), "")
+
+
+def unsynchronizable(model: nn.Module) -> str:
+    """Name of the first of these layers that cannot normalize by the rows of all replicas, or `""`."""
+    layers = (part for part in submodules(model) if _couples_rows(part))
+    return next((type(part).__name__ for part in layers if not is_synchronizable(part)), "")
+
+
+def _couples_rows(part: nn.Module) -> bool:
+    is_torch = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - the base of all of torch's
+    is_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
+    return is_torch or (is_keras and getattr(part, "trainable", True))
 
 
 def shares_batches(model: Any) -> bool:

@@ -49,7 +49,9 @@ def create_optimizer(
 
 def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
     # torch's fused SGD leaves most 16-bit parameters on the CPU unchanged (pytorch#191763).
-    if spec.name in ("sgd", "momentum") and any(p.itemsize < 4 and p.device.type == "cpu" for p in parameters):
+    narrow = any(p.itemsize < 4 and p.device.type == "cpu" for p in parameters)
+    divided = any(hasattr(p, "device_mesh") for p in parameters)  # DTensors, for which torch has no fused SGD
+    if spec.name in ("sgd", "momentum") and (narrow or divided):
         return {"foreach": True}
     types = {parameter.device.type for parameter in parameters}
     alike = len(types) == 1 and all(parameter.is_floating_point() for parameter in parameters)

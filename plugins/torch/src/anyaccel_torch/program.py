@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
+from anyaccel.precision import LossScaleState
 from anyaccel.segment import NodeState, Segment
 from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
+from anyaccel_torch.loss_scaling import ScaledProgram, loss_scaling_of
 from anyaccel_torch.losses import bind
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
@@ -39,6 +41,7 @@ from anyaccel_torch.state_guard import (
     TrainingModes,
     seed_generators,
 )
+from anyaccel_torch.synchronized_norm import AllReduce, SynchronizedNorm, is_synchronizable
 from anyaccel_torch.weighted_losses import divisor
 
 Losses = dict[str, tuple[Tensor, Tensor]]
@@ -52,9 +55,10 @@ class Snapshot:
     buffers: BufferSnapshot
     groups: list[GroupSnapshot]
     random: RandomState
+    loss_scale: LossScaleState | None
 
 
-class TorchProgram(MultiStepProgram):
+class TorchProgram(ScaledProgram, MultiStepProgram):
     """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
@@ -73,6 +77,8 @@ class TorchProgram(MultiStepProgram):
     """
 
     supports_microbatching = True
+    is_divided: ClassVar[bool] = False
+    """Whether each replica keeps a part of the parameters, and gradients are those of all replicas."""
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.segment = segment
@@ -98,7 +104,8 @@ class TorchProgram(MultiStepProgram):
         if self._flags is not None:  # without groups, another program may have set the flags: leave them
             self._flags.require_only(self.trained)
         steppers = [group.stepper(clip=True) for group in self._groups]
-        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained)
+        self._scaling = loss_scaling_of(segment)
+        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
         devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices
@@ -106,6 +113,7 @@ class TorchProgram(MultiStepProgram):
         self._guard = InputGuard(segment)
         self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
+        self._norms: list[SynchronizedNorm] = []
 
     def _create_groups(self) -> list[GroupOptimizer]:
         seen: set[int] = set()
@@ -261,7 +269,8 @@ class TorchProgram(MultiStepProgram):
             values = self._compute(given, training=True)
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
-            factors = [loss.factor(losses[loss.label][1], scale) for loss in available]
+            share = self._next_share()
+            factors = [self.scaled(loss.factor(losses[loss.label][1], scale, share)) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
 
@@ -281,7 +290,18 @@ class TorchProgram(MultiStepProgram):
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
         return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
 
-    @torch.no_grad()
+    def synchronize_norms(self, rank: int, size: int, all_reduce: AllReduce) -> None:
+        """Let batch normalization in trained modules take the rows of all replicas, until `close`."""
+        trained = [module for module, is_trained in self._modules.items() if is_trained]
+        layers = dict.fromkeys(part for module in trained for part in submodules(module) if is_synchronizable(part))
+        self._norms += [
+            SynchronizedNorm(layer, rank, size, all_reduce, by_rows=not self.is_divided) for layer in layers
+        ]
+
+    def _next_share(self) -> float:
+        """What part of a step's rows is computed next, where its gradients are summed with those of other parts."""
+        return 1.0
+
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """As `Program.loss_weights`."""
         return {label: divisor(weight) for label, weight in self.summed_weights(inputs).items()}
@@ -359,6 +379,7 @@ class TorchProgram(MultiStepProgram):
                 buffers=BufferSnapshot(self._modules),
                 groups=[group.snapshot() for group in self._groups],
                 random=RandomState(self._devices),
+                loss_scale=None if self._scaling is None else self._scaling.state,
             )
 
     @torch.no_grad()
@@ -372,6 +393,8 @@ class TorchProgram(MultiStepProgram):
             for group, group_snapshot in zip(self._groups, snapshot.groups, strict=True):
                 group.restore(group_snapshot)
             snapshot.random.restore()
+            if snapshot.loss_scale is not None:
+                self.load_loss_scale_state(snapshot.loss_scale)
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """As `Program.optimizer_states`; copies, until `close` has given out the tensors themselves."""
@@ -386,6 +409,8 @@ class TorchProgram(MultiStepProgram):
                 self._flags.restore()
             self._modes.restore()
             self._random.restore()
+            for norm in self._norms:
+                norm.restore()
         return self._final
 
     def _states(self, *, copies: bool) -> dict[str, NodeState]:

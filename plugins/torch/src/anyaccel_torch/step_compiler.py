@@ -20,6 +20,7 @@ from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.optimizers import GroupOptimizer
+from anyaccel_torch.precise_call import casts_everything
 
 if TYPE_CHECKING:
     from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule
@@ -109,6 +110,12 @@ class StepCompiler:
         device = self._compilable_device()
         if self._segment.compile == "off" or device is None:
             devices = ", ".join(sorted(map(str, self._devices)))
+            reason = self._uncompilable()
+            if reason:
+                raise CompileError(
+                    f"training steps of segment {self._segment.label!r} cannot be compiled: {reason}",
+                    hint="leave compile out: they run uncompiled",
+                )
             raise CompileError(
                 f"training steps of segment {self._segment.label!r} cannot be compiled: "
                 f"compile={self._segment.compile!r}, devices: {devices}",
@@ -168,10 +175,24 @@ class StepCompiler:
         """The segment's only device, if steps are compiled for such."""
         trained = any(group.parameters for group in self._groups)
         constrained = any(group.constraints for group in self._groups)
-        if len(self._devices) != 1 or not self._losses or not trained or constrained:
+        if len(self._devices) != 1 or not self._losses or not trained or constrained or self._uncompilable():
             return None
         (device,) = self._devices
         return device if device.type in ("cpu", "cuda") else None
+
+    def _uncompilable(self) -> str:
+        """What a segment's precision asks for that compiled steps do not do; `""` for nothing."""
+        precision = self._segment.precision
+        if precision is None:
+            return ""
+        if precision.loss_scale is not None:
+            return "losses are scaled"
+        if precision.recomputed:
+            return "values are computed again"
+        models = {operation.label: operation.model for operation in self._segment.operations}
+        casts = (label for label, own in precision.precisions if casts_everything(models[label], own))
+        label = next(casts, None)
+        return "" if label is None else f"all tensors of node {label!r} are cast"
 
     def _request(self, device: torch.device) -> CompileRequest:
         from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule

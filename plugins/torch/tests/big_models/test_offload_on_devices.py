@@ -25,6 +25,7 @@ from anyaccel.errors import ConfigError, StateError
 from anyaccel_torch import simulated
 from anyaccel_torch.big_models import (
     cpu_offload,
+    cpu_offload_with_hook,
     disk_offload,
     dispatch_model,
     init_empty_weights,
@@ -366,6 +367,26 @@ def test_recurrent_layers_are_offloaded() -> None:
     x = torch.randn(2, 3, 4)
     with torch.no_grad():
         assert torch.equal(model(x)[0], plain(x.to(ONE))[0].cpu())
+
+
+def test_whole_models_take_turns_and_each_call_moves_its_inputs() -> None:
+    plain = chain(3)
+    one, first = cpu_offload_with_hook(chain(3), ONE)
+    two, second = cpu_offload_with_hook(chain(3), ONE, first)
+    x, nbytes = torch.randn(2, 32), sum(p.nbytes for p in plain.parameters())
+    DEVICES[0].clear()
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(one(x).cpu(), plain(x))  # the second call moves its inputs as well
+        assert nbytes <= DEVICES[0].used < 2 * nbytes
+        assert torch.equal(two(one(x)).cpu(), plain(plain(x)))
+    assert nbytes <= DEVICES[0].used < 2 * nbytes and DEVICES[0].transfers.out.number == 3  # of the results here
+    second.offload()
+    gc.collect()
+    assert DEVICES[0].used == 0
+    assert_same(gradients(one, lambda it: it(x).sum()), gradients(plain, lambda it: it(x).sum()))
+    first.remove()
+    assert torch.equal(one(x), plain(x))
 
 
 # -- disk ------------------------------------------------------------------------------------------------------------

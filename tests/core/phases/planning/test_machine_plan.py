@@ -8,6 +8,7 @@ import pytest
 import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, Optimizer, SequentialCNN, SequentialMLP
 from anyaccel.errors import AnyaccelError, ConfigError
+from anyaccel.phases.planning.replica_figures import with_replicas
 from anyaccel.requests import Inventory, InventoryDevice
 
 GB = 10**9
@@ -80,7 +81,7 @@ def test_a_plan_for_an_invented_machine_is_that_of_a_simulated_one_and_its_memor
         counter = Counter(devices)
         phase = train(**settings, callbacks=[counter])
         here = experiment.plan(phase)
-        assert invented == here and not invented.diff(here) and invented.to_dict() == here.to_dict()
+        assert invented == here and [each.what for each in invented.diff(here)] == ["machine"]
         assert not any(device.peak for device in devices)  # nothing was placed
         results = experiment.run_phase(phase)
         assert results.plan == here
@@ -104,7 +105,7 @@ def test_an_evaluation_has_figures_too():
     phase = aa.EvalPhase("v", data="all", losses=[AppliedLoss("mse", on="net")], accelerator="sim", batch_size=16)
     plan = experiment.plan(phase, inventory="1x sim-1GB")
     with aa.simulate(1, capacity=GB) as (device,):
-        assert plan.to_dict() == experiment.plan(phase).to_dict()
+        assert plan.to_dict() == experiment.plan(phase).to_dict() | {"machine": plan.machine}
         experiment.run_phase(phase)
         (memory,) = plan.memory
         assert memory.gradients == memory.optimizer == 0 and memory.parameters == device.used
@@ -145,6 +146,18 @@ def test_an_optimizer_of_ones_own_and_a_step_of_ones_own_are_not_covered():
     graph["net"].model.apply = Own.apply
     plan = aa.Experiment("e", graph).plan(train(), inventory="1x sim-1GB")
     assert "activations" in plan.memory[0].gaps and "measuring a step failed" in plan.memory[0].gaps["activations"]
+
+
+def test_a_request_for_several_devices_is_planned_for_one_replica_on_a_machine_that_is_not_here():
+    machine = Inventory(devices=tuple(InventoryDevice(device=aa.Device("sim", i), memory_gb=1) for i in range(2)))
+    request = aa.Accelerator(["sim:1"])
+    assert aa.Experiment("e", one_node()).plan(train(accelerator=request), machine).fits
+    plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(train(), machine).to_json())
+    shared = with_replicas(train(), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
+    assert shared.notes[-1].startswith("this is the plan of one of 2 replicas, on sim:0, sim:1")
+    assert set(shared.memory[0].gaps) == {"batches", "activations"} and shared.fits is None
+    divided = with_replicas(train(sharding="full"), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
+    assert divided.memory[0].parameters is None and len(divided.not_covered) == 5
 
 
 def test_a_wrong_inventory_is_an_error():

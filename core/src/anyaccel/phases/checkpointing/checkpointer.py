@@ -215,7 +215,7 @@ class Checkpointer:
         self._warn_of_unsaved(loader)
         if self._schedule.is_due_after_step(is_busy=self._writer.is_busy):
             sums, random = losses.sums(), self._random_of(pipeline)  # all replicas take part
-            if self._writes:
+            if self._takes_part:
                 self._write(self._position(sums, random, source_draws=loader.draws), is_last=False)
 
     def _random_of(self, pipeline: Pipeline) -> list[Mapping[str, np.ndarray]] | None:
@@ -230,8 +230,18 @@ class Checkpointer:
     def after_epoch(self) -> None:
         """An epoch is done, and everybody was told: write if it is time."""
         self._callbacks_before = None
-        if self._writes and self._schedule.is_due_after_epoch(is_busy=self._writer.is_busy):
+        if not self._takes_part:
+            return
+        due = self._schedule.is_due_after_epoch(is_busy=self._writer.is_busy)
+        if self._replicated is not None and self._replicated.sharded:
+            due = self._replicated.first(due)
+        if due:
             self._write(self._position(), is_last=False)
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether values are read here: by who writes, and by all replicas among which they are divided."""
+        return self._writes or (self._replicated is not None and self._replicated.sharded)
 
     def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None, loader: BatchLoader) -> None:
         """The run ends early, and the values are those of whole steps: write, and wait for it.
@@ -251,7 +261,7 @@ class Checkpointer:
 
         Of several replicas the first one waits, as the others may read it next.
         """
-        if not self._writes:
+        if not self._takes_part:
             return
         position = self._position()
         if position.name != self._written:
@@ -302,6 +312,7 @@ class Checkpointer:
             best=self._best.of(run),
             stop_reason=run.stop_reason if sums is None else "",
             score=self._score(),
+            loss_scale=run.loss_scale,
             settings=self._settings,
             optimizers=self._optimizers,
             data=self._sample,
@@ -326,6 +337,8 @@ class Checkpointer:
         pauses = 0.0 if is_last or given.wait else seconds * _PAUSES_OF_INTERVAL
         write = partial(self._folder.write, position, self._parts, state_of(self._run.graph), given.keep)
         self._written = position.name
+        if not self._writes:
+            return
         self._guarded(partial(self._writer.start, write, pauses))
         if given.wait:
             self._guarded(self._writer.wait)

@@ -11,6 +11,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.phases.run import Epoch
+from anyaccel.precision import LossScaleState
 
 PART = "checkpoint"
 """Name of the plain data in the manifest of a checkpoint."""
@@ -37,6 +38,7 @@ class Position:
         best: state of the graph that the run returns to at its end; None without one.
         stop_reason: why the run was asked to stop; `""` if it was not.
         score: of the last completed epoch, the lower the better; None without one.
+        loss_scale: where the loss scale stands; None where losses are not scaled.
         settings: what the order of the rows and the losses follow from.
         optimizers: configurations of the optimizers.
         data: some values of the rows; like the two before it, to see later whether they changed.
@@ -56,6 +58,7 @@ class Position:
     best: Mapping[str, np.ndarray] | None = None
     stop_reason: str = ""
     score: float | None = None
+    loss_scale: LossScaleState | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     optimizers: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -93,6 +96,7 @@ class Position:
             "has_best": self.best is not None,
             "stop_reason": self.stop_reason,
             "score": self.score,
+            **({} if self.loss_scale is None else {"loss_scale": self.loss_scale.to_dict()}),
             "settings": dict(self.settings),
             "optimizers": dict(self.optimizers),
         }
@@ -125,6 +129,7 @@ class Position:
                 best=_below(arrays, "best/") if _flag(parts["has_best"]) else None,
                 stop_reason=_text(parts["stop_reason"]),
                 score=None if parts["score"] is None else _float(parts["score"]),
+                loss_scale=LossScaleState.from_dict(parts["loss_scale"]) if "loss_scale" in parts else None,
                 settings=dict(parts.get("settings", {}).items()),
                 optimizers=dict(parts.get("optimizers", {}).items()),
                 data=_below(arrays, "data/"),

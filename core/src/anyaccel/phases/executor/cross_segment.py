@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.device import Device
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.clipping import GradientClipping
+from anyaccel.phases.executor.loss_scaling import loss_scaling_of
 from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 from anyaccel.phases.loading.device_columns import DeviceColumns
@@ -66,6 +67,7 @@ class CrossSegmentStep:
             for stage in stages
             if (terms := [term for term in stage.segment.losses if weight_inputs(term)])
         }
+        self._loss_scaling = loss_scaling_of(self._stages)
         self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
         self.watcher: Watcher | None = None
         """Is called with the values and rows of every training step when it is done."""
@@ -136,6 +138,9 @@ class CrossSegmentStep:
         """
         losses: list[Losses] = []
         trained: dict[int, PipelineStage] = {}
+        if self._replicas is not None and self._replicas.sharded:  # gradients of all parts are those of all replicas
+            self._replicas.begin_step([size for _, size in parts])
+            parts = [(span_of, 1) for span_of, _ in parts]
         scale, n_rows = parts[0][1], sum(size for _, size in parts)
         shared = len(parts) > 1 or self._replicas is not None
         factors = self._weighted_factors(rows, whole, n_rows) if shared and self._weighted else {}
@@ -148,14 +153,27 @@ class CrossSegmentStep:
                 trained[id(stage)] = stage
         if len(parts) > 1:
             _rescale(trained.values(), scale / n_rows)
+        if self._loss_scaling is not None:
+            _rescale(trained.values(), 1.0 / self._loss_scaling.scale)
         if self._replicas is not None:
             self._replicas.average(trained.values(), n_rows)
-        clip_scales = self._clipping.scales()
-        self.is_updating = True
-        for stage in trained.values():
-            stage.program.optimizer_step(clip_scales[id(stage)])
-        self.is_updating = False
+        self._update(trained.values())
         return losses
+
+    def _update(self, stages: Collection[PipelineStage]) -> None:
+        """Clip and update; skipped in all stages where losses are scaled and a gradient is not finite."""
+        scaling = self._loss_scaling
+        finite = scaling is None or scaling.is_finite(stages)
+        clip_scales = self._clipping.scales() if finite else {}
+        self.is_updating = True
+        for stage in stages:
+            if finite:
+                stage.program.optimizer_step(clip_scales[id(stage)])
+            else:
+                stage.program.zero_grad()
+        if scaling is not None:
+            scaling.update(finite=finite)
+        self.is_updating = False
 
     def _weighted_factors(self, rows: StageRows, whole: SpanOf, n_rows: int) -> dict[int, dict[str, Any]]:
         """By `id` of a stage, for each loss that weighs rows, its factor over the weight of the whole step."""

@@ -16,6 +16,7 @@ from anyaccel.errors import StateError
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.loss_scaling import loss_scaling_of
 from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.loading.device_columns import DeviceColumns
@@ -113,6 +114,9 @@ class Pipeline:
         log_event: is told if values cannot go from one framework to another as planned.
         own_step: the training step, if it is the user's own.
         replicas: share each step; with them, steps are taken one by one.
+
+    Attributes:
+        loss_scaling: by what losses are scaled in all programs; None where they are not.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class Pipeline:
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._cross_segment = CrossSegmentStep(self._stages, log_event, replicas)
+        self.loss_scaling = loss_scaling_of(self._stages)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
         whole = len(stages) == 1 and learners is None and own_step is None and replicas is None
@@ -236,7 +241,7 @@ class Pipeline:
             before = stage.segment.states
             for label, state in stage.program.optimizer_states().items():
                 counts.append(state.step - (before[label].step if label in before else 0))
-        return max(counts)
+        return max(counts) + (0 if self.loss_scaling is None else self.loss_scaling.n_skipped)
 
     def renew_compiled(self) -> list[str]:
         """As of `Program`, of all programs."""

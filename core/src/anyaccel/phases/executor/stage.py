@@ -65,6 +65,12 @@ class Losses:
 class StepReplicas(Protocol):
     """What the replicas of a step exchange; called by all of them in the same order."""
 
+    sharded: bool
+    """Whether gradients are summed over the replicas as soon as they are computed."""
+
+    def begin_step(self, sizes: Sequence[int]) -> None:
+        """Where they are summed so: a step begins, in parts of so many rows."""
+
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:

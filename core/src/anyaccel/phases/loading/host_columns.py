@@ -190,8 +190,7 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
         raise ColumnError(
             f"{column.shown} has targets of {target_range.excluded}, which the loss leaves out of its mean, and "
             "batches are accumulated, or shared among replicas: a step would not be that of one batch of all rows",
-            hint="use the named loss, Loss('cross_entropy', ignore_index=...), or train without these rows; or "
-            "leave out accumulate and replicas",
+            hint="leave accumulate out, or write replicas=1; or name the loss: Loss('cross_entropy', ignore_index=...)",
         )
 
 

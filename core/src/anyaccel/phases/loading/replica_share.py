@@ -121,9 +121,7 @@ class ReplicaEpochs(EpochPlan):
         """The same steps, with this replica's number of rows; from row 0 on."""
         spans = {name: share(stop - start, self._rank, self._size) for name, (start, stop) in steps.rows.items()}
         rows = {name: (0, high - low) for name, (low, high) in spans.items()}
-        microbatch = steps.microbatch_size
-        own = None if microbatch is None else -(-microbatch // self._size)
-        return replace(steps, rows=rows, microbatch_size=own)
+        return replace(steps, rows=rows, microbatch_size=_microbatch_size(steps, self._size))
 
     def _share_of(self, whole: EpochSteps) -> EpochSteps:
         taken: dict[str, list[np.ndarray]] = {name: [] for steps in whole.steps for name in steps.rows}
@@ -176,6 +174,40 @@ def _check_equal(label: str, sizes: set[int], n_replicas: int) -> None:
             available="batches of several sizes in one step are shared where each is a multiple of the replicas",
             hint=f"let the samplers draw multiples of {n_replicas} rows, with drop_last=True",
         )
+
+
+class ReplicaEvaluation(EpochPlan):
+    """An evaluation of which this replica computes some whole batches, as one process does; neighbours are together.
+
+    Args:
+        epochs: of all.
+        rank, size: which replica of how many; there are at least as many batches.
+    """
+
+    splittable = True
+
+    def __init__(self, epochs: EpochPlan, rank: int, size: int) -> None:
+        self._epochs, self._rank, self._size = epochs, rank, size
+        own = self.epoch(0).steps
+        self.n_steps = len(own)
+        self.batch_size = max(steps.batch_size for steps in own)
+
+    def epoch(self, number: int) -> EpochSteps:
+        """See `EpochPlan`."""
+        whole = self._epochs.epoch(number)
+        low, high = share(len(whole.steps), self._rank, self._size)
+        return replace(whole, steps=whole.steps[low:high])
+
+
+def _microbatch_size(steps: StepRange, size: int) -> int | None:
+    """Rows of a micro-batch of a replica, of which all have equally many: parts of a step may be computed together."""
+    if steps.microbatch_size is None:
+        return None
+    own, least = -(-steps.microbatch_size // size), steps.batch_size // size
+    most = -(-steps.batch_size // size)
+    while -(-least // own) != -(-most // own):
+        own += 1
+    return own
 
 
 def _listed(sizes: set[int]) -> str:

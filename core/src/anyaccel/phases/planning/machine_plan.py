@@ -6,14 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from anyaccel.graph import ModelGraph, Plan, Resolution, resolve
+from anyaccel.phases import phase_planner
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.estimator_fit import with_fit_note
 from anyaccel.phases.model_placement import final_devices
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
+from anyaccel.phases.planning.replica_figures import replica_devices, with_replicas
 from anyaccel.phases.prepare import DrawnPart, draw_parts
 from anyaccel.phases.replica_devices import check_replicable, replica_notes
+from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.registry import Registry, registry
 from anyaccel.requests import Inventory, InventoryRegistry
 
@@ -38,12 +41,19 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     Raises:
         AnyaccelError: as `plan_of`; ConfigError if `inventory` is none.
     """
-    known = registry()
-    if inventory is not None:
-        known = InventoryRegistry(known, Inventory.parse(inventory))
-    own = bound(phase, graph, known if inventory is not None else None)
+    machine = None if inventory is None else InventoryRegistry(registry(), Inventory.parse(inventory))
+    known = machine or registry()
+    own = bound(phase, graph, machine)
     plan, resolution, parts = _planned(own, graph, known)
-    return with_figures(own, plan, resolution, graph, parts, known)
+    made = with_figures(own, plan, resolution, graph, parts, known)
+    if made.replicas:
+        return replace(with_replicas(own, made, made.replicas), notes=made.notes)
+    if machine is None:
+        return with_replicas(own, made, ())
+    frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
+    return replace(
+        with_replicas(own, made, replica_devices(phase, frameworks, machine)), machine=str(machine.inventory)
+    )
 
 
 def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Resolution, list[DrawnPart]]:
@@ -54,5 +64,9 @@ def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Re
     epochs = parts[0].epochs
     shares = replica_notes(phase, plan, None if epochs is None else epochs.batch_size)
     plan = replace(plan, notes=(*plan.notes, *shares))
+    check_sharding(phase, resolution)
     final_devices(phase, plan, known)
-    return plan, resolution, parts
+    return replace(plan, notes=(*plan.notes, *sharding_notes(phase, resolution))), resolution, parts
+
+
+phase_planner.register(plan_for)

@@ -65,8 +65,8 @@ def row_memory(
     return memory, decisions
 
 
-def _places(columns: Iterable[Column]) -> set[Place]:
-    return {(column.framework, column.device) for column in columns}
+def _places(columns: Iterable[Column]) -> list[Place]:
+    return sorted({(column.framework, column.device) for column in columns})
 
 
 def _residency(phase: Phase, plan: Plan, part: DrawnPart, budget: MemoryBudget) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from anyaccel.adapter import attributes_key
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.precision import NodePrecision
 from anyaccel.segment import TensorSpec
 
 Arrays = Mapping[str, Any]
@@ -105,6 +107,14 @@ class Model(ABC):
     @property
     def batch_coupling(self) -> str:
         """As `Compute.batch_coupling`."""
+        return ""
+
+    def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None] | None:
+        """A context in which the model's library computes it in a precision; None, the default: arrays are cast."""
+        return None
+
+    def precision_reason(self, precision: str) -> str:
+        """As `ComputesPrecision.precision_reason`, whatever the device."""
         return ""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from anyaccel.adapter import attributes_key
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_generators
+from anyaccel.precision import NodePrecision
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.models.base import LIBRARIES, Arrays, Model, outputs_of, zero_inputs
 
@@ -73,6 +75,14 @@ class KerasModel(Model):
     def constraints(self) -> Mapping[str, Callable[[Any], Any]]:
         """Those of the trained variables."""
         return {name: v.constraint for name, v in self._trained.items() if v.constraint is not None}
+
+    def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None]:
+        """As in `Model`: layers that compute in float32 have a mixed dtype policy."""
+        return _LIBRARY.computing_in(self.layer, precision)
+
+    def precision_reason(self, precision: str) -> str:
+        """As in `Model`: layers have dtype policies of mixed precision alone."""
+        return _LIBRARY.precision_reason(self.layer, precision)
 
     @property
     def untrainable_reason(self) -> str:

@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from anyaccel_torch.big_models.offload import Offload as Offload
     from anyaccel_torch.big_models.offload import offload_of as offload_of
     from anyaccel_torch.big_models.offload import remove_offload as remove_offload
+    from anyaccel_torch.big_models.whole_model import CpuOffloadHook as CpuOffloadHook
+    from anyaccel_torch.big_models.whole_model import cpu_offload_with_hook as cpu_offload_with_hook
 
 _MODULES = {
     "BlockPlace": ".offload",
+    "CpuOffloadHook": ".whole_model",
     "DeviceMap": ".auto_device_map",
     "LoadedCheckpoint": ".loading",
     "Offload": ".offload",
     "cpu_offload": ".dispatch",
+    "cpu_offload_with_hook": ".whole_model",
     "disk_offload": ".dispatch",
     "dispatch_model": ".dispatch",
     "empty_weights": ".empty_weights",
@@ -51,10 +55,12 @@ __getattr__, __dir__ = lazy_attributes(__name__, _MODULES)
 
 __all__ = [
     "BlockPlace",
+    "CpuOffloadHook",
     "DeviceMap",
     "LoadedCheckpoint",
     "Offload",
     "cpu_offload",
+    "cpu_offload_with_hook",
     "disk_offload",
     "dispatch_model",
     "empty_weights",

@@ -16,6 +16,8 @@ from anyaccel_torch.big_models.device_map import DISK, device_in_map
 from anyaccel_torch.big_models.model_blocks import block_around, find_blocks, places
 
 WHERE = "infer_auto_device_map: "
+_WHOLE = "(model)"
+"""The name of a block in a plan that is the whole model."""
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -81,7 +83,8 @@ def infer_auto_device_map(
     tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk)]
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
     plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
-    return DeviceMap({**plan.device_map, **plan.offloaded}, plan)
+    entries = {**plan.device_map, **plan.offloaded}
+    return DeviceMap({name: entries[name or _WHOLE] for name in names}, plan)
 
 
 def check_names(name: str, given: Any) -> tuple[str, ...]:
@@ -105,7 +108,8 @@ def execution_order(model: nn.Module, blocks: Sequence[str], inputs: Sequence[An
         for name in blocks
     ]
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
-    state = {place.name: place.tensor.detach().to("meta") for place in places(model)}
+    tensors = {id(place.tensor): place for place in places(model)}.values()  # each tied one by one of its names
+    state = {place.name: place.tensor.detach().to("meta") for place in tensors}
     args, kwargs = torch.utils._pytree.tree_map(_on_meta, (args, kwargs))  # noqa: SLF001  (torch's own, undocumented)
     try:
         with torch.no_grad(), torch.device("meta"):
@@ -146,7 +150,7 @@ def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None)
         else:
             (buffers if is_buffer else parameters)[next(iter(used))] += size
     return [
-        Block(name=name, tied=tied[name], parameter_bytes=parameters[name], buffer_bytes=buffers[name])
+        Block(name=name or _WHOLE, tied=tied[name], parameter_bytes=parameters[name], buffer_bytes=buffers[name])
         for name in names
     ]
 

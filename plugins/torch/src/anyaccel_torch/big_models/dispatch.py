@@ -63,6 +63,7 @@ def dispatch_model(
         _check_is_there(where, value)
     names = find_blocks(model, _names(where, "no_split_module_classes", no_split_module_classes), _divided(devices))
     blocks = _placed(names, _values(where, model, names, devices), main)
+    _check_values(where, model)
     if all(block.device == blocks[0].device and not block.tier for block in blocks):
         return model.to(blocks[0].device)
     on_disk = [block.name for block in blocks if block.tier == DISK]
@@ -94,7 +95,7 @@ def cpu_offload(
         ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
     """
     where = "cpu_offload: "
-    device = _execution_device(where, model, execution_device)
+    device = checked_execution_device(where, model, execution_device)
     names = find_blocks(model, _names(where, "no_split_module_classes", no_split_module_classes))
     blocks = [BlockPlace(name=name, device=device, tier="cpu") for name in names]
     _offload(where, model, blocks, offload_buffers, skip_keys, pinned_memory)
@@ -126,7 +127,8 @@ def disk_offload(
         ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
     """
     where = "disk_offload: "
-    device = _execution_device(where, model, execution_device)
+    device = checked_execution_device(where, model, execution_device)
+    _check_values(where, model)
     names = find_blocks(model, _names(where, "no_split_module_classes", no_split_module_classes))
     _rest_on_disk(where, model, names, names, offload_dir)
     blocks = [BlockPlace(name=name, device=device, tier=DISK) for name in names]
@@ -221,6 +223,12 @@ def _offload(
     )
 
 
+def _check_values(where: str, model: nn.Module) -> None:
+    for place in places(model):
+        if place.tensor.device.type == "meta":
+            raise StateError(f"{where}{place.name} has no values", hint="load them with load_checkpoint_and_dispatch")
+
+
 def _check_model(where: str, model: Any) -> None:
     check(ConfigError, where, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
     if next(places(model), None) is None:
@@ -229,7 +237,13 @@ def _check_model(where: str, model: Any) -> None:
         raise StateError(f"{where}this model is offloaded already", hint="call remove_offload(model) first")
 
 
-def _execution_device(where: str, model: Any, given: Any) -> torch.device:
+def checked_execution_device(where: str, model: Any, given: Any) -> torch.device:
+    """The device that computes a model; None for that of its first parameter.
+
+    Raises:
+        ConfigError: no device, or no model.
+        StateError: the model is offloaded already.
+    """
     _check_model(where, model)
     if given is None:
         found = next(places(model)).tensor.device
@@ -319,8 +333,6 @@ def _rest_on_disk(where: str, model: nn.Module, blocks: Sequence[str], all_block
     ]
     if not unwritten:
         return
-    if meta := [place.name for place in unwritten if place.tensor.device.type == "meta"]:
-        raise StateError(f"{where}{meta[0]} has no values", hint="load them with load_checkpoint_and_dispatch")
     if folder is None:
         problem = f"{where}{unwritten[0].name} rests on disk, and no folder was given for it"
         raise ConfigError(problem, hint=f"write offload_dir='FOLDER', or load the weights from {SAFETENSORS}")

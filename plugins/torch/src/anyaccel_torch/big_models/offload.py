@@ -70,6 +70,7 @@ class Offload:
         pinned_memory: bytes of page-locked host memory for each device that streams.
         offload_buffers: whether buffers of streamed blocks rest with their weights; they stay on the device otherwise.
         skipped: names of arguments that are not moved to a device.
+        attach: whether modules get hooks; else the caller enters the blocks.
 
     Attributes:
         blocks: as given.
@@ -85,6 +86,7 @@ class Offload:
         pinned_memory: int,
         offload_buffers: bool = False,
         skipped: Collection[str] = (),
+        attach: bool = True,
     ) -> None:
         self.blocks = tuple(blocks)
         self._check(model)
@@ -99,12 +101,17 @@ class Offload:
             self._add_staging(
                 device, [block for block in streamed.values() if self.device_of(block.name) == device], pinned_memory
             )
-        self._attach(model, streamed, skipped)
+        if attach:
+            self._attach(model, streamed, skipped)
         _offloads[model] = self
 
     def device_of(self, name: str) -> torch.device:
         """The device that computes a block."""
         return next(place.device for place in self.blocks if place.name == name)
+
+    def adopt(self, handles: Sequence[RemovableHandle]) -> None:
+        """Hooks that are taken away with the others."""
+        self._handles += handles
 
     def remove(self) -> None:
         """Take the hooks away; weights stay where they rest.

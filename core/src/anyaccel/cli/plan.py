@@ -1,0 +1,214 @@
+"""`anyaccel plan`, `explain` and `estimate`: a phase of a module planned for this machine or another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from anyaccel.cli.console import print_json, print_line, print_table
+from anyaccel.cli.module_object import load_object
+from anyaccel.errors import ConfigError
+from anyaccel.experiment import Experiment
+from anyaccel.graph import ModelGraph, Plan
+from anyaccel.graph.plan import covered
+from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
+from anyaccel.graph.plan_json import LARGEST
+from anyaccel.phases import Phase, plan_for
+from anyaccel.phases.planning.advice import Advice, advise
+from anyaccel.requests import Inventory
+
+FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
+"""Exit statuses; 2 is that of errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is planned, and for which machine.
+
+    Attributes:
+        reference: `module:phase`.
+        graph: name of the graph or experiment in the module, None where there is one alone.
+        on, file: an inventory in words, or in a file; None for this machine.
+    """
+
+    reference: str
+    graph: str | None = None
+    on: str | None = None
+    file: str | None = None
+
+    def plan(self) -> tuple[Plan, Phase, ModelGraph]:
+        """The plan, with the phase and the graph.
+
+        Raises:
+            AnyaccelError: the module has no such phase or no graph, or the phase cannot run there.
+        """
+        if self.on is not None and self.file is not None:
+            raise ConfigError("--on and --file both give a machine", hint="leave one out")
+        module, phase = load_object(self.reference)
+        if not isinstance(phase, Phase):
+            names = [name for name, value in vars(module).items() if isinstance(value, Phase)]
+            problem = f"{self.reference} is a {type(phase).__name__}, not a phase"
+            raise ConfigError(problem, available=", ".join(names), hint="name a TrainPhase, EvalPhase or FitPhase")
+        graph = _graph_of(module, self.graph)
+        inventory = Inventory.from_file(self.file) if self.file is not None else self.on
+        return plan_for(phase, graph, inventory), phase, graph
+
+
+def _graph_of(module: ModuleType, name: str | None) -> ModelGraph:
+    found = {key: graph for key, value in vars(module).items() if (graph := _as_graph(value)) is not None}
+    if name is not None:
+        if name not in found:
+            problem = f"{module.__name__} has no graph or experiment {name!r}"
+            raise ConfigError(problem, available=", ".join(found) or "none", hint="name one of these with --graph")
+        return found[name]
+    if len({id(graph) for graph in found.values()}) != 1:
+        problem = f"{module.__name__} has {'several graphs' if found else 'no graph'}"
+        hint = "name one with --graph" if found else "keep the ModelGraph or Experiment in a global variable"
+        raise ConfigError(problem, available=", ".join(found) or "none", hint=hint)
+    return next(iter(found.values()))
+
+
+def _as_graph(value: Any) -> ModelGraph | None:
+    if isinstance(value, Experiment):
+        return value.graph
+    return value if isinstance(value, ModelGraph) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What is written beside the table: files, advice, and a comparison with a saved plan."""
+
+    advise: bool = False
+    save: str | None = None
+    compare: str | None = None
+    html: str | None = None
+    as_json: bool = False
+
+
+def run_plan(target: Target, output: Output) -> int:
+    """Print a plan, and return the exit status."""
+    earlier = None if output.compare is None else _saved(output.compare)
+    plan, phase, graph = target.plan()
+    advice = advise(phase, graph, plan) if output.advise else ()
+    difference = None if earlier is None else earlier.diff(plan)
+    if output.save is not None:
+        _write(output.save, plan.to_json())
+    if output.html is not None:
+        _write(output.html, plan.to_html(graph.visualize("svg", plan=plan)))  # type: ignore[arg-type]
+    if output.as_json:
+        document: dict[str, Any] = {"plan": plan.to_dict(), "not_covered": list(plan.not_covered), "fits": plan.fits}
+        document |= {"advice": [each.to_dict() for each in advice]} if output.advise else {}
+        document |= {} if difference is None else {"differences": difference.to_dict()}
+        print_json(document)
+        return status_of(plan)
+    _print_plan(plan)
+    if output.advise:
+        print_line("")
+        _print_advice(advice)
+    if difference is not None:
+        print_line(f"\nbeside the plan in {output.compare}:")
+        print_line(str(difference))
+    return _conclusion(plan)
+
+
+def run_explain(target: Target, node: str, as_json: bool) -> int:
+    """Print why a node is where it is; returns 0."""
+    plan, _, _ = target.plan()
+    if as_json:
+        print_json(
+            {"node": node, "explanation": plan.explain(node), **plan.to_dict()["assignments"][_place(plan, node)]}
+        )
+    else:
+        print_line(plan.explain(node))
+    return FITS
+
+
+def run_estimate(target: Target, as_json: bool) -> int:
+    """Print the memory of each device, and return the exit status."""
+    plan, _, _ = target.plan()
+    if as_json:
+        memory = plan.to_dict()["memory"]
+        print_json({"memory": memory, "not_covered": list(plan.not_covered), "fits": plan.fits})
+        return status_of(plan)
+    _print_memory(plan)
+    return _conclusion(plan)
+
+
+def status_of(plan: Plan) -> int:
+    """1 if something does not fit, 3 if something is not covered, else 0."""
+    if plan.fits is False:
+        return DOES_NOT_FIT
+    return NOT_COVERED if plan.not_covered else FITS
+
+
+def _place(plan: Plan, node: str) -> int:
+    return [assignment.node for assignment in plan.assignments].index(node)
+
+
+def _conclusion(plan: Plan) -> int:
+    for each in plan.not_covered:
+        print_line(f"not covered: {each}", style="yellow")
+    status = status_of(plan)
+    told = {FITS: "it fits", DOES_NOT_FIT: "it does not fit", NOT_COVERED: "whether it fits is not covered"}[status]
+    print_line(told, style="" if status == FITS else "red" if status == DOES_NOT_FIT else "yellow")
+    return status
+
+
+def _print_plan(plan: Plan) -> None:
+    print_line(f"plan of {plan.phase} on {plan.graph}{f', for {plan.machine}' if plan.machine else ''}")
+    rows = [
+        (a.node, str(a.device), f"{a.framework} {a.native_name}", a.reason, a.requested, f"{a.parameters:,}")
+        for a in plan.assignments
+    ]
+    print_table(("node", "device", "native name", "who decided", "asked for", "parameters"), rows)
+    edges = [
+        (
+            f"gradient of {c.value}" if c.gradient else c.value,
+            f"{c.origin} to {c.destination}",
+            c.route,
+            "shared" if c.route == "share" else "copied",
+            covered(step_bytes(c.nbytes, plan.batch_size)),
+        )
+        for c in plan.crossings
+    ]
+    _print_section(("edge", "between", "route", "memory", "a step"), edges)
+    _print_section(("setting", "choice", "why"), [(each.what, each.choice, each.why) for each in plan.decisions])
+    for note in plan.notes:
+        print_line(f"note: {note}")
+    print_line("")
+    _print_memory(plan)
+
+
+def _print_section(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        print_line("")
+        print_table(head, rows)
+
+
+def _print_memory(plan: Plan) -> None:
+    names = (*CATEGORIES, "headroom", "capacity")
+    rows = [(f"{m.framework} {m.device}", *(covered(getattr(m, name)) for name in names)) for m in plan.memory]
+    print_table(("memory of", *names), rows)
+
+
+def _print_advice(advice: Iterable[Advice]) -> None:
+    print_table(("practice", "verdict", "figure"), [(each.practice, each.verdict, each.figure) for each in advice])
+
+
+def _saved(path: str) -> Plan:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"the plan {path} cannot be read: {error.strerror}", hint="make it with --save") from None
+    return Plan.from_json(content)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="name another file") from None

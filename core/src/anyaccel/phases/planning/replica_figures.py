@@ -1,0 +1,47 @@
+"""Replicas in a plan: what the figures of one process leave open, and on which devices of another machine they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from anyaccel.device import Device
+from anyaccel.graph import DeviceMemory, Plan
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.replicas import launched
+from anyaccel.requests import InventoryRegistry, RequestedAccelerator
+
+_SHARED = ("batches", "activations")
+_DIVIDED = ("parameters", "gradients", "optimizer", *_SHARED)
+
+
+def replica_devices(phase: Phase, frameworks: Sequence[str], known: InventoryRegistry) -> tuple[Device, ...]:
+    """The devices of a described machine that a phase asks for, one for each replica; empty without a request."""
+    if not isinstance(phase, TrainPhase) or not isinstance(phase.accelerator, RequestedAccelerator):
+        return ()
+    machine = known.machine(frameworks, of_all=False)
+    return phase.accelerator.request.resolve(machine, strict=phase.strict).devices
+
+
+def with_replicas(phase: Phase, plan: Plan, devices: Sequence[Device]) -> Plan:
+    """A plan of one of several replicas: what depends on their number is not covered."""
+    if not isinstance(phase, TrainPhase):
+        return plan
+    place = launched() if phase.replicas != 1 else None
+    number = len(devices) or (1 if place is None else place.size)
+    if number < 2:
+        return plan
+    where = f", on {', '.join(map(str, devices))}" if devices else ""
+    note = f"this is the plan of one of {number} replicas{where}; each takes its share of a batch"
+    names: tuple[str, ...] = _SHARED
+    why = f"each of {number} replicas takes its share of a batch"
+    if phase.sharding is not None:
+        names, why = _DIVIDED, f"what is trained is divided among {number} replicas"
+    memory = tuple(_without(each, names, why) for each in plan.memory)
+    return replace(plan, memory=memory, notes=(*plan.notes, note))
+
+
+def _without(memory: DeviceMemory, names: Sequence[str], why: str) -> DeviceMemory:
+    changes = dict.fromkeys(names)
+    return replace(memory, **changes, gaps={**memory.gaps, **dict.fromkeys(names, why)})  # type: ignore[arg-type]

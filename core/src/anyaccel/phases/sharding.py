@@ -1,0 +1,83 @@
+"""Sharding of a TrainPhase: what is divided among replicas, what cannot be, and what the plan says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.graph import Resolution
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.replicas import ShardParameters, launched
+
+
+def is_sharded(phase: Phase) -> bool:
+    """Whether the parameters that a phase trains are divided; not in a process that trains on its own."""
+    if not isinstance(phase, TrainPhase) or phase.sharding is None:
+        return False
+    return phase.replicas != 1 and launched() is not None
+
+
+def offloads(phase: Phase) -> bool:
+    """Whether what is divided rests in host memory."""
+    return isinstance(phase, TrainPhase) and phase.sharding == "full offload"
+
+
+def check_sharding(phase: Phase, resolution: Resolution) -> None:
+    """Check that what a phase trains can be divided among its replicas.
+
+    Raises:
+        CapabilityError: the backend has no sharding.
+        PhaseError: the graph or the phase has something that cannot be divided.
+    """
+    if not is_sharded(phase):
+        return
+    hint = "leave sharding out: then each replica keeps all parameters"
+    for backend in resolution.backends:
+        if not isinstance(backend, ShardParameters):
+            raise CapabilityError(
+                f"phase {phase.label!r} has sharding, and {backend.framework} cannot divide parameters among replicas",
+                available="frameworks whose plugin has the capability 'shard_parameters'",
+                hint=hint,
+            )
+    reason = next(_reasons(phase, resolution), None)
+    if reason is not None:
+        raise PhaseError(f"phase {phase.label!r} has sharding, and {reason}", hint=hint)
+
+
+def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
+    if len(resolution.segments) > 1:
+        yield f"its graph is computed in {len(resolution.segments)} segments, of several frameworks"
+    if phase.compile == "steps":
+        yield "compile='steps': steps of replicas are not compiled"
+    asked = [each.node for each in resolution.plan.assignments if each.precision or each.recomputed]
+    if asked:
+        yield f"node {asked[0]!r} has a precision, or values that are computed again"
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        assert isinstance(backend, ShardParameters)
+        if reason := backend.unshardable_reason(segment, offload=offloads(phase)):
+            yield reason
+
+
+def sharding_notes(phase: Phase, resolution: Resolution) -> tuple[str, ...]:
+    """What the plan says of sharding; nothing without it."""
+    if not isinstance(phase, TrainPhase) or phase.sharding is None:
+        return ()
+    place = launched()
+    if place is None or phase.replicas == 1:
+        return (f"sharding={phase.sharding!r} divides nothing here: this process trains on its own",)
+    return tuple(_notes(resolution, place.size, "; they rest in host memory" if offloads(phase) else ""))
+
+
+def _notes(resolution: Resolution, size: int, where: str) -> Iterator[str]:
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        if not isinstance(backend, ShardParameters):
+            continue
+        for operation in segment.operations:
+            if operation.model is not None and operation.trainable:
+                blocks = backend.sharded_blocks(operation.model)
+                gathered = f"gathered by block ({', '.join(blocks)})" if blocks else "gathered as one"
+                yield (
+                    f"parameters and optimizer state of {operation.label!r} are divided among {size} replicas, and "
+                    f"{gathered}{where}"
+                )

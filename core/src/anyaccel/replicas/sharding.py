@@ -1,0 +1,41 @@
+"""Sharding: parameters and optimizer states that are divided among replicas. Part of the plugin contract."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from anyaccel.program import Program
+from anyaccel.replicas.group import ReplicaGroup, Replicate
+from anyaccel.segment import Segment
+
+
+class ShardParameters(Replicate):
+    """Capability `shard_parameters`: each replica keeps a part of the parameters, gradients and optimizer states.
+
+    Steps of such a program are computed by all replicas together, and so are `forward`, `sync_models`,
+    `optimizer_states` and `close`: each is called by all of them in the same order. What these give is whole.
+    """
+
+    @abstractmethod
+    def unshardable_reason(self, segment: Segment, *, offload: bool) -> str:
+        """What keeps the parameters of a segment from being divided, in words; `""` if nothing does."""
+
+    @abstractmethod
+    def sharded_blocks(self, model: Any) -> Sequence[str]:
+        """Names of the parts of a model whose parameters are gathered together, while they are computed."""
+
+    @abstractmethod
+    def build_sharded(self, segment: Segment, group: ReplicaGroup, *, offload: bool) -> Program:
+        """As `Compute.build`, with what is trained divided among the replicas of a group.
+
+        The models keep their class, and have no values until `sync_models` or `close`. Gradients are those of all
+        replicas: before each step `ReplicaGroup.begin_step` says what part of it is computed here, and
+        `average_gradients` leaves them as they are.
+
+        Args:
+            segment: what to compute; its models are placed.
+            group: the replicas.
+            offload: keep parameters, gradients and optimizer states in host memory.
+        """

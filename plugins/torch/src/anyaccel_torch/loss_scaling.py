@@ -1,0 +1,84 @@
+"""The loss scale of a program: gradients of scaled losses, divided by it, and the steps that are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyaccel.precision import LossScale, LossScaleState, ScalesLosses
+from anyaccel.segment import Segment
+
+
+class LossScaling:
+    """The numbers of `torch.amp.GradScaler`, for the steps of a program as a whole.
+
+    Attributes:
+        state: where the scale stands.
+    """
+
+    def __init__(self, spec: LossScale) -> None:
+        self._spec = spec
+        self.state = LossScaleState(spec.initial)
+
+    def scaled(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients to start a backward pass with, times the scale."""
+        return [weight * self.state.scale for weight in weights]
+
+    @torch.no_grad()
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Divide the gradients by the scale; whether all are finite. Counts the step, and waits for the device."""
+        grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for grad in grads:
+            grad.mul_(1.0 / self.state.scale)
+        norms = [torch.linalg.vector_norm(_values(grad), torch.inf) for grad in grads]  # NaN where one element is
+        finite = all(bool(torch.stack(each).isfinite().all()) for each in _by_device(norms))
+        self.count(finite=finite)
+        return finite
+
+    def count(self, *, finite: bool) -> None:
+        """Count a step whose gradients were all finite, or were not."""
+        self.state = self.state.after_step(self._spec, finite=finite)
+
+
+class ScaledProgram(ScalesLosses):
+    """The loss scale of a program, in `_scaling`; None where losses are not scaled."""
+
+    _scaling: LossScaling | None = None
+
+    def scaled(self, factor: Any) -> Any:
+        """A factor of a loss in the total, with the loss scale if there is one."""
+        return factor if self._scaling is None else factor * self._scaling.state.scale
+
+    def loss_scale_state(self) -> LossScaleState:
+        """As `ScalesLosses.loss_scale_state`."""
+        return LossScaleState(1.0) if self._scaling is None else self._scaling.state
+
+    def load_loss_scale_state(self, state: LossScaleState) -> None:
+        """As `ScalesLosses.load_loss_scale_state`."""
+        if self._scaling is not None:
+            self._scaling.state = state
+
+    def update_loss_scale(self, *, finite: bool) -> None:
+        """As `ScalesLosses.update_loss_scale`."""
+        if self._scaling is not None:
+            self._scaling.count(finite=finite)
+
+
+def _values(grad: Tensor) -> Tensor:
+    return grad.coalesce().values() if grad.is_sparse else grad
+
+
+def _by_device(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    groups: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device, []).append(tensor)
+    return groups.values()
+
+
+def loss_scaling_of(segment: Segment) -> LossScaling | None:
+    """That of a segment that trains with scaled losses; None for others."""
+    spec = None if segment.precision is None else segment.precision.loss_scale
+    return None if spec is None else LossScaling(spec)

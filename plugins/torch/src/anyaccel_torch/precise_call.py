@@ -1,0 +1,97 @@
+"""Calls of modules in a precision: inside autocast, or with all their tensors cast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyaccel.precision import NodePrecision
+from anyaccel_torch import keras
+from anyaccel_torch.forward_call import output_tensors
+from anyaccel_torch.shape_inference import input_dtype
+
+Call = Callable[..., Any]
+
+
+def casts_everything(model: Any, precision: NodePrecision) -> bool:
+    """Whether a module's tensors are cast: autocast has mixed precisions alone, and its own dtype needs no cast."""
+    return not precision.is_mixed and input_dtype(model) not in (None, precision.dtype)
+
+
+def precision_reason(model: Any, precision: NodePrecision, device: torch.device) -> str:
+    """As `ComputesPrecision.precision_reason`, for dtypes that the device has."""
+    if casts_everything(model, precision):
+        made = f"layers of Keras compute in {precision.dtype} only if they are made so: dtype={precision.dtype!r}"
+        return made if keras.outermost(model) else ""
+    if precision.is_mixed and not torch.amp.is_autocast_available(device.type):
+        return f"torch has no autocast on {device.type!r}"
+    if precision.dtype == "bfloat16" and device.type == "cuda":
+        with torch.cuda.device(device):
+            return "" if torch.cuda.is_bf16_supported(including_emulation=False) else f"{device} has no bfloat16"
+    return ""
+
+
+def bind_precision(model: Any, call: Call, precision: NodePrecision, device: torch.device) -> Call:
+    """`call` with its module computed in a precision; floating outputs come back in the dtype of its parameters."""
+    if casts_everything(model, precision):
+        return _cast_call(model, call, precision)
+    if not torch.amp.is_autocast_available(device.type):  # on torch's meta, which has no values
+        return call
+    dtype, device_type, mixed = getattr(torch, precision.dtype), device.type, precision.is_mixed
+
+    def run(*inputs: Tensor) -> Any:
+        with torch.autocast(device_type, dtype=dtype if mixed else None, enabled=mixed):
+            result = call(*inputs)
+        return _in_dtype(result, dtype, torch.float32) if mixed else result
+
+    return run
+
+
+class _Holder(nn.Module):
+    """A module, and how to call it, as a module whose tensors `torch.func.functional_call` replaces."""
+
+    def __init__(self, model: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.model = model
+        self._calls = [call]  # in a list, as it may be the model itself
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The call."""
+        return self._calls[0](*inputs)
+
+
+def _cast_call(model: nn.Module, call: Call, precision: NodePrecision) -> Call:
+    """A call with all floating tensors of the module cast; what it writes to its buffers is cast back."""
+    holder, dtype, own = _Holder(model, call), getattr(torch, precision.dtype), getattr(torch, input_dtype(model) or "")
+    parameters, buffers = dict(holder.named_parameters()), dict(holder.named_buffers())
+
+    def run(*inputs: Tensor) -> Any:
+        values = {name: _floating_to(tensor, dtype) for name, tensor in (*parameters.items(), *buffers.items())}
+        given = tuple(_floating_to(tensor, dtype) for tensor in inputs)
+        result = torch.func.functional_call(holder, values, given)
+        if model.training:
+            _write_back(buffers.items(), values)
+        return _in_dtype(result, dtype, own)
+
+    return run
+
+
+@torch.no_grad()
+def _write_back(buffers: Iterable[tuple[str, Tensor]], values: dict[str, Tensor]) -> None:
+    for name, buffer in buffers:
+        if values[name] is not buffer:
+            buffer.copy_(values[name])
+
+
+def _floating_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _in_dtype(result: Any, narrow: torch.dtype, own: torch.dtype) -> Any:
+    """What a module returned, with its tensors of one dtype in another."""
+    if isinstance(result, Tensor):
+        return result.to(own) if result.dtype is narrow else result
+    return tuple(tensor.to(own) if tensor.dtype is narrow else tensor for tensor in output_tensors(result))

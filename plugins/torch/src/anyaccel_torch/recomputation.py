@@ -1,0 +1,133 @@
+"""Parts of a module whose values are not kept for the backward pass, but computed again there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+Call = Callable[..., Any]
+_CONTAINERS = (nn.ModuleList, nn.Sequential)
+
+
+class Part:
+    """A part of a module that is computed again: a block, or some layers of a sequence.
+
+    Attributes:
+        name: within the module.
+        modules: the block; or the layers, one after the other.
+    """
+
+    def __init__(self, name: str, modules: Sequence[nn.Module]) -> None:
+        self.name, self.modules = name, tuple(modules)
+
+
+def parts_to_recompute(model: Any, remat: str) -> dict[nn.Module, list[Part]]:
+    """By the module whose forward runs them, the parts that `remat` names.
+
+    `"blocks"` are the members of the outermost lists and sequences of layers. A sequence whose members have no layers
+    inside is cut into about as many parts as each has layers. Another text is a pattern of names of modules.
+    """
+    if not isinstance(model, nn.Module):
+        return {}
+    if remat == "blocks":
+        return dict(_blocks(model, ""))
+    matching = [(name, part) for name, part in model.named_modules() if name and fnmatchcase(name, remat)]
+    outermost = [
+        (name, part)
+        for name, part in matching
+        if not any(name.startswith(f"{other}.") for other, _ in matching) and not isinstance(part, nn.ModuleList)
+    ]
+    return {part: [Part(name, [part])] for name, part in outermost}
+
+
+def _blocks(module: nn.Module, path: str) -> Iterator[tuple[nn.Module, list[Part]]]:
+    children = list(module.named_children())
+    if not isinstance(module, _CONTAINERS):
+        for name, child in children:
+            yield from _blocks(child, f"{path}.{name}".lstrip("."))
+        return
+    composite = [(name, child) for name, child in children if list(child.children())]
+    if isinstance(module, nn.ModuleList) or composite:
+        for name, child in composite or children:
+            label = f"{path}.{name}".lstrip(".")
+            yield child, [Part(label, [child])]
+    elif len(children) >= 4:
+        size = max(2, isqrt(len(children)))
+        cuts = range(0, len(children), size)
+        groups = [children[start : start + size] for start in cuts]
+        labels = [f"{path}.{group[0][0]}-{group[-1][0]}".lstrip(".") for group in groups]
+        yield module, [Part(label, [child for _, child in group]) for label, group in zip(labels, groups, strict=True)]
+
+
+def bind_recomputation(call: Call, parts: Mapping[nn.Module, Sequence[Part]]) -> Call:
+    """`call`, in whose backward pass these parts are computed again; their forward is replaced for each call."""
+    forwards = {owner: _forward(owner, own) for owner, own in parts.items()}
+
+    def run(*inputs: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return call(*inputs)
+        before = {owner: vars(owner).get("forward") for owner in forwards}
+        try:
+            for owner, forward in forwards.items():
+                vars(owner)["forward"] = forward
+            return call(*inputs)
+        finally:
+            for owner, own in before.items():
+                if own is None:
+                    vars(owner).pop("forward", None)
+                else:
+                    vars(owner)["forward"] = own
+
+    return run
+
+
+def _forward(owner: nn.Module, parts: Sequence[Part]) -> Call:
+    if len(parts) == 1 and parts[0].modules == (owner,):
+        return partial(_checkpointed, owner.forward, parts[0].modules)
+
+    def forward(x: Any) -> Any:
+        for part in parts:
+            x = _checkpointed(partial(_in_sequence, part.modules), part.modules, x)
+        return x
+
+    return forward
+
+
+def _in_sequence(modules: Sequence[nn.Module], x: Any) -> Any:
+    for module in modules:
+        x = module(x)
+    return x
+
+
+def recomputed(call: Call, modules: Sequence[nn.Module]) -> Call:
+    """`call`, of which nothing but its inputs is kept; `modules` are those that it runs."""
+    return partial(_checkpointed, call, modules)
+
+
+def _checkpointed(function: Call, modules: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
+    """`torch.utils.checkpoint`, in which buffers (running statistics) change once and not again."""
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    calls: list[bool] = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not calls:
+            calls.append(True)
+            return function(*args, **kwargs)
+        buffers = [buffer for module in modules for buffer in module.buffers()]
+        kept = [buffer.clone() for buffer in buffers]
+        try:
+            return function(*args, **kwargs)
+        finally:
+            with torch.no_grad():
+                for buffer, before in zip(buffers, kept, strict=True):
+                    buffer.copy_(before)
+
+    return checkpoint(run, *args, use_reentrant=False, **kwargs)

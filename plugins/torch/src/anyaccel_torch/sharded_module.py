@@ -1,0 +1,140 @@
+"""A module whose parameters are divided among replicas by FSDP2 (`fully_shard`); the user's own stays as it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from anyaccel.errors import PhaseError
+
+_CONTAINERS = (nn.ModuleList, nn.Sequential)
+
+
+class ShardedModule:
+    """A copy of a module, with the same buffers, whose parameters are divided.
+
+    `fully_shard` changes the class of a module, so that it is given a copy. The parameters of the module itself are the
+    same objects as before, without values from `release` to `gather`.
+
+    Args:
+        module: on its device.
+        mesh: of the replicas.
+        offload: keep the parts in host memory.
+
+    Raises:
+        PhaseError: it cannot be copied.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh, *, offload: bool) -> None:
+        self.module, self._named = module, dict(module.named_parameters())
+        self._specs = {name: (each.shape, each.dtype, each.device) for name, each in self._named.items()}
+        self.copy = _copy_of(module)
+        parameters = list(self.copy.parameters())
+        narrow = any(each.is_floating_point() and each.itemsize < 4 for each in parameters)
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32) if narrow else MixedPrecisionPolicy()
+        offloading = CPUOffloadPolicy() if offload else OffloadPolicy()
+        for part in (*blocks_of(self.copy).values(), self.copy):
+            fully_shard(part, mesh=mesh, reshard_after_forward=True, mp_policy=policy, offload_policy=offloading)
+        for part in self.copy.modules():
+            if isinstance(part, FSDPModule):
+                part.set_gradient_divide_factor(1.0)  # losses are scaled by the rows of all
+                part.set_force_sum_reduction_for_comms(True)
+                part.set_reduce_scatter_unused_params(True)  # others may have used them
+        self._divided = dict(self.copy.named_parameters())
+        self._is_whole = True
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The divided parameters by name: DTensors."""
+        return self._divided
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the user's module has values."""
+        return self._is_whole
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Let go of the values of the user's module."""
+        if self._is_whole:
+            self._is_whole = False
+            for parameter in self._named.values():
+                parameter.data = parameter.data.new_empty(0)
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Give the user's module the values that it has in all replicas together, which call this together."""
+        self._is_whole = True
+        for name, parameter in self._named.items():
+            parameter.data = whole(self._divided[name]).to(self._specs[name][2])
+        self._give_buffers()
+
+    @torch.no_grad()
+    def give_up(self) -> None:
+        """Give the user's module parameters of NaN: the values cannot be gathered any more."""
+        self._is_whole = True
+        for name, parameter in self._named.items():
+            shape, dtype, device = self._specs[name]
+            value = torch.empty(shape, dtype=dtype, device=device)
+            parameter.data = value.fill_(torch.nan) if dtype.is_floating_point or dtype.is_complex else value.zero_()
+        self._give_buffers()
+
+    def _give_buffers(self) -> None:
+        """Buffers that a step has replaced; others are the same tensors."""
+        own = dict(self.module.named_buffers())
+        for name, buffer in self.copy.named_buffers():
+            if own.get(name) is not buffer:
+                path, _, last = name.rpartition(".")
+                setattr(self.module.get_submodule(path), last, buffer)
+
+
+def whole(value: Tensor) -> Tensor:
+    """A divided tensor as all replicas have it together, a plain one as it is; all replicas call this together."""
+    return value.full_tensor() if isinstance(value, DTensor) else value.detach()
+
+
+def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The outermost children of lists and sequences, by name, whose parameters are no other part's."""
+    blocks = dict(_candidates("", module))
+    owners: dict[int, set[str]] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        block = next((key for key in blocks if name == key or name.startswith(f"{key}.")), "")
+        for parameter in part.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(block)
+    return {
+        name: block
+        for name, block in blocks.items()
+        if all(owners[id(parameter)] == {name} for parameter in block.parameters())
+    }
+
+
+def _candidates(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        is_called = type(child).forward is not nn.Module.forward
+        if isinstance(module, _CONTAINERS) and is_called and next(child.parameters(), None) is not None:
+            yield path, child
+        else:
+            yield from _candidates(f"{path}.", child)
+
+
+def _copy_of(module: nn.Module) -> nn.Module:
+    """A copy with parameters that read the same memory, and with the very buffers."""
+    memo: dict[int, object] = {
+        id(each): nn.Parameter(each.detach(), requires_grad=each.requires_grad) for each in module.parameters()
+    }
+    memo |= {id(buffer): buffer for buffer in module.buffers()}
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        raise PhaseError(
+            f"the parameters of {type(module).__name__} cannot be divided among replicas, as it cannot be copied: "
+            f"{type(error).__name__}: {error}",
+            hint="let copy.deepcopy(module) succeed, or leave sharding out",
+        ) from error

@@ -1,0 +1,181 @@
+"""A program whose parameters, gradients and optimizer states are divided among replicas by FSDP2."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from anyaccel.device import Device
+from anyaccel.segment import NodeState, Segment
+from anyaccel_torch import keras
+from anyaccel_torch.module_state import submodules
+from anyaccel_torch.program import TorchProgram
+from anyaccel_torch.sharded_module import ShardedModule, whole
+
+
+class ShardedProgram(TorchProgram):
+    """Trains copies of the user's modules, of whose parameters each replica keeps a part.
+
+    Args:
+        segment: what to compute; its models are placed.
+        torch_device: gives the `torch.device` of a device.
+        mesh: of the replicas.
+        offload: keep parameters, gradients and optimizer states in host memory.
+
+    Raises:
+        PhaseError: a model cannot be copied.
+    """
+
+    is_divided: ClassVar[bool] = True
+
+    def __init__(
+        self, segment: Segment, torch_device: Callable[[Device], torch.device], mesh: DeviceMesh, *, offload: bool
+    ) -> None:
+        divided = [op.model for op in segment.operations if isinstance(op.model, nn.Module) and _is_divided(op)]
+        models = dict.fromkeys(divided)  # in this order in all replicas
+        self._shards = {id(model): ShardedModule(model, mesh, offload=offload) for model in models}
+        self._shares: deque[float] = deque()
+        self._is_abandoned = False
+        copies = {key: each.copy for key, each in self._shards.items()}
+        operations = tuple(replace(op, model=copies.get(id(op.model), op.model)) for op in segment.operations)
+        by_node = {op.label: self._shards[id(op.model)] for op in segment.operations if id(op.model) in self._shards}
+        states = {node: _divided(state, by_node.get(node)) for node, state in segment.states.items()}
+        super().__init__(replace(segment, operations=operations, states=states), torch_device)
+        self._release()
+
+    def begin_step(self, sizes: Sequence[int], n_rows: float) -> None:
+        """A step of `n_rows` in all replicas begins; this one computes parts of so many rows."""
+        self._release()
+        self._shares = deque(len(sizes) * size / n_rows for size in sizes)
+
+    def abandon(self) -> None:
+        """Exchange nothing any more."""
+        self._is_abandoned = True
+
+    def _release(self) -> None:
+        for each in self._shards.values():
+            each.release()
+
+    def _next_share(self) -> float:
+        return self._shares.popleft() if self._shares else 1.0
+
+    @torch.no_grad()
+    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
+        """As `Program.grad_stats`, of all replicas: one all-reduce."""
+        rows = [_local_stats(group.parameters) for group in self._groups]
+        table = torch.stack(rows)
+        dist.all_reduce(table)
+        return {group.name: (row[0], row[1] == 0) for group, row in zip(self._groups, table, strict=True)}
+
+    def sync_models(self) -> None:
+        """As `Program.sync_models`; called by all replicas together."""
+        if not self._is_abandoned:
+            for each in self._shards.values():
+                each.gather()
+
+    def close(self) -> dict[str, NodeState]:
+        """As `Program.close`; called by all replicas together, unless this one was abandoned.
+
+        Then the values are NaN, unless the models had them.
+        """
+        if self._final is None:
+            self.zero_grad()
+            for each in self._shards.values():
+                if not self._is_abandoned:
+                    each.gather()
+                elif not each.is_whole:
+                    each.give_up()
+        return super().close()
+
+    def _states(self, *, copies: bool) -> dict[str, NodeState]:
+        states = super()._states(copies=False)
+        if self._is_abandoned:
+            return {node: NodeState(state.step) for node, state in states.items()}
+        known: dict[int, NodeState] = {}  # nodes that share a model share its state
+        for state in states.values():
+            if id(state) not in known:
+                known[id(state)] = NodeState(state.step, _whole(state.slots, copies=copies))
+        return {node: known[id(state)] for node, state in states.items()}
+
+
+def unshardable_reason(segment: Segment) -> str:
+    """As `ShardParameters.unshardable_reason`."""
+    held: dict[int, str] = {}
+    for term in segment.losses:
+        if isinstance(term.loss.own, nn.Module) and next(term.loss.own.parameters(), None) is not None:
+            return f"the loss {term.label!r} has parameters of its own"
+    for operation in segment.operations:
+        model = operation.model
+        if not isinstance(model, nn.Module):
+            continue
+        if keras.outermost(model):
+            return f"node {operation.label!r} has Keras layers, whose variables cannot be divided"
+        if any(getattr(part, "sparse", False) for part in submodules(model)):
+            return f"node {operation.label!r} has an embedding with sparse gradients"
+        for parameter in model.parameters():
+            other = held.setdefault(id(parameter), operation.label)
+            models = {op.label: op.model for op in segment.operations}
+            if models[other] is not model:
+                return f"nodes {other!r} and {operation.label!r} share a parameter"
+    if len({operation.device for operation in segment.operations if operation.model is not None}) > 1:
+        return "its nodes are on several devices"
+    return ""
+
+
+def _is_divided(operation: Any) -> bool:
+    return operation.trainable and next(operation.model.parameters(), None) is not None
+
+
+def _local_stats(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The squared norm of this replica's parts of the gradients, and how many numbers in them are not finite."""
+    parts = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    device = parts[0].device if parts else torch.device("cpu")
+    if not parts:
+        return torch.zeros(2, device=device)
+    squares = torch.stack([torch.linalg.vector_norm(part.float() if part.itemsize < 4 else part) for part in parts])
+    broken = torch.stack([(~part.isfinite()).sum() for part in parts]).sum()
+    total = squares.square().sum()
+    return torch.stack([total, broken.to(total.dtype)])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _divided(state: NodeState, module: ShardedModule | None) -> NodeState:
+    """An optimizer state with slots divided as their parameters are; each replica has the whole of it."""
+    if module is None:
+        return state
+    slots = {name: dict(values) for name, values in state.slots.items()}
+    for name, values in slots.items():
+        parameter = module.parameters.get(name)
+        if isinstance(parameter, DTensor):
+            values.update({slot: _like(parameter, value) for slot, value in values.items()})
+    return NodeState(state.step, slots)
+
+
+def _like(parameter: DTensor, value: Any) -> Any:
+    """A slot divided as its parameter is, if it has the same shape."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or not value.ndim:
+        return value
+    own = value.detach().to(parameter.device)
+    return distribute_tensor(own, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _whole(slots: Mapping[str, Mapping[str, Tensor]], *, copies: bool) -> dict[str, dict[str, Tensor]]:
+    """Gathered in the order of names: that of slots that were loaded differs between processes."""
+    return {
+        name: {slot: _given(values[slot], copies) for slot in sorted(values)} for name, values in sorted(slots.items())
+    }
+
+
+def _given(value: Tensor, copies: bool) -> Tensor:
+    return value.clone() if copies and not isinstance(value, DTensor) else whole(value)
