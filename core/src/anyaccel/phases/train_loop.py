@@ -77,8 +77,9 @@ class TrainLoop:
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
-        checked = (phase.accumulate > 1 or replicated is not None) and not self._sharded
-        self._mean_check = MeanCheck(phase, replicated=replicated is not None) if checked else None
+        shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
+        checked = (phase.accumulate > 1 or shares) and not self._sharded
+        self._mean_check = MeanCheck(phase, replicated=shares) if checked else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         self._pacing = StepPacing(hooks.max_call_steps)
         self._unheard: list[Losses] = []  # of the steps since somebody listened

@@ -94,9 +94,12 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         return batch_coupling(model)
 
     def untrainable_reason(self, model: Any) -> str:
-        """As `Compute.untrainable_reason`, for models of Keras."""
+        """As `Compute.untrainable_reason`, for models of Keras, and for those that share batches themselves."""
         from anyaccel_torch import keras
+        from anyaccel_torch.module_traits import shares_batches
 
+        if shares_batches(model):
+            return "DataParallel shares batches itself; give the module in it, and TrainPhase(accelerator='gpu:*')"
         reasons = (keras.library().untrainable_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
 
