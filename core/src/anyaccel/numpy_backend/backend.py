@@ -10,8 +10,9 @@ import numpy as np
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.adapter.device_description import cpu_info
+from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
-from anyaccel.backend import AsyncCopy, Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
+from anyaccel.backend import AsyncCopy, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
 from anyaccel.host_memory import aligned_empty, host_memory
@@ -32,7 +33,7 @@ from anyaccel.specs import Loss, Optimizer
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
 
 
-class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision):
+class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
@@ -41,6 +42,7 @@ class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures, ComputesPr
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     parameter_groups = True
     weighs_losses = True
+    allocates = True
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
@@ -196,7 +198,9 @@ class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures, ComputesPr
         """In the module's order."""
         return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.buffers.items()}
 
-    def step_memory(self, segment: Segment, batch_size: int, n_microbatches: int = 1) -> Mapping[Device, int]:
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> Mapping[Device, int]:
         """Measured on simulated devices, with rows of zeros and copies of the models."""
         return step_memory(segment, batch_size, n_microbatches)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Program
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision):
+class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
     weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
@@ -93,9 +94,12 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         return batch_coupling(model)
 
     def untrainable_reason(self, model: Any) -> str:
-        """As `Compute.untrainable_reason`, for models of Keras."""
+        """As `Compute.untrainable_reason`, for models of Keras, and for those that share batches themselves."""
         from anyaccel_torch import keras
+        from anyaccel_torch.module_traits import shares_batches
 
+        if shares_batches(model):
+            return "DataParallel shares batches itself; give the module in it, and TrainPhase(accelerator='gpu:*')"
         reasons = (keras.library().untrainable_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
 
@@ -139,6 +143,18 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         warn_of_activations(keras.library(), segment)
         with translate_errors(f"the program of segment {segment.label!r}, with its optimizer state"):
             return TorchProgram(segment, self.native_device)
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """As `MemoryFigures.buffers`, also those that a state does not have."""
+        return {name: TensorSpec(tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()}
+
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> Mapping[Device, int]:
+        """As `MemoryFigures.step_memory`, over tensors without values. What kernels need besides is not counted."""
+        from anyaccel_torch.step_memory import step_memory
+
+        return step_memory(segment, batch_size, n_microbatches, n_steps)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`; without buffers that the module does not save (`persistent=False`).
@@ -187,7 +203,7 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         write_weights(path, arrays)
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
-        """As `Compute.unsupported_reason`; takes Keras losses, and says what to use instead of Keras optimizers."""
+        """As `Compute.unsupported_reason`; takes losses and optimizers of Keras too."""
         reason = super().unsupported_reason(recipe)
         if not reason:
             return ""
@@ -197,9 +213,7 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
             return "" if keras.library().is_loss(recipe.own) else reason
         if isinstance(recipe.own, FunctionType) and recipe.own.__module__.partition(".")[0] not in HINTS:
             return ""  # the user's own, which gives one
-        if not keras.is_optimizer(recipe.own):
-            return reason
-        return f"{reason}; Keras optimizers update Keras variables only, and torch.optim has most of them too"
+        return "" if keras.is_optimizer(recipe.own) else reason
 
     def models(self) -> Mapping[str, type]:
         """SequentialMLP and SequentialCNN."""

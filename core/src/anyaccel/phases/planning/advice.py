@@ -117,9 +117,12 @@ def _precision(graph: ModelGraph, plan: Plan) -> Advice:
     known = sum(each or 0 for each in activations)
     beside = "activations are not covered" if None in activations else f"{size(known)} of activations and temporaries"
     figure = f"{size(wide)} of parameters are float32 or wider; {beside}"
+    mixed = [each.node for each in plan.assignments if each.precision]
+    if mixed:
+        return Advice(name, DONE, f"{listing(mixed)} {'is' if len(mixed) == 1 else 'are'} computed in it; {figure}")
     if all(each.device.kind in _ON_HOST for each in plan.assignments):
         return Advice(name, NO_EFFECT, f"no node is on a GPU; {figure}")
-    return Advice(name, DO if wide else DONE, figure)
+    return Advice(name, DO if wide else DONE, f"{figure}; write precision='bf16-mixed'" if wide else figure)
 
 
 def _monitoring(phase: Phase) -> Advice:

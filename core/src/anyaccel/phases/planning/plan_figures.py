@@ -155,7 +155,8 @@ class _StepFigures:
             accumulate = phase.accumulate if isinstance(phase, TrainPhase) else 1
             self._why = f"{backend.framework} does not tell what a step takes"
             try:
-                self._peaks = backend.step_memory(segment, parts[0].epochs.batch_size, accumulate)
+                epochs = parts[0].epochs
+                self._peaks = backend.step_memory(segment, epochs.batch_size, accumulate, epochs.n_steps)
             except Exception as error:  # of a user's model or loss, which may take no rows of zeros
                 release_frames(error)
                 self._why = f"measuring a step failed: {type(error).__name__}: {error}"
@@ -181,6 +182,6 @@ class _StepFigures:
         weights = sum(each.nbytes for each in resolution.plan.assignments)
         rows = sum(spec.nbytes for spec, _ in resolution.segments[0].inputs.values()) * epochs.batch_size
         needed, free = _COPIES * weights + 4 * rows, host_memory().free
-        if free and needed > _MEASURED_SHARE * free:
+        if backend.allocates and free and needed > _MEASURED_SHARE * free:
             return f"measuring a step would take {size(needed)} of this machine's memory"
         return ""

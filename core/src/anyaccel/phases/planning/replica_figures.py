@@ -34,7 +34,8 @@ def with_replicas(phase: Phase, plan: Plan, devices: Sequence[Device]) -> Plan:
         return plan
     where = f", on {', '.join(map(str, devices))}" if devices else ""
     note = f"this is the plan of one of {number} replicas{where}; each takes its share of a batch"
-    names, why = _SHARED, f"each of {number} replicas takes its share of a batch"
+    names: tuple[str, ...] = _SHARED
+    why = f"each of {number} replicas takes its share of a batch"
     if phase.sharding is not None:
         names, why = _DIVIDED, f"what is trained is divided among {number} replicas"
     memory = tuple(_without(each, names, why) for each in plan.memory)

@@ -1,0 +1,116 @@
+"""Step memory: what a step allocates, counted over tensors that have shapes and no values."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from anyaccel.adapter.step_loop import steps_gathered_at_once
+from anyaccel.device import Device
+from anyaccel.segment import Segment
+from anyaccel_torch.program import TorchProgram
+
+_EPOCHS, _LEAST = 2, 2  # epochs and steps; the first makes the optimizer state
+
+
+class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages that are alive on each device, and the most of them at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.used: dict[torch.device, int] = {}
+        self.peak: dict[torch.device, int] = {}
+        self._seen: dict[int, Any] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's storage, once, until it is freed."""
+        storage = tensor.untyped_storage()
+        key, device, nbytes = storage._cdata, tensor.device, storage.nbytes()  # noqa: SLF001 - no public identity
+        if key in self._seen:
+            return
+        self.used[device] = self.used.get(device, 0) + nbytes
+        self.peak[device] = max(self.peak.get(device, 0), self.used[device])
+
+        def freed(_: Any) -> None:
+            self.used[device] -= nbytes
+            self._seen.pop(key, None)
+
+        self._seen[key] = weakref.ref(storage, freed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count what it gives."""
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        return result
+
+
+def step_memory(segment: Segment, batch_size: int, n_microbatches: int, n_steps: int) -> dict[Device, int]:
+    """As `MemoryFigures.step_memory`; nothing is allocated, and the models stay as they are."""
+    devices = list(dict.fromkeys(operation.device for operation in segment.operations))
+    places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        copies: dict[int, Any] = {}
+        operations = tuple(
+            replace(operation, model=_fake(operation.model, mode, places[operation.device], copies))
+            for operation in segment.operations
+        )
+        fake = replace(segment, operations=operations, states={}, compile="off")
+        counter = StorageCounter()
+        for model in copies.values():
+            for tensor in (*model.parameters(), *model.buffers()):
+                counter.add(tensor)
+        with counter:
+            taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
+    return {device: taken.get(place, 0) for device, place in places.items()}
+
+
+def _fake(model: Any, mode: FakeTensorMode, place: torch.device, copies: dict[int, Any]) -> Any:
+    """A copy of a module whose tensors have no values; the same one where nodes share it."""
+    if model is None or id(model) in copies:
+        return None if model is None else copies[id(model)]
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+        memo[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+    copies[id(model)] = copy.deepcopy(model, memo)
+    return copies[id(model)]
+
+
+def _steps(
+    segment: Segment,
+    places: Mapping[Device, torch.device],
+    counter: StorageCounter,
+    batch_size: int,
+    n_microbatches: int,
+    n_steps: int,
+) -> dict[torch.device, int]:
+    columns = [
+        torch.zeros((batch_size, *spec.shape), dtype=getattr(torch, spec.dtype), device=places[device])
+        for spec, device in segment.inputs.values()
+    ]
+    program = TorchProgram(segment, lambda device: places[device])
+    if not segment.groups:
+        held = dict(counter.used)
+        program.forward(columns)
+        return {place: peak - held.get(place, 0) for place, peak in counter.peak.items()}
+    step_bytes = batch_size * sum(spec.nbytes for spec, _ in segment.inputs.values())
+    n_steps = max(_LEAST, min(n_steps, steps_gathered_at_once(step_bytes)))
+    orders = [torch.zeros(batch_size * n_steps, dtype=torch.int64, device=column.device) for column in columns]
+    for _ in range(_EPOCHS):
+        snapshot = program.snapshot()  # a run takes one, to repeat steps for which memory does not suffice
+        losses = program.train_steps(columns, orders, 0, n_steps, batch_size, n_microbatches)
+    del snapshot, losses
+    gc.collect()
+    return {place: peak - counter.used.get(place, 0) for place, peak in counter.peak.items()}
