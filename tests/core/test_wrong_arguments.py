@@ -548,6 +548,8 @@ CALLS: dict[str, Callable[[], Call]] = {
             "on_nan": "warn",
             "step": None,
             "replicas": None,
+            "per_replica": False,
+            "deterministic": False,
             "loss_scale": None,
             "sharding": None,
             "sync_batchnorm": False,

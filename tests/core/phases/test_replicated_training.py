@@ -99,9 +99,9 @@ def test_a_number_of_replicas_that_was_not_started_is_refused() -> None:
         aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=3))
 
 
-def test_replicas_without_a_launcher_are_refused() -> None:
+def test_more_replicas_than_devices_without_a_launcher_are_refused() -> None:
     rows = data()
-    with pytest.raises(PhaseError, match=r"has replicas=2, and this is one of 1 processes"):
+    with pytest.raises(PhaseError, match=r"replicas=2, and this process has fewer devices .* cpu:0.*--replicas 2"):
         aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=2))
 
 

@@ -24,7 +24,7 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.replica_share import ReplicaEpochs, ReplicaEvaluation
+from anyaccel.phases.loading.replica_share import ReplicaEpochs, ReplicaEvaluation, check_shares
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
@@ -173,7 +173,7 @@ def _draw(
     if not isinstance(data.source, BatchSource):
         combinations = list(combinations_of(phase, metrics, plan, graph))
         if isinstance(part, TrainPhase):
-            epochs = _training_epochs(part, data.rows, combinations)
+            epochs = _training_epochs(part, data.rows, combinations, max(1, len(plan.replicas)))
         elif isinstance(part, EvalPhase):
             _check_streams(samplers, metrics, plan)
             evaluated = EvaluationRows.drawn(part.sampler, data.rows)
@@ -197,8 +197,12 @@ def _parts_batches(part: Phase, replicated: ReplicatedTraining | None) -> bool:
     return isinstance(part, TrainPhase) and (part.accumulate > 1 or replicated is not None)
 
 
-def _training_epochs(part: TrainPhase, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> EpochPlan:
+def _training_epochs(
+    part: TrainPhase, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
+) -> EpochPlan:
     batches = SampledBatches(part.label, part.sampler, part.schedule or ZIP_STRICT, rows)
+    if n_replicas > 1:
+        check_shares(part.label, batches, n_replicas)
     check_alignment(part.label, batches.steps, combinations, by_sampler=True)
     return TrainingEpochs(part.label, batches, part.accumulate)
 

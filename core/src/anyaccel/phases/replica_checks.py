@@ -34,6 +34,8 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
     """What keeps a phase from being shared, in words."""
     if phase.step is not None:
         yield "its step is your own"
+    if phase.deterministic:
+        yield "deterministic=True is for replicas on the devices of one process"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"
     if phase.sync_batchnorm and phase.accumulate > 1:

@@ -284,13 +284,12 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
     if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
         return None
     place = launched()
-    if place is None or phase.replicas not in (None, place.size):
-        if phase.replicas is None:
-            return None
-        found = 1 if place is None else place.size
+    if place is None:
+        return None
+    if phase.replicas not in (None, place.size):
         raise PhaseError(
-            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {found} processes",
-            available=f"{found} replicas",
+            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
+            available=f"{place.size} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
     if isinstance(phase, EvalPhase):
