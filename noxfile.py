@@ -63,6 +63,8 @@ OF_KIT = ("tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wh
 PLACEMENT = ("--capability", "backend", "--capability", "exchange", "--capability", "memory")
 # Integration tests that use NumPy alone run once, in `kit`, and not beside each framework.
 OF_FRAMEWORKS = ("-m", "not without_framework")
+# Plugins without a framework of their own, and whose plugin their tests use.
+TESTED_WITH = {"ray": ("torch",)}
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),
     "tests/integration/test_out_of_memory.py",
@@ -260,7 +262,7 @@ def backend(session: nox.Session, plugin: str) -> None:
     the same.
     """
     libraries = ("models-sample",) if plugin == "torch" else ()
-    install(session, *editable(plugin), *group("test", "guests", plugin, *libraries))
+    install(session, *editable(plugin, *TESTED_WITH.get(plugin, ())), *group("test", "guests", plugin, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
     env = {**ONE_THREAD, **compiled_once(session)}
     session.run("pytest", f"plugins/{plugin}/tests", *spread(), *session.posargs, env=env)
@@ -287,6 +289,22 @@ def mixed(session: nox.Session) -> None:
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)
+
+
+@nox.session(python=MAIN)
+@nox.parametrize("name", [nox.param(name, id=name) for name in ("torchrun", "openmpi", "mpich", "ray")])
+def launchers(session: nox.Session, name: str) -> None:
+    """One script by a launcher: torchrun and a stand-in for srun, mpirun of Open MPI and of MPICH, Ray on a cluster.
+
+    `backend` runs a sample. No Slurm is installed: its variables are set by the stand-in.
+    """
+    of_ray = ("ray",) if name == "ray" else ()
+    libraries = () if name == "torchrun" else (name,)
+    install(session, *editable("torch", *of_ray), *group("test", "guests", "torch", *libraries))
+    env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
+    tests = {"ray": ["plugins/ray/tests"], "torchrun": ["plugins/torch/tests/test_launchers.py"]}
+    of_mpi = ["plugins/torch/tests/test_launchers.py", "-k", "mpirun"]
+    session.run("pytest", *tests.get(name, of_mpi), "-n", "0", *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,8 +15,10 @@ import torch
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
+from anyaccel.replicas import launched
 
-RANK = int(os.environ.get("RANK", "0"))
+PLACE = launched()
+RANK = 0 if PLACE is None else PLACE.rank
 OUT = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
 
 
@@ -159,11 +160,11 @@ def deep_model() -> torch.nn.Module:
 
 
 class Killed(aa.Callback):
-    """Kills its process at a step of the whole run, if it is that replica, and nobody was killed before."""
+    """Kills or stops its process at a step of the whole run, if it is that replica, and nobody was before."""
 
     def __init__(self, folder: Path) -> None:
         plan = folder / "kill.json"
-        self.rank, self.at = json.loads(plan.read_text()) if plan.exists() else (None, -1)
+        self.rank, self.at, self.signal = json.loads(plan.read_text()) if plan.exists() else (None, -1, 0)
         self.mark = folder / "killed"
         self.done = 0
 
@@ -173,7 +174,7 @@ class Killed(aa.Callback):
     def step_end(self, run: Any) -> None:
         if self.rank == RANK and self.done + run.step == self.at and not self.mark.exists():
             self.mark.write_text(f"{run.epoch} {run.step}")
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
 
 
 def resumed(dropout: bool = True) -> None:
@@ -214,7 +215,7 @@ class StopsOne(aa.Callback):
     """Asks to stop in the last replica only."""
 
     def epoch_end(self, run: Any) -> None:
-        if int(os.environ["WORLD_SIZE"]) - 1 == RANK and run.epoch == 1:
+        if PLACE is not None and PLACE.rank == PLACE.size - 1 and run.epoch == 1:
             run.stop("enough for one")
 
 

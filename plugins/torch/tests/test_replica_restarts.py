@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -40,10 +41,10 @@ def torchrun(folder: Path, size: int, *, name: str = "resumed", **environment: s
     return [json.loads((folder / f"resumed-{rank}.json").read_text()) for rank in range(size)]
 
 
-def kill_in(folder: Path, rank: int, step: int) -> Path:
-    """A folder for the script, in which this replica kills itself after so many steps of the run."""
+def kill_in(folder: Path, rank: int, step: int, by: signal.Signals = signal.SIGKILL) -> Path:
+    """A folder for the script, in which this replica sends itself a signal after so many steps of the run."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "kill.json").write_text(json.dumps([rank, step]))
+    (folder / "kill.json").write_text(json.dumps([rank, step, by]))
     return folder
 
 
@@ -95,21 +96,55 @@ def torchrun_alone(folder: Path) -> Any:
     return json.loads((folder / "resumed-0.json").read_text())
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_without_a_launcher_all_end_and_name_rank_and_step(tmp_path: Path, victim: int) -> None:
+def started_alone(folder: Path, **environment: str) -> list[subprocess.Popen[bytes]]:
+    """Three replicas that no launcher watches."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    folder = kill_in(tmp_path, victim, 14)
-    shared = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {**os.environ, "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}
     command = [sys.executable, str(SCRIPTS), "resumed", str(folder)]
-    processes = [subprocess.Popen(command, env={**shared, "RANK": rank}, stderr=subprocess.DEVNULL) for rank in "012"]
+    return [subprocess.Popen(command, env={**shared, "RANK": rank}, stderr=subprocess.DEVNULL) for rank in "012"]
+
+
+def lost(folder: Path, rank: int) -> str:
+    """The message of the error that a replica ended with."""
+    return str(json.loads((folder / f"lost-{rank}.json").read_text())["message"])
+
+
+@pytest.mark.parametrize("attempt", range(min(KILLS, 20) if KILLS > 4 else 2))
+def test_without_a_launcher_all_end_and_name_rank_and_step(tmp_path: Path, attempt: int) -> None:
+    draw = random.Random(100 + attempt)
+    victim, step = [(0, 14), (2, 14)][attempt] if attempt < 2 else (draw.randrange(3), draw.randrange(1, STEPS - 1))
+    folder = kill_in(tmp_path, victim, step)
+    processes = started_alone(folder)
     processes[victim].wait(120)
     began = time.monotonic()
     codes = [process.wait(60) for process in processes]
     assert time.monotonic() - began < 15
     assert codes == [-9 if rank == victim else 1 for rank in range(3)]
     for rank in {0, 1, 2} - {victim}:
-        message = json.loads((folder / f"lost-{rank}.json").read_text())["message"]
+        message = lost(folder, rank)
+        assert f"phase 'train', epoch {step // 9}, step " in message, (victim, step)
+        assert f"replica {rank} of 3 could not " in message
+        assert f"replica {victim} ended, or did not answer" in message
+
+
+@pytest.mark.parametrize("victim", [0, 2] if KILLS > 4 else [2])
+def test_a_replica_that_hangs_is_named_when_the_time_is_over(tmp_path: Path, victim: int) -> None:
+    folder = kill_in(tmp_path, victim, 14, signal.SIGSTOP)
+    processes = started_alone(folder, ANYACCEL_REPLICA_TIMEOUT="10")
+    others = [process for rank, process in enumerate(processes) if rank != victim]
+    try:
+        deadline = time.monotonic() + 120
+        while not (folder / "killed").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        began = time.monotonic()
+        assert [process.wait(60) for process in others] == [1, 1]
+        assert time.monotonic() - began < 10 + 15
+    finally:
+        processes[victim].kill()
+        processes[victim].wait()
+    for rank in {0, 1, 2} - {victim}:
+        message = lost(folder, rank)
         assert f"phase 'train', epoch 1, step 6: replica {rank} of 3 could not " in message
         assert f"replica {victim} ended, or did not answer" in message

@@ -74,3 +74,19 @@ def test_a_signal_to_the_launcher_ends_all(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.name), 0)
+
+
+def test_all_are_started_anew_as_often_as_was_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    once = "import os, pathlib, sys\nmark = pathlib.Path(sys.argv[1], os.environ['RANK'])\n"
+    once += "done = mark.exists()\nmark.write_text(mark.read_text() + 'x' if done else 'x')\n"
+    once += "sys.exit(0 if done or os.environ['RANK'] == '1' else 3)"
+    assert run_replicas([sys.executable, "-c", once, str(tmp_path)], 2, max_restarts=3) == 0
+    assert (tmp_path / "0").read_text() == "xx"
+    assert "replica 0 ended with exit status 3; all are started anew" in capfd.readouterr().err
+    assert run_replicas([sys.executable, "-c", "import sys; sys.exit(3)"], 2, max_restarts=1) == 3
+
+
+def test_variables_are_set_besides(tmp_path: Path) -> None:
+    tell = "import os, pathlib, sys; pathlib.Path(sys.argv[1], os.environ['RANK']).write_text(os.environ['MORE'])"
+    assert run_replicas([sys.executable, "-c", tell, str(tmp_path)], 2, variables={"MORE": "of it"}) == 0
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["of it", "of it"]

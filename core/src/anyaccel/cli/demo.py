@@ -15,6 +15,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.registry import Registry, registry
+from anyaccel.replicas import is_main_process
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.specs import Optimizer
 
@@ -30,10 +31,13 @@ def run(framework: str | None, device: str | None, epochs: int, seed: int, as_js
     device = device or str(best_device_of(plugins, framework))
     experiment = make_experiment(framework, seed, quiet=as_json)
     training, test = make_phases(device, epochs, seed)
-    if not as_json:
+    shows = is_main_process()
+    if shows and not as_json:
         print_line(str(experiment.plan(training)))
     trained: TrainResults = experiment.run_phase(training)
     tested: EvalResults = experiment.run_phase(test)
+    if not shows:
+        return
     if as_json:
         print_json(_to_json(framework, trained, tested))
     else:

@@ -308,22 +308,51 @@ def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     short_help="Train with several processes.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--replicas", type=click.IntRange(min=1), required=True, help="How many processes train one model.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--replicas",
+    required=True,
+    metavar="N",
+    help="How many processes train one model; MIN:MAX where a launcher may go on with fewer.",
+)
+@click.option("--on", metavar="LAUNCHER", help="Where they run, such as ray; by default on this machine.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often all are started anew when one has failed.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that one waits for the others in a step; by default those of the framework.",
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(replicas: int, script: str, arguments: Sequence[str]) -> None:
-    """Run a script in several processes on this machine, which share every batch of its training phases.
+def run(
+    replicas: str,
+    on: str | None,
+    max_restarts: int,
+    timeout: float | None,
+    module: bool,
+    script: str,
+    arguments: Sequence[str],
+) -> None:
+    """Run a script in several processes, which share every batch of its training phases.
 
     Sets what torchrun sets. When one process fails the others are ended, and the status is that of the one that failed.
 
     \b
     Examples:
       anyaccel run --replicas 2 train.py
-      anyaccel run --replicas 4 train.py --epochs 3
+      anyaccel run --replicas 4 --max-restarts 3 train.py --epochs 3
+      anyaccel run --on ray --replicas 8 train.py
     """
-    from anyaccel.replicas.processes import run_replicas
+    from anyaccel.cli.run import run
 
-    sys.exit(run_replicas([sys.executable, script, *arguments], replicas))
+    _check_folder()
+    sys.exit(run(replicas, on, max_restarts, timeout, module, script, tuple(arguments)))
 
 
 @_command(short_help="Print a shell completion script.")

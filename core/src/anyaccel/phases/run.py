@@ -80,12 +80,14 @@ class Run:
         final_snapshot: what `return_to` was given; None if it was not called.
         final_state: the state of the graph that a run which goes on from a checkpoint returns to, as `return_to` was
             called before it; None otherwise.
+        is_main_process: whether this process shows, tracks and writes the run: of several replicas the first.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
         self.phase = phase
         self.graph = graph
         self.experiment = experiment
+        self.is_main_process = True
         self.plan: Plan | None = None
         self.epoch = 0
         self.step = 0

@@ -4,7 +4,17 @@ Stands on the contract of plugins alone. What the phases do with it is in `phase
 """
 
 from anyaccel.replicas.group import ReplicaGroup, Replicate
-from anyaccel.replicas.launcher import Launched, launched
+from anyaccel.replicas.launcher import Launched, is_main_process, launched, replica_timeout
 from anyaccel.replicas.sharding import ShardParameters
+from anyaccel.replicas.spawn import spawn
 
-__all__ = ["Launched", "ReplicaGroup", "Replicate", "ShardParameters", "launched"]
+__all__ = [
+    "Launched",
+    "ReplicaGroup",
+    "Replicate",
+    "ShardParameters",
+    "is_main_process",
+    "launched",
+    "replica_timeout",
+    "spawn",
+]

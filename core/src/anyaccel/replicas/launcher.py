@@ -1,14 +1,28 @@
-"""Launcher: what the environment says about the processes of one run, as torchrun and `anyaccel run` set it."""
+"""Launcher: which of several processes this one is, by what torchrun, mpirun, srun and others set."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from anyaccel.errors import ConfigError
+from anyaccel.replicas.launcher_variables import (
+    OPEN_MPI,
+    PMI,
+    SLURM,
+    TORCHRUN,
+    Variables,
+    address_of,
+    is_set,
+    local_rank,
+    number,
+    port_of,
+)
 
-_NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TIMEOUT_VARIABLE = "ANYACCEL_REPLICA_TIMEOUT"
+_MPI = (OPEN_MPI, PMI)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,39 +32,127 @@ class Launched:
     Attributes:
         rank: which one, from 0.
         size: how many there are.
+        local_rank: which one of those on this machine, from 0; None where the launcher does not say.
+        address: the host of the first process, at which all meet.
+        port: the port there.
     """
 
     rank: int
     size: int
+    local_rank: int | None = None
+    address: str = ""
+    port: int = 0
+
+    def export(self, environment: MutableMapping[str, str] | None = None) -> None:
+        """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where not set, as frameworks read them."""
+        into = os.environ if environment is None else environment
+        values = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
+        values |= {"MASTER_PORT": self.port or None}
+        for name, value in {**values, "MASTER_ADDR": self.address or None}.items():
+            if value is not None and not into.get(name):
+                into[name] = str(value)
 
 
 def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
-    """Which of several processes this one is, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """Which of several processes this one is, by the variables of its launcher.
+
+    Those are RANK and WORLD_SIZE (torchrun, Ray, `anyaccel run`), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI), PMI_RANK
+    and PMI_SIZE (MPICH, Intel MPI), and SLURM_PROCID and SLURM_STEP_NUM_TASKS (srun). Where one is started by another,
+    the inner one counts: torchrun under srun, and mpirun in an allocation of Slurm. MASTER_ADDR and MASTER_PORT are
+    taken from the hosts and the number of the job where they are not set.
 
     Returns:
-        None if no launcher has set all four, or has started a single process.
+        None if no launcher has set rank and size, or has started a single process.
 
     Raises:
-        ConfigError: they contradict each other.
+        ConfigError: they contradict each other, or do not say where the processes meet.
     """
     given = os.environ if environment is None else environment
-    if not all(given.get(name) for name in _NAMES):
+    variables = _innermost(given)
+    if variables is None:
         return None
-    rank, size = _number(given, "RANK"), _number(given, "WORLD_SIZE")
+    rank, size = _place(given, variables)
+    if size == 1:
+        return None
+    address, port = _meeting_point(given, variables, size)
+    return Launched(rank, size, local_rank(given, variables), address, port)
+
+
+def is_main_process() -> bool:
+    """Whether this process is the first of its launcher, or the only one: the one that prints and writes.
+
+    Raises:
+        ConfigError: as of `launched`.
+    """
+    place = launched()
+    return place is None or place.rank == 0
+
+
+def replica_timeout(environment: Mapping[str, str] | None = None) -> float | None:
+    """How many seconds a replica waits for the others, by ANYACCEL_REPLICA_TIMEOUT; None leaves it to the framework.
+
+    Raises:
+        ConfigError: it is no positive number.
+    """
+    text = (os.environ if environment is None else environment).get(TIMEOUT_VARIABLE)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(
+            f"{TIMEOUT_VARIABLE}={text!r} is no number of seconds above 0",
+            hint=f"set it to the time of the longest step and more, such as {TIMEOUT_VARIABLE}=600, or unset it",
+        )
+    return seconds
+
+
+def _innermost(environment: Mapping[str, str]) -> Variables | None:
+    """The launcher that started this process itself."""
+    mpi = [each for each in _MPI if is_set(environment, each)]
+    if not is_set(environment, TORCHRUN):
+        _check_agreement(environment, mpi)
+        return next(iter(mpi), SLURM if is_set(environment, SLURM) else None)
+    if not environment.get("LOCAL_WORLD_SIZE"):  # written by hand, and not by a launcher that another has started
+        outer = [*mpi, *([SLURM] if not mpi and is_set(environment, SLURM) else [])]
+        several = [each for each in outer if number(environment, each.size) > 1]
+        _check_agreement(environment, [TORCHRUN, *several])
+    return TORCHRUN
+
+
+def _check_agreement(environment: Mapping[str, str], launchers: list[Variables]) -> None:
+    if len({(environment[each.rank], environment[each.size]) for each in launchers}) <= 1:
+        return
+    shown = [f"{name}={environment[name]}" for each in launchers for name in (each.rank, each.size)]
+    raise ConfigError(
+        f"the launchers of this process contradict each other: {', '.join(shown)}",
+        available=", ".join(each.launcher for each in launchers),
+        hint=f"start all processes with one launcher, and unset {launchers[0].rank} and {launchers[0].size} if they "
+        "are left from another",
+    )
+
+
+def _place(environment: Mapping[str, str], variables: Variables) -> tuple[int, int]:
+    rank, size = number(environment, variables.rank), number(environment, variables.size)
     if rank >= size:
         raise ConfigError(
-            f"the environment has RANK={rank} and WORLD_SIZE={size}",
+            f"the environment has {variables.rank}={rank} and {variables.size}={size}",
             available=f"ranks 0 to {size - 1}",
-            hint="start all processes with one launcher, or unset RANK for a process of its own",
+            hint=f"start all processes with one launcher, or unset {variables.rank} for a process of its own",
         )
-    return Launched(rank, size) if size > 1 else None
+    return rank, size
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment[name]
-    if not text.isascii() or not text.isdigit() or (name == "WORLD_SIZE" and int(text) < 1):
-        raise ConfigError(
-            f"the environment has {name}={text!r}, which is no number of processes",
-            hint="start the processes with a launcher: anyaccel run --replicas 2 SCRIPT",
-        )
-    return int(text)
+def _meeting_point(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[str, int]:
+    address, port = address_of(environment, variables, size), port_of(environment, variables)
+    if address is not None and port is not None:
+        return address, port
+    missing = [name for name, value in {"MASTER_ADDR": address, "MASTER_PORT": port}.items() if value is None]
+    given = f"{variables.rank}={environment[variables.rank]} and {variables.size}={size}"
+    raise ConfigError(
+        f"the environment has {given}, and not {' and '.join(missing)}, where the processes meet",
+        hint="set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, alike in all "
+        "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset both of the first for a process of its own",
+    )

@@ -1,4 +1,4 @@
-"""Processes: start a script once for each replica, and end all when one fails."""
+"""Processes: start a script once for each replica, end all when one fails, and start them anew if that is asked for."""
 
 from __future__ import annotations
 
@@ -7,52 +7,113 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 
 
-def run_replicas(command: Sequence[str], n_replicas: int, environment: Mapping[str, str] | None = None) -> int:
+def run_replicas(
+    command: Sequence[str],
+    n_replicas: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    max_restarts: int = 0,
+    variables: Mapping[str, str] | None = None,
+    printed: Callable[[str], object] | None = None,
+) -> int:
     """Run a command in `n_replicas` processes on this machine, and wait for all.
 
-    Each gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun, and, where OMP_NUM_THREADS is
-    not set, its share of the cores. When one fails, the others are ended: by SIGTERM, and 10 seconds later by force.
-    SIGTERM and Ctrl-C end all in the same way.
+    Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as from torchrun, and, where
+    OMP_NUM_THREADS is not set, its share of the cores. When one fails, the others are ended: by SIGTERM, and 10 seconds
+    later by force. SIGTERM and Ctrl-C end all in the same way.
+
+    Args:
+        command: program and arguments.
+        n_replicas: how many processes.
+        environment: of each; by default that of this process.
+        max_restarts: how often all are started anew when one has failed.
+        variables: are set besides.
+        printed: gets each line that a process prints, which is also printed by this process, as a notebook shows no
+            output of others; by default they share its standard output and error.
 
     Returns:
         the exit status: 0, or that of the process that failed first; 128 + signal where a signal ended it.
     """
-    shared = dict(os.environ if environment is None else environment)
+    shared = dict(os.environ if environment is None else environment) | dict(variables or {})
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // n_replicas)))
-    shared |= {"WORLD_SIZE": str(n_replicas), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    processes: list[subprocess.Popen[bytes]] = []
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _interrupt) if in_main_thread else None
     try:
-        for rank in range(n_replicas):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(list(command), env={**shared, **own}))
-        return _wait(processes)
+        for attempt in range(max_restarts + 1):
+            status = _attempt(command, n_replicas, shared, max_restarts - attempt, printed)
+            if status == 0:
+                break
+        return status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _attempt(
+    command: Sequence[str],
+    n_replicas: int,
+    shared: Mapping[str, str],
+    attempts_left: int,
+    printed: Callable[[str], object] | None,
+) -> int:
+    """Start all, wait, and end those that are left."""
+    of_all = {"WORLD_SIZE": str(n_replicas), "LOCAL_WORLD_SIZE": str(n_replicas)}
+    of_all |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    output: dict[str, Any] = {} if printed is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    processes: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
+    try:
+        for rank in range(n_replicas):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(list(command), env={**shared, **of_all, **own}, **output))
+            if printed is not None:
+                readers.append(_reader(processes[-1], printed))
+        return _wait(processes, "all are started anew" if attempts_left else "the others are ended, too")
+    finally:
         _end(processes)
-        signal.signal(signal.SIGTERM, before)
+        for reader in readers:
+            reader.join(_GRACE_SECONDS)
+
+
+def _reader(process: subprocess.Popen[bytes], printed: Callable[[str], object]) -> threading.Thread:
+    """A thread that prints what a process prints, line by line."""
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                text = line.decode(errors="replace")
+                print(text, end="", flush=True)
+                printed(text)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
 
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
     while True:
         codes = [process.poll() for process in processes]
         failed = next(((rank, code) for rank, code in enumerate(codes) if code), None)
         if failed is not None:
             rank, code = failed
             how = f"exit status {code}" if code > 0 else f"signal {-code}"
-            print(f"anyaccel run: replica {rank} ended with {how}; the others are ended, too", file=sys.stderr)
+            print(f"anyaccel run: replica {rank} ended with {how}; {then}", file=sys.stderr)
             return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import timedelta
 from secrets import token_hex
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -18,20 +19,26 @@ _POLL_SECONDS = 0.01
 _WAIT_SECONDS = 300.0
 
 
-def store_of_attempt(rank: int, size: int) -> Store:
+def store_of_attempt(rank: int, size: int, timeout: timedelta | None = None) -> Store:
     """A store that the replicas of this attempt share, at the address in the environment.
 
+    Args:
+        rank: of this process.
+        size: how many there are.
+        timeout: how long to wait for the others; by default five minutes.
+
     Raises:
-        RuntimeError: some do not come within five minutes.
+        RuntimeError: some do not come in time.
     """
-    store: Store = next(rendezvous("env://", rank=rank, world_size=size))[0]
+    wait = timedelta(seconds=_WAIT_SECONDS) if timeout is None else timeout
+    store: Store = next(rendezvous("env://", rank=rank, world_size=size, timeout=wait))[0]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return store
     own = PrefixStore("anyaccel", store)
-    return PrefixStore(_agreed_name(own, rank, size), own)
+    return PrefixStore(_agreed_name(own, rank, size, wait.total_seconds()), own)
 
 
-def _agreed_name(store: Store, rank: int, size: int) -> str:
+def _agreed_name(store: Store, rank: int, size: int, seconds: float) -> str:
     """A name that all replicas have seen since they began.
 
     Each shows a token of its own; the first shows a name for the tokens that it sees, which each confirms that is one
@@ -39,7 +46,7 @@ def _agreed_name(store: Store, rank: int, size: int) -> str:
     """
     token, confirmed, name = token_hex(8), "", ""
     store.set(f"token/{rank}", token)
-    deadline = time.monotonic() + _WAIT_SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if rank == 0:
             tokens = _read(store, "token", size)
@@ -56,7 +63,7 @@ def _agreed_name(store: Store, rank: int, size: int) -> str:
         if confirmed and store.check([f"agreed/{confirmed}"]):
             return confirmed
         time.sleep(_POLL_SECONDS)
-    raise RuntimeError(f"{size} processes have not come together within {_WAIT_SECONDS:.0f} seconds")
+    raise RuntimeError(f"{size} processes have not come together within {seconds:.0f} seconds")
 
 
 def _read(store: Store, name: str, size: int) -> list[str | None]:

@@ -6,6 +6,7 @@ import atexit
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import ReplicaGroup
+from anyaccel.replicas import ReplicaGroup, replica_timeout
 from anyaccel.replicas.group import ProgramInputs
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
@@ -74,18 +75,18 @@ class TorchReplicaGroup(ReplicaGroup):
                 if not has:
                     parameter.grad = torch.zeros_like(parameter)
         gradients = [_dense(parameter) for parameter in parameters]
-        first = gradients[0]
+        first, n_head = gradients[0], _HEAD + len(parameters)
         exact = torch.promote_types(first.dtype, torch.float32)  # a number of rows is rounded in bfloat16
         head = torch.tensor([weight, *present], dtype=exact, device=first.device)
-        flat = torch.cat([head, *[gradient.reshape(-1).to(exact) for gradient in gradients]])
-        flat[len(head) :] *= weight
-        self._try("average the gradients", lambda: dist.all_reduce(flat))
-        flat[len(head) :] /= flat[0].clone()
+        flat = torch.cat([head, *[gradient.reshape(-1) for gradient in gradients]])  # of the dtype that holds both
+        summed = flat[n_head:].mul_(weight)
+        self._try("average the gradients", lambda: _add_up(flat))
+        summed.div_(flat[0])
         # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for
-        counts = None if all(present) else flat[_HEAD : len(head)].tolist()
-        pieces = torch.split(flat[len(head) :], [gradient.numel() for gradient in gradients])
+        counts = None if all(present) else flat[_HEAD:n_head].tolist()
+        pieces = torch.split(summed.to(first.dtype), [gradient.numel() for gradient in gradients])
         for i, (parameter, piece) in enumerate(zip(parameters, pieces, strict=True)):
-            parameter.grad = piece.view_as(parameter).to(first.dtype) if counts is None or counts[i] else None
+            parameter.grad = piece.view_as(parameter) if counts is None or counts[i] else None
 
     def gather(self, value: Any) -> list[Any]:
         """As `ReplicaGroup.gather`."""
@@ -136,9 +137,11 @@ class TorchReplicaGroup(ReplicaGroup):
             cast("ShardedProgram", program).abandon()
 
     def _join(self) -> None:
-        store = store_of_attempt(self.rank, self.size)
+        seconds = replica_timeout()
+        timeout = None if seconds is None else timedelta(seconds=seconds)
+        store = store_of_attempt(self.rank, self.size, timeout)
         group_store = PrefixStore("anyaccel-group", store)
-        dist.init_process_group(_engine(), store=group_store, rank=self.rank, world_size=self.size)
+        dist.init_process_group(_engine(), store=group_store, rank=self.rank, world_size=self.size, timeout=timeout)
         self._store = PrefixStore("anyaccel-alive", store)
 
     def _try(self, what: str, call: Callable[[], object]) -> None:
@@ -162,18 +165,35 @@ class TorchReplicaGroup(ReplicaGroup):
         store, self._store = self._store, None
         if store is None:
             return []
-        missing = set(range(self.size)) - {self.rank}
-        deadline = time.monotonic() + _REPORT_SECONDS
-        try:
-            store.set_timeout(timedelta(seconds=_REPORT_SECONDS))
-            _leave()
-            store.set(str(self.rank), "there")
-            while missing and time.monotonic() < deadline:
-                missing -= {rank for rank in missing if store.check([str(rank)])}
-                time.sleep(_POLL_SECONDS)
-        except RuntimeError:  # the first replica keeps the store, unless its launcher does
-            missing = missing & {0} or missing
-        return sorted(missing)
+        _leave()
+        others, there = set(range(self.size)) - {self.rank}, set[int]()
+        asking = Thread(target=_ask, args=(store, self.rank, others, there), daemon=True)
+        asking.start()
+        asking.join(_REPORT_SECONDS + 1)  # a store whose process hangs keeps whoever asks it for ever
+        missing = others - there
+        if there or not asking.is_alive():
+            return sorted(missing)
+        return [0] if 0 in missing else []
+
+
+def _ask(store: Store, rank: int, others: set[int], there: set[int]) -> None:
+    """Say in the store that this replica is there, and add to `there` which others say so."""
+    deadline = time.monotonic() + _REPORT_SECONDS
+    try:
+        store.set_timeout(timedelta(seconds=_REPORT_SECONDS))
+        store.set(str(rank), "there")
+        while others - there and time.monotonic() < deadline:
+            there |= {other for other in others - there if store.check([str(other)])}
+            time.sleep(_POLL_SECONDS)
+    except RuntimeError:  # the first replica keeps the store, unless its launcher does
+        there |= others - {0} if 0 in others - there else set()
+
+
+def _add_up(values: Tensor) -> None:
+    """Replace values by their sums over all; of `torch.distributed.all_reduce` only the call itself."""
+    world = dist.group.WORLD
+    assert world is not None  # joined with the group
+    world.allreduce([values]).wait()
 
 
 def _engine() -> str:

@@ -1,0 +1,59 @@
+"""Launch options: what `anyaccel run` asks of a launcher, and launchers of plugins. Part of the plugin contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from anyaccel.errors import ConfigError
+
+LAUNCHERS = "anyaccel.launchers"
+"""The group of entry points: the name is that of `--on`, the value a function that takes LaunchOptions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """A script to run in several processes.
+
+    Attributes:
+        target: path of the script, or name of the module.
+        is_module: whether it is a module.
+        arguments: what follows it on the command line.
+        replicas: how many processes; of an elastic run, the most.
+        min_replicas: with how many it goes on when there is no place for more.
+        max_restarts: how often all are started anew when one has failed.
+        timeout: how many seconds a replica waits for the others; None leaves it to the framework.
+    """
+
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    replicas: int
+    min_replicas: int
+    max_restarts: int = 0
+    timeout: float | None = None
+
+
+Launch = Callable[[LaunchOptions], int]
+"""Runs the target in all processes and waits; returns the exit status."""
+
+
+def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | None = None) -> Launch:
+    """The launcher of an installed plugin.
+
+    Args:
+        name: as `--on` has it.
+        launchers: by name, each with what loads it; by default those that are installed.
+
+    Raises:
+        ConfigError: none of this name is installed.
+    """
+    found = {entry.name: entry.load for entry in entry_points(group=LAUNCHERS)} if launchers is None else launchers
+    if name not in found:
+        raise ConfigError(
+            f"no plugin here starts processes on {name!r}",
+            available=", ".join(sorted(found)) or "this machine, without --on",
+            hint=f"install the plugin: python -m pip install anyaccel-{name}",
+        )
+    return found[name]()

@@ -1,0 +1,117 @@
+"""Launcher variables: which variables torchrun, mpirun and srun set for each process, and what they say."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anyaccel.errors import ConfigError
+from anyaccel.replicas.host_list import first_host
+
+Environment = Mapping[str, str]
+
+DEFAULT_PORT = 29500
+"""Where a launcher names none, and has no number of the job to derive one from; that of torchrun."""
+_FIRST_PORT, _N_PORTS = 15_000, 15_000  # below those that systems give to connections of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The names under which a launcher tells a process its place.
+
+    Attributes:
+        launcher: its name, for messages.
+        rank, size: of the process, and how many there are.
+        local_rank, local_size: the same among the processes on this machine; the first that is set counts.
+    """
+
+    launcher: str
+    rank: str
+    size: str
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+
+
+TORCHRUN = Variables("torchrun", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
+OPEN_MPI = Variables(
+    "Open MPI",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    ("OMPI_COMM_WORLD_LOCAL_RANK",),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+)
+# MPICH, Intel MPI and Cray's; the local ones are MPICH's and Intel's, then Cray's and MVAPICH's.
+PMI = Variables(
+    "PMI",
+    "PMI_RANK",
+    "PMI_SIZE",
+    ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
+# Of a step, which srun makes; a batch script has SLURM_PROCID and SLURM_NTASKS, too, and is one process.
+SLURM = Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ())
+
+
+def number(environment: Environment, name: str) -> int:
+    """The number in a variable.
+
+    Raises:
+        ConfigError: it holds none, or a size is below 1.
+    """
+    text = environment[name]
+    if not text.isascii() or not text.isdigit() or (name.endswith(("SIZE", "TASKS")) and int(text) < 1):
+        raise ConfigError(
+            f"the environment has {name}={text!r}, which is no number of processes",
+            hint="start the processes with a launcher: anyaccel run --replicas 2 SCRIPT",
+        )
+    return int(text)
+
+
+def is_set(environment: Environment, variables: Variables) -> bool:
+    """Whether a launcher has told rank and size."""
+    return bool(environment.get(variables.rank)) and bool(environment.get(variables.size))
+
+
+def local_rank(environment: Environment, variables: Variables) -> int | None:
+    """The rank among the processes on this machine, as far as the launcher tells it."""
+    name = next((name for name in variables.local_rank if environment.get(name)), None)
+    return None if name is None else number(environment, name)
+
+
+def address_of(environment: Environment, variables: Variables, size: int) -> str | None:
+    """The host of the first process: MASTER_ADDR, or what the launcher says of its hosts; None if nothing."""
+    given = environment.get("MASTER_ADDR")
+    if given:
+        return given
+    hosts = _slurm_hosts(environment, variables)
+    if hosts:
+        return first_host(hosts)
+    local_size = next((name for name in variables.local_size if environment.get(name)), None)
+    return "127.0.0.1" if local_size is not None and number(environment, local_size) == size else None
+
+
+def _slurm_hosts(environment: Environment, variables: Variables) -> str | None:
+    """mpirun inside an allocation of Slurm has the hosts of the job; a step has its own."""
+    names = ("SLURM_STEP_NODELIST",) if variables is SLURM else ()
+    return next((environment[name] for name in (*names, "SLURM_JOB_NODELIST") if environment.get(name)), None)
+
+
+def port_of(environment: Environment, variables: Variables) -> int | None:
+    """The port of the first process: MASTER_PORT, or one from the number of the job, alike in all its processes."""
+    if environment.get("MASTER_PORT"):
+        return number(environment, "MASTER_PORT")
+    if variables is TORCHRUN:
+        return None
+    job = _job_of(environment, variables)
+    return DEFAULT_PORT if job is None else _FIRST_PORT + zlib.crc32(job.encode()) % _N_PORTS
+
+
+def _job_of(environment: Environment, variables: Variables) -> str | None:
+    """What tells a job from others at the same time, and is alike in its processes."""
+    if variables is SLURM:
+        return f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+    if variables is OPEN_MPI:
+        names = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "OMPI_MCA_ess_base_jobid")
+        return next((environment[name] for name in names if environment.get(name)), None)
+    return environment.get("SLURM_JOB_ID")

@@ -1,0 +1,82 @@
+"""The same script by every launcher that is here: the numbers are those of one process.
+
+mpirun is that of Open MPI or MPICH where it is installed; the variables of srun, and of mpirun where there is none, are
+set by a stand-in. The sessions `launchers` of nox install what they run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
+    pytest.mark.skipif(sys.platform == "win32", reason="launchers of POSIX"),
+    pytest.mark.slow,
+]
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "replica_scripts.py"
+FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def stand_in(name: str) -> list[str]:
+    """The command of a launcher that is not installed."""
+    return [sys.executable, str(HERE / "stand_in_launchers.py"), name, "2"]
+
+
+LAUNCHERS = {
+    "srun": stand_in("srun"),
+    "mpirun": stand_in("open_mpi") if MPIRUN is None else [MPIRUN, "-n", "2"],
+    "mpich": stand_in("mpich"),
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    "anyaccel": [sys.executable, "-m", "anyaccel", "run", "--replicas", "2"],
+}
+PYTHON_IS_GIVEN = ("torchrun", "anyaccel")
+SAMPLE = ["srun", "mpirun"]
+
+
+def told(folder: Path, size: int) -> list[Any]:
+    """What each process told."""
+    return [json.loads((folder / f"unused-{rank}.json").read_text()) for rank in range(size)]
+
+
+def run(launcher: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script; as root, too, where Open MPI asks for permission, and on fewer cores than processes."""
+    allowed = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    command = [*launcher, str(SCRIPTS), "unused", str(folder)]
+    env = {**os.environ, **allowed}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one process tells."""
+    folder = tmp_path_factory.mktemp("alone")
+    assert run([sys.executable], folder).returncode == 0
+    return told(folder, 1)[0]
+
+
+@pytest.mark.parametrize("name", [*LAUNCHERS] if FULL else SAMPLE)
+def test_the_same_script_gives_the_numbers_of_one_process(alone: Any, tmp_path: Path, name: str) -> None:
+    python = [] if name in PYTHON_IS_GIVEN else [sys.executable]
+    answer = run([*LAUNCHERS[name], *python], tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    for one in told(tmp_path, 2):
+        assert one["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+        for own, other in zip(one["weights"], alone["weights"], strict=True):
+            np.testing.assert_allclose(own, other, atol=2e-6)
