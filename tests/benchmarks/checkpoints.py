@@ -5,7 +5,9 @@ MLP of four layers with Adam, on each framework that is installed. Run it with `
 `OMP_NUM_THREADS=1`.
 
 Both are measured in one run, in turns: a checkpoint is due after so many steps, and those while it is written are
-compared with those after that. The plain copy is of the same arrays, by `numpy.copy`, or `tensor.clone`, right before.
+compared with those after that, until the next; `rate_of_turns` is the median over the turns, so that other work on the
+machine that begins or ends meanwhile tells less. The plain copy is of the same arrays, by `numpy.copy`, or
+`tensor.clone`, right before.
 The processor's time of the loop's thread stands beside the clock's, as that of a busy machine tells little.
 """
 
@@ -31,6 +33,7 @@ from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.writer import BackgroundWriter
 
 BATCH = 64
+LEAST_STEPS = 5  # of each kind, of a turn that is counted
 PLACES = {"numpy": "anyaccel", "torch": "anyaccel_torch", "jax": "anyaccel_jax", "tensorflow": "anyaccel_tensorflow"}
 
 
@@ -56,6 +59,7 @@ class Steps(aa.Callback):
     def __init__(self, framework: str) -> None:
         self._framework = framework
         self.writing, self.alone, self.copies = Clock(), Clock(), Clock()
+        self.turns: list[tuple[Clock, Clock]] = []
         self._began = (0.0, 0.0)
         self.writer: BackgroundWriter | None = None
         self._was_busy = False
@@ -65,9 +69,10 @@ class Steps(aa.Callback):
         """A step is done; if a checkpoint comes now, the same arrays are copied plainly first."""
         now, busy = (time.perf_counter(), time.thread_time()), self.writer is not None and self.writer.is_busy
         if self._began[0] and busy == self._was_busy:
-            clock = self.writing if busy else self.alone
-            clock.wall.append(now[0] - self._began[0])
-            clock.processor.append(now[1] - self._began[1])
+            both = [self.alone, self.writing], *self.turns[-1:]
+            for clock in (pair[busy] for pair in both):
+                clock.wall.append(now[0] - self._began[0])
+                clock.processor.append(now[1] - self._began[1])
 
     def begin(self) -> None:
         """The next step begins."""
@@ -76,6 +81,7 @@ class Steps(aa.Callback):
 
     def copy(self, run: Any) -> None:
         """A plain copy of what the loop has: parameters and optimizer state."""
+        self.turns.append((Clock(), Clock()))
         arrays = [value for name, value in run.graph.state().items() if value.ndim]
         if self._framework == "torch":
             import torch
@@ -131,6 +137,7 @@ def told(steps: Steps, blocked: Clock) -> dict[str, Any]:
     def ratio(some: list[float], others: list[float]) -> float:
         return statistics.median(some) / statistics.median(others)
 
+    turns = [pair for pair in steps.turns[1:] if min(len(clock.wall) for clock in pair) >= LEAST_STEPS]
     return {
         "blocked_ms": statistics.median(blocked.wall[1:]) * 1e3,
         "copy_ms": statistics.median(steps.copies.wall[1:]) * 1e3,
@@ -138,6 +145,10 @@ def told(steps: Steps, blocked: Clock) -> dict[str, Any]:
         "step_ms": statistics.median(steps.alone.wall) * 1e3,
         "steps_while_writing": len(steps.writing.wall),
         "rate_while_writing": ratio(steps.alone.wall, steps.writing.wall),
+        "turns": len(turns),
+        "rate_of_turns": statistics.median(ratio(alone.wall, writing.wall) for alone, writing in turns)
+        if turns
+        else float("nan"),
         "rate_of_fastest_steps": statistics.quantiles(steps.alone.wall, n=10)[0]
         / statistics.quantiles(steps.writing.wall, n=10)[0],
         "rate_by_processor": ratio(steps.alone.processor, steps.writing.processor),
@@ -147,10 +158,10 @@ def told(steps: Steps, blocked: Clock) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", "--blocks", type=int, default=7, help="checkpoints")
+    parser.add_argument("--rounds", "--blocks", type=int, default=16, help="checkpoints")
     parser.add_argument("--quick", action="store_true", help="small and short, to see that it runs")
-    parser.add_argument("--width", type=int, default=3000, help="of the layers")
-    parser.add_argument("--every", type=int, default=60, help="steps between checkpoints")
+    parser.add_argument("--width", type=int, default=1200, help="of the layers")
+    parser.add_argument("--every", type=int, default=250, help="steps between checkpoints")
     parser.add_argument("--only", nargs="*", choices=list(PLACES), default=list(PLACES), help="frameworks")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -316,7 +316,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "EvalPhase": lambda: (
         planned(aa.EvalPhase),
         {"label": "v", "data": "val", "metrics": ["mse"], "outputs": ["net"], "batch_size": 8, "sampler": None}
-        | {"losses": [LOSS], **PHASE, **MODES},
+        | {"losses": [LOSS], "replicas": 1, **PHASE, **MODES},
     ),
     "EvalPhase.from_split": lambda: (aa.EvalPhase.from_split, {"label": "v", "split": "val"}),
     "EvalResults.load": lambda: (aa.EvalResults.load, {"folder": saved_results(1), "allow": ()}),
@@ -548,6 +548,8 @@ CALLS: dict[str, Callable[[], Call]] = {
             "on_nan": "warn",
             "step": None,
             "replicas": None,
+            "per_replica": False,
+            "deterministic": False,
             "loss_scale": None,
             "sharding": None,
             "sync_batchnorm": False,

@@ -15,6 +15,7 @@ from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan, phase_runner
+from anyaccel.graph.framework_versions import versions_of
 from anyaccel.graph.nodes import check_label
 from anyaccel.graph.serialization import checked_classes
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_for, plan_of, progress_for
@@ -315,7 +316,11 @@ class Experiment(AttributeHints):
             "callbacks": callback_parts(self.callbacks),
             "results": [results_parts(results, arrays, f"{i}/") for i, results in enumerate(self.history)],
         }
-        saved_folder.write(folder, {_PART: part, "graph": self.graph.saved_config()}, self.graph.state(), arrays)
+        parts, versions = (
+            {_PART: part, "graph": self.graph.saved_config()},
+            versions_of(self.graph.shapes.backends.values()),
+        )
+        saved_folder.write(folder, parts, self.graph.state(), arrays, versions=versions)
 
     @classmethod
     def load(

@@ -163,6 +163,39 @@ def refused() -> None:
             tell(function.__name__, message=str(error))
 
 
+class CountsRows(torch.nn.Module):
+    """Counts the rows that it computes in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.rows = model_of(), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rows += 0 if self.training else len(x)
+        return self.inner(x)
+
+
+def evaluated() -> None:
+    """A validation and an evaluation whose batches are shared, one that has too few, and one that is computed whole."""
+    rows = data()
+    model = CountsRows()
+    graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
+    losses = [aa.AppliedLoss("mse", on="net", sample_weight="data.w")]
+    validation = aa.EvalPhase("val", data="val", batch_size=20, metrics=["mae", "r2"])
+    experiment = aa.Experiment(graph)
+    phase = aa.TrainPhase("train", data="train", losses=losses, sampler=96, n_epochs=2, validation=validation)
+    results = experiment.run_phase(phase)
+    counted, found = [], []
+    for batch_size, replicas in ((20, None), (1024, None), (20, 1)):
+        model.rows = 0
+        settings: dict[str, Any] = {"losses": losses, "metrics": ["mae", "r2"], "batch_size": batch_size}
+        values = experiment.run_phase(aa.EvalPhase("eval", data="val", replicas=replicas, **settings))
+        counted.append(model.rows)
+        found.append([values.loss, *values.metrics.values(), values.prediction("net").tolist()])
+    epochs = [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs]
+    tell("evaluated", epochs=epochs, counted=counted, found=found)
+
+
 class Blocks(torch.nn.Module):
     """Blocks in a list, a buffer, and a parameter that is not trained."""
 
@@ -394,20 +427,8 @@ def normalized() -> None:
 
 
 if __name__ == "__main__":
-    functions = (
-        weighted,
-        sources,
-        refused,
-        sharded,
-        memory,
-        begin,
-        go_on,
-        go_on_from_one,
-        undisturbed,
-        by_hand,
-        lose,
-        normalized,
-    )
+    functions = (weighted, sources, refused, evaluated, sharded, memory, normalized, by_hand, lose)
+    functions += (begin, go_on, go_on_from_one, undisturbed)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

@@ -22,6 +22,7 @@ if torch.distributed.is_available():
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
+SAME = "weighted,sources,evaluated,sharded,normalized"
 WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two") for n in (1, 2)]
 SHARDED = tuple(
     f"sharded-{name}" for name in ("plain", "clipped", "clipped by value", "accumulated", "weighted", "class")
@@ -54,7 +55,7 @@ def told(folder: Path, name: str, size: int) -> list[Any]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process tells."""
-    return succeeded("weighted,sources,sharded,normalized,begin,undisturbed", tmp_path_factory.mktemp("alone"), 1)
+    return succeeded(f"{SAME},begin,undisturbed", tmp_path_factory.mktemp("alone"), 1)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     """What two replicas tell, whose shares of most batches differ by a row, until one fails."""
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "checkpoints", folder / "from_one")
-    answer = run("weighted,sources,refused,sharded,normalized,memory,by_hand,begin,go_on_from_one,lose", folder, 2)
+    answer = run(f"{SAME},refused,memory,by_hand,begin,go_on_from_one,lose", folder, 2)
     assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
     return folder
 
@@ -76,6 +77,20 @@ def test_losses_and_weights_are_those_of_one_process(alone: Path, two: Path, nam
         np.testing.assert_allclose(each["epochs"], expected["epochs"], rtol=1e-6)
         for own, other in zip(each["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(own, other, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_evaluations_are_shared_by_batches_and_are_those_of_one_process(alone: Path, two: Path) -> None:
+    expected, shared = told(alone, "evaluated", 1)[0], told(two, "evaluated", 2)
+    n_rows = len(expected["found"][0][-1])
+    assert expected["counted"] == [n_rows] * 3
+    assert [each["counted"] for each in shared] == [[100, n_rows, n_rows], [n_rows - 100, n_rows, n_rows]]
+    for each in shared:
+        np.testing.assert_allclose(each["epochs"], expected["epochs"], rtol=1e-6)
+        for own, other in zip(each["found"], expected["found"], strict=True):
+            np.testing.assert_allclose(own[:-1], other[:-1], rtol=1e-5)
+            np.testing.assert_allclose(own[-1], other[-1], atol=1e-6)
+        assert each["found"][0] == each["found"][2]  # to the last bit: the same batches by the same values
 
 
 @pytest.mark.slow

@@ -208,3 +208,16 @@ def test_damaged_files_are_refused(damage, tmp_path):
     (tmp_path / "net.pt").write_bytes(damage((tmp_path / "net.pt").read_bytes()))
     with pytest.raises(StateError, match=r"cannot be read as a file of torch: .* Hint: copy or download it again"):
         graph_of(made(2)).load_weights(tmp_path / "net.pt")
+
+
+def test_the_version_of_torch_is_in_a_saved_folder(tmp_path):
+    x = np.zeros((8, 6), "float32")
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :3]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", nn.Linear(6, 3), data.reference())], "adam")
+    graph.save(tmp_path / "graph")
+    losses = [aa.AppliedLoss("mse")]
+    graph.run(aa.TrainPhase("t", data="all", losses=losses, n_epochs=1, checkpoint=tmp_path / "run"), progress="none")
+    for manifest in (tmp_path / "graph/manifest.json", *tmp_path.glob("run/epoch-*/manifest.json")):
+        written_by = json.loads(manifest.read_text())["written_by"]
+        assert written_by["torch"] == torch.__version__
+        assert {"anyaccel", "numpy"} <= written_by.keys()

@@ -19,9 +19,12 @@ from anyaccel.phases import EvalPhase, TrainPhase
 PHASES = "anyaccel.phases."
 ORDER = (
     "runner",
+    "bound_phase",
     "prepare",
     "row_alignment",
     "replicated_training",
+    "replica_devices",
+    "replica_checks",
     "sharding",
     "plan_request",
     "nan_check",

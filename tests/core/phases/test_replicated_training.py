@@ -99,9 +99,9 @@ def test_a_number_of_replicas_that_was_not_started_is_refused() -> None:
         aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=3))
 
 
-def test_replicas_without_a_launcher_are_refused() -> None:
+def test_more_replicas_than_devices_without_a_launcher_are_refused() -> None:
     rows = data()
-    with pytest.raises(PhaseError, match=r"has replicas=2, and this is one of 1 processes"):
+    with pytest.raises(PhaseError, match=r"replicas=2, and this process has fewer devices .* cpu:0.*--replicas 2"):
         aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=2))
 
 
@@ -229,7 +229,7 @@ def test_the_error_of_a_lost_replica_says_where() -> None:
 
 def test_arrays_of_all_replicas_come_by_rank() -> None:
     own = [{"a": np.array([[1, 2]], "uint8"), "n": np.array(3)}]
-    other = [{"a": ["|u1", [1, 2], [4, 5]], "n": ["<i8", [], [6]]}]
+    other = [{"a": ["|u1", [1, 2], b"\x04\x05"], "n": ["<i8", [], (6).to_bytes(8, "little")]}]
     both = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf(other)}).arrays_of_all(own)
     assert both is not None
     np.testing.assert_equal(both, [*own, {"a": np.array([[4, 5]], "uint8"), "n": np.array(6)}])

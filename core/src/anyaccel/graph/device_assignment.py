@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from anyaccel.graph.rejections import Wish, outranked, refused_candidates, unser
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
-from anyaccel.requests import on_machine
+from anyaccel.requests import RequestedAccelerator, on_machine
 from anyaccel.suggestions import kind_hint
 
 DEFAULT_DEVICE = "ANYACCEL_DEVICE"
@@ -58,6 +58,7 @@ class DeviceAssigner:
         accelerator: the phase's; None if it has none.
         strict: whether nodes that cannot run on the phase's device are an error; they run on the CPU otherwise.
         policy: name of the placement policy, if any.
+        replicas: devices that a request has got already; nodes without an accelerator of their own are on the first.
     """
 
     nodes: Mapping[str, Node]
@@ -66,6 +67,7 @@ class DeviceAssigner:
     accelerator: Accelerator | None
     strict: bool
     policy: str | None
+    replicas: Sequence[Device] = ()
 
     def assign(self, active: Container[str]) -> dict[str, Assignment]:
         """The assignment of every active node, in topological order.
@@ -110,7 +112,7 @@ class DeviceAssigner:
         framework = self.shapes.frameworks[node.label]
         asked, reason = precedence(node.accelerator, self.accelerator)
         requested = f"{DEFAULT_DEVICE}={asked.spec}" if reason == "environment" else asked.spec
-        wanted = on_machine(asked, framework, known=self.registry)
+        wanted = self._on_one_device(asked, reason, framework)
         if chosen is not None and reason != "node":
             wanted, reason, requested = Accelerator(chosen), "policy", self.policy or ""
         specs = self.shapes.backends[node.label].parameters(node.model).values()
@@ -122,6 +124,11 @@ class DeviceAssigner:
             nbytes=sum(spec.nbytes for spec in specs),
             rejected=tuple(self._rejected(node, reason, settled, wanted.device.kind, chosen is not None)),
         )
+
+    def _on_one_device(self, wanted: Accelerator, reason: str, framework: str) -> Accelerator:
+        if self.replicas and reason != "node" and isinstance(wanted, RequestedAccelerator):
+            return wanted.at(self.replicas[0])
+        return on_machine(wanted, framework, known=self.registry)
 
     def _rejected(
         self, node: ModelNode, decider: str, settled: Assignment, kind: str, is_chosen: bool
@@ -151,7 +158,7 @@ class DeviceAssigner:
         same = [other for other in neighbours if other.framework == framework]
         if not neighbours:
             wanted, reason = precedence(None, self.accelerator)
-            return self._settled(label, on_machine(wanted, framework, known=self.registry), reason, wanted.spec)
+            return self._settled(label, self._on_one_device(wanted, reason, framework), reason, wanted.spec)
         near = (same or neighbours)[0]
         backend = self.registry.computing(framework, near.device.kind)
         return Assignment(

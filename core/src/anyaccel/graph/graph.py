@@ -15,6 +15,7 @@ from anyaccel.display import guarded
 from anyaccel.errors import ConfigError, GraphError, StateError
 from anyaccel.graph import (
     data_config,
+    framework_versions,
     graph_config,
     phase_runner,
     serialization,
@@ -398,7 +399,8 @@ class ModelGraph(AttributeHints):
         more = arguments.mapping(ConfigError, "", "extra", extra)
         if "graph" in more:
             raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
-        saved_folder.write(folder, {**more, "graph": self.saved_config()}, self.state())
+        versions = framework_versions.versions_of(self.shapes.backends.values())
+        saved_folder.write(folder, {**more, "graph": self.saved_config()}, self.state(), versions=versions)
 
     def saved_config(self) -> dict[str, Any]:
         """The configuration as in a saved folder: a framework's own optimizer of the graph is named, not written.

@@ -46,6 +46,8 @@ class Plan:
         assignments: in topological order.
         parts: the segments in the order of computation.
         notes: what else to know, such as fallbacks and idle nodes.
+        replicas: the devices of this process that train replicas of all nodes, each with its share of every batch; the
+            first is that of the assignments. Empty where each node is on one device.
         memory: of each device by category. Like the following it depends on the machine and is not compared by `==`
             (`diff` shows it), and a plan of a run does not have it: `Experiment.plan` and `Phase.plan` do.
         decisions: residency, compilation and what else holds for the whole phase, with reasons.
@@ -60,13 +62,14 @@ class Plan:
     crossings: tuple[Crossing, ...] = ()
     parts: tuple[Part, ...] = ()
     notes: tuple[str, ...] = ()
+    replicas: tuple[Device, ...] = ()
     memory: tuple[DeviceMemory, ...] = field(default=(), compare=False)
     decisions: tuple[Decision, ...] = field(default=(), compare=False)
     batch_size: int | None = field(default=None, compare=False)
     machine: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
-        devices = ", ".join(dict.fromkeys(str(assignment.device) for assignment in self.assignments))
+        devices = ", ".join(dict.fromkeys(self._where(assignment.device) for assignment in self.assignments))
         where = f"{number_of(len(self.assignments), 'node')}{' on ' if devices else ''}{devices}"
         columns, crossings = number_of(len(self.columns), "column"), number_of(len(self.crossings), "crossing")
         return f"Plan({self.phase!r} on {self.graph!r}: {where}, {columns}, {crossings})"
@@ -94,6 +97,10 @@ class Plan:
         """
         return self[node].device
 
+    def _where(self, device: Device) -> str:
+        """A device, or those of all replicas."""
+        return ", ".join(map(str, self.replicas or (device,)))
+
     def explain(self, node: str) -> str:
         """Why a node is computed where it is: a sentence, and one for each device that was not taken.
 
@@ -101,7 +108,7 @@ class Plan:
             GraphError: the plan has no such node.
         """
         assignment = self[node]
-        where = f"{assignment.device} ({assignment.framework}: {assignment.native_name})"
+        where = f"{self._where(assignment.device)} ({assignment.framework}: {assignment.native_name})"
         refused = [f"{_WHOSE[each.level]} {each.wish!r} was not taken: {each.why}." for each in assignment.rejected]
         return " ".join([f"{node} runs on {where} because {_described(assignment)}.", *refused])
 
@@ -179,11 +186,13 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, ready for JSON."""
         plain = {key: [_to_dict(entry) for entry in getattr(self, name)] for name, (key, _) in _ENTRIES.items()}
+        replicas = {"replicas": [str(device) for device in self.replicas]} if self.replicas else {}
         return {
             "phase": self.phase,
             "graph": self.graph,
             **plain,
             "notes": list(self.notes),
+            **replicas,
             "memory": [each.to_dict() for each in self.memory],
             "decisions": [_to_dict(each) for each in self.decisions],
             "batch_size": self.batch_size,
@@ -200,6 +209,7 @@ class Plan:
         try:
             lists = {name: [read_entry(entry, each) for each in given[key]] for name, (key, entry) in _ENTRIES.items()}
             tuples: dict[str, Any] = {name: tuple(entries) for name, entries in lists.items()}
+            tuples["replicas"] = tuple(Device.parse(each) for each in given.get("replicas", ()))
             tuples["memory"] = tuple(map(DeviceMemory.from_dict, given.get("memory", ())))
             tuples["decisions"] = tuple(read_entry(Decision, each) for each in given.get("decisions", ()))
             texts: dict[str, Any] = {name: _text(given[name]) for name in ("phase", "graph")}
@@ -223,7 +233,7 @@ class Plan:
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("node", "device", "native name", "why", "parameters")]
         rows += [
-            (a.node, str(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
+            (a.node, self._where(a.device), f"{a.framework} {a.native_name}", a.reason, f"{a.parameters:,}")
             for a in self.assignments
         ]
         if any(a.precision or a.recomputed for a in self.assignments):

@@ -8,6 +8,7 @@ from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.backend import ComputingBackend
+from anyaccel.device import Device
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes
@@ -28,6 +29,8 @@ class Request:
         loss_scale: by what losses are multiplied where a node is computed in float16.
         matmul_precision: of matrix products, as frameworks name it: a value for all, or by framework; None for none.
         own_step: whether steps are the user's own, which may use every node; losses are those of the validation.
+        devices: of the replicas that this process trains, the first of which has the nodes; empty where the accelerator
+            says it.
     """
 
     phase: str
@@ -40,6 +43,7 @@ class Request:
     streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
     learners: tuple[str, ...] = ()
     own_step: bool = False
+    devices: tuple[Device, ...] = ()
     precision: str | None = None
     loss_scale: LossScale = field(default_factory=LossScale)
     matmul_precision: Any = None

@@ -71,6 +71,7 @@ class _Resolver:
             accelerator=request.accelerator,
             strict=request.strict,
             policy=request.policy,
+            replicas=request.devices,
         ).assign(active)
         self._assigned = {
             label: with_precision(self._nodes[label], assignment, request)
@@ -95,6 +96,7 @@ class _Resolver:
             crossings=tuple(Crossings(self._assigned, self._shapes, builder.live, self._registry).of(segments)),
             parts=tuple(map(_part, segments, first, parts)),
             notes=tuple(self._notes(active)),
+            replicas=request.devices if len(request.devices) > 1 else (),
         )
         backends = tuple(assignment.backend for assignment in first)
         return Resolution(

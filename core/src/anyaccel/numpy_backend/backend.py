@@ -10,8 +10,9 @@ import numpy as np
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.adapter.device_description import cpu_info
+from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
-from anyaccel.backend import AsyncCopy, Backend, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
+from anyaccel.backend import AsyncCopy, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
 from anyaccel.host_memory import aligned_empty, host_memory
@@ -32,7 +33,7 @@ from anyaccel.specs import Loss, Optimizer
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
 
 
-class NumpyBackend(Backend, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision):
+class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
@@ -13,11 +14,13 @@ from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.replica_devices import replica_devices
+from anyaccel.phases.samplers import per_replica
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.placement import devices
 from anyaccel.registry import Registry
 from anyaccel.replicas import launched
-from anyaccel.requests import InventoryRegistry, RequestedAccelerator, machine_of
+from anyaccel.requests import RequestedAccelerator
 
 _ONLY_BY_NAME = ("cpu", "sim")
 
@@ -26,7 +29,8 @@ def bound(phase: Phase, graph: ModelGraph, known: Registry | None = None) -> Pha
     """The phase itself if nothing in it depends on the graph, else a copy.
 
     Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
-    the graph run; a request is the device that it gets of those on which some framework of the graph runs.
+    the graph run; a request is the device, or for replicas the devices, that it gets of those on which some framework
+    of the graph runs.
 
     Raises:
         PhaseError: a loss without `on`, and the graph has several output nodes.
@@ -38,8 +42,14 @@ def bound(phase: Phase, graph: ModelGraph, known: Registry | None = None) -> Pha
         changes["losses"] = tuple(_on_output(phase.label, loss, graph) for loss in phase.losses)
     if phase.chooses_device:
         changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph), known)), "chooses_device": False}
-    elif isinstance(phase.accelerator, RequestedAccelerator):
-        changes["accelerator"] = _of_this_process(phase, phase.accelerator, graph, known)
+    accelerator = changes.get("accelerator", phase.accelerator)
+    devices = replica_devices(phase, accelerator, partial(_frameworks, graph), known)
+    if devices:
+        changes["devices"] = devices
+        if isinstance(accelerator, RequestedAccelerator):
+            changes["accelerator"] = accelerator.at(devices[0])
+    if isinstance(phase, TrainPhase) and phase.per_replica:
+        changes |= {"sampler": per_replica(phase.sampler, _n_replicas(phase, devices)), "per_replica": False}
     validation = getattr(phase, "validation", None)
     if validation is not None and (own_validation := bound(validation, graph, known)) is not validation:
         changes["validation"] = own_validation
@@ -54,19 +64,9 @@ def _frameworks(graph: ModelGraph) -> list[str]:
     return sorted({backend.framework for backend in graph.shapes.backends.values()})
 
 
-def _of_this_process(
-    phase: Phase, request: RequestedAccelerator, graph: ModelGraph, known: Registry | None
-) -> Accelerator:
-    """The device that a request gets of those on which some framework of the graph runs; one for each replica."""
-    machine = machine_of(_frameworks(graph), of_all=False, known=known)
-    if isinstance(known, InventoryRegistry):
-        return request.first_on(machine, strict=phase.strict)
-    alone = isinstance(phase, TrainPhase) and phase.replicas == 1
-    place = None if alone else launched()
-    rank, size = (0, 1) if place is None else (place.rank, place.size)
-    if place is not None and place.local_rank is not None:
-        rank = place.local_rank
-    return request.of_replica(machine, rank, size, strict=phase.strict)
+def _n_replicas(phase: TrainPhase, devices: Sequence[Device]) -> int:
+    place = None if phase.replicas == 1 else launched()
+    return max(1, len(devices)) if place is None else place.size
 
 
 def best_common_device(frameworks: Sequence[str], known: Registry | None = None) -> Device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
@@ -35,6 +36,9 @@ class EvalPhase(Phase):
         outputs: labels of nodes whose predictions are kept; by default the output nodes of the graph.
         sampler: draws the rows to evaluate once, unshuffled: a PairSampler, say, or a mapping with one for each feature
             set; results are then those of its pairs. By default every row is evaluated as it is.
+        replicas: how many processes share the batches, and gather what they give; None for all that a launcher started.
+            All of them must run the phase. 1, the default, evaluates the whole in each. A validation is shared as its
+            training is.
         accelerator: where nodes without an accelerator of their own are computed: an Accelerator, a Device, or text
             such as `"gpu:0"`; `"auto"` is the best device on which all frameworks of the graph run. A node whose
             framework has no backend for this kind of device runs on the CPU; the plan notes it and a FallbackWarning
@@ -70,6 +74,7 @@ class EvalPhase(Phase):
         outputs: Sequence[str] | str | None = None,
         batch_size: int = 1024,
         sampler: Sampler | Mapping[str, Sampler] | None = None,
+        replicas: int | None = 1,
         accelerator: Any = None,
         strict: bool = False,
         policy: str | None = None,
@@ -86,6 +91,9 @@ class EvalPhase(Phase):
             raise PhaseError(problem, hint="write metrics=['mse']")
         self.metrics = tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in metrics)
         self.outputs = node_labels(outputs)
+        if replicas is not None:
+            arguments.integer(PhaseError, f"phase {label!r}: ", "replicas", replicas, 1, 2)
+        self.replicas = replicas
         self.sampler: Samplers = SimpleSampler(batch_size) if sampler is None else samplers_of(sampler)
         if sampler is not None and batch_size != 1024:
             raise PhaseError(
@@ -108,6 +116,7 @@ class EvalPhase(Phase):
         outputs: Sequence[str] | str | None = None,
         batch_size: int = 1024,
         sampler: Sampler | Mapping[str, Sampler] | None = None,
+        replicas: int | None = 1,
         accelerator: Any = None,
         strict: bool = False,
         policy: str | None = None,
@@ -125,6 +134,7 @@ class EvalPhase(Phase):
             split: name of the split.
         """
         kept: Any = {"metrics": metrics, "outputs": outputs, "batch_size": batch_size, "sampler": sampler}
+        kept["replicas"] = replicas
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         running |= {"precision": precision, "matmul_precision": matmul_precision}
@@ -147,7 +157,7 @@ class EvalPhase(Phase):
         metrics = [metric.get_config() for metric in self.metrics]
         is_simple = isinstance(self.sampler, SimpleSampler)
         sampling = {"batch_size": self.batch_size} if is_simple else {"sampler": samplers_config(self.sampler)}
-        return {**super().get_config(), "metrics": metrics, "outputs": outputs, **sampling}
+        return {**super().get_config(), "metrics": metrics, "outputs": outputs, "replicas": self.replicas, **sampling}
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:

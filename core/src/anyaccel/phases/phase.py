@@ -12,6 +12,7 @@ from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.device import Device
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -84,6 +85,8 @@ class Phase(AttributeHints):
             a dict by framework where there are several.
     """
 
+    devices: tuple[Device, ...] = ()
+    """What a phase that is bound to a graph has got of its request, or for its replicas; the first has the nodes."""
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Phase]]] = {}
     """Class of each kind of phase, by the `type` of its configuration."""

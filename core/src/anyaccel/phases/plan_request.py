@@ -108,6 +108,7 @@ def plan_request(phase: Phase, graph: ModelGraph, done: Collection[str] = ()) ->
         policy=phase.policy,
         streams=streams_of(phase, graph),
         learners=tuple(learners),
+        devices=phase.devices,
         precision=phase.precision,
         matmul_precision=phase.matmul_precision,
         **({"loss_scale": phase.loss_scale} if isinstance(phase, TrainPhase) else {}),

@@ -24,7 +24,7 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.replica_share import ReplicaEpochs
+from anyaccel.phases.loading.replica_share import ReplicaEpochs, ReplicaEvaluation, check_shares
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
@@ -45,6 +45,7 @@ class PreparedPart:
         evaluated: the rows in the order in which an evaluation takes them; else as given.
         metrics: bound.
         factory: makes the loader.
+        is_shared: whether it is an evaluation of which other replicas compute the rest.
     """
 
     part: Phase
@@ -52,6 +53,7 @@ class PreparedPart:
     evaluated: EvaluationRows
     metrics: Sequence[BoundMetric]
     factory: LoaderFactory
+    is_shared: bool = False
 
     @property
     def name(self) -> str:
@@ -111,13 +113,25 @@ def prepare(
                 seed,
                 replicated if isinstance(drawn.part, TrainPhase) else None,
             ),
+            is_shared=_is_shared_evaluation(drawn, replicated),
         )
         for drawn in parts
     ]
 
 
+def _is_shared_evaluation(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> bool:
+    """Whether replicas compute batches of an evaluation each; not where blocks are gathered by all together."""
+    if replicated is None or replicated.sharded or drawn.epochs is None or not isinstance(drawn.part, EvalPhase):
+        return False
+    return len(drawn.epochs.epoch(0).steps) >= replicated.size
+
+
 def _shared(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> DrawnPart:
-    if replicated is None or drawn.epochs is None or not isinstance(drawn.part, TrainPhase):
+    if replicated is None or drawn.epochs is None:
+        return drawn
+    if _is_shared_evaluation(drawn, replicated):
+        return replace(drawn, epochs=ReplicaEvaluation(drawn.epochs, replicated.rank, replicated.size))
+    if not isinstance(drawn.part, TrainPhase):
         return drawn
     return replace(
         drawn,
@@ -159,7 +173,7 @@ def _draw(
     if not isinstance(data.source, BatchSource):
         combinations = list(combinations_of(phase, metrics, plan, graph))
         if isinstance(part, TrainPhase):
-            epochs = _training_epochs(part, data.rows, combinations)
+            epochs = _training_epochs(part, data.rows, combinations, max(1, len(plan.replicas)))
         elif isinstance(part, EvalPhase):
             _check_streams(samplers, metrics, plan)
             evaluated = EvaluationRows.drawn(part.sampler, data.rows)
@@ -183,8 +197,12 @@ def _parts_batches(part: Phase, replicated: ReplicatedTraining | None) -> bool:
     return isinstance(part, TrainPhase) and (part.accumulate > 1 or replicated is not None)
 
 
-def _training_epochs(part: TrainPhase, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> EpochPlan:
+def _training_epochs(
+    part: TrainPhase, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
+) -> EpochPlan:
     batches = SampledBatches(part.label, part.sampler, part.schedule or ZIP_STRICT, rows)
+    if n_replicas > 1:
+        check_shares(part.label, batches, n_replicas)
     check_alignment(part.label, batches.steps, combinations, by_sampler=True)
     return TrainingEpochs(part.label, batches, part.accumulate)
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
-from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.replica_share import BatchShare
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.replica_checks import check_shareable, check_weights
 from anyaccel.phases.sharding import is_sharded, offloads
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
@@ -63,7 +63,9 @@ class ReplicatedTraining:
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         """The program of a segment, with what it trains divided among the replicas if that is asked for."""
-        group = self._groups[backend.framework]
+        group = self._groups.get(backend.framework)
+        if group is None:  # an evaluation, which needs one to gather by
+            return backend.build(segment)
         if self.sharded:
             assert isinstance(backend, ShardParameters)
             with self._telling_where():
@@ -170,7 +172,7 @@ class ReplicatedTraining:
         return self._gather(value)[0]
 
     def arrays_of_all(self, own: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
-        """What all replicas give, equally many each, one after the other by rank; None where one gives None."""
+        """What all replicas give, one after the other by rank; None where one gives None."""
         plain = (
             None
             if own is None
@@ -279,19 +281,22 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         ConfigError: the launcher's variables contradict each other.
         FrameworkError: the replicas cannot be joined.
     """
-    if not isinstance(phase, TrainPhase) or phase.replicas == 1:
+    if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
         return None
     place = launched()
-    if place is None or phase.replicas not in (None, place.size):
-        if phase.replicas is None:
-            return None
-        found = 1 if place is None else place.size
+    if place is None:
+        return None
+    if phase.replicas not in (None, place.size):
         raise PhaseError(
-            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {found} processes",
-            available=f"{found} replicas",
+            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
+            available=f"{place.size} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
-    _check_shareable(phase, resolution, learners_of(phase, graph))
+    if isinstance(phase, EvalPhase):
+        able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
+        groups = {backend.framework: _joined(backend, place) for backend in able}
+        return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
+    check_shareable(phase, resolution, learners_of(phase, graph))
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if not isinstance(backend, Replicate):
@@ -301,7 +306,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
-    _check_weights(phase, resolution, groups)
+    check_weights(phase, resolution, groups)
     return ReplicatedTraining(
         phase.label,
         place,
@@ -323,64 +328,17 @@ def _joined(backend: Any, place: Launched) -> ReplicaGroup:
     return group
 
 
-def _check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> None:
-    reason = next(_unshareable(phase, resolution, learners), None)
-    if reason is not None:
-        raise PhaseError(
-            f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
-            hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
-            "each process on its own"
-            if "BatchNorm" in reason and not phase.sync_batchnorm
-            else "write replicas=1 to train the whole of it in each process on its own",
-        )
-    check_accumulation(phase.label, phase.losses, replicated=True)
-
-
-def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> Iterator[str]:
-    """What keeps a phase from being shared, in words."""
-    if phase.step is not None:
-        yield "its step is your own"
-    if learners:
-        yield f"the estimator {learners[0]!r} learns from each batch"
-    if phase.sync_batchnorm and phase.accumulate > 1:
-        yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
-    yield from _coupled_rows(phase, resolution)
-
-
-def _coupled_rows(phase: TrainPhase, resolution: Resolution) -> Iterator[str]:
-    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        for operation in segment.operations:
-            if not operation.trainable or operation.model is None:
-                continue
-            why = backend.batch_coupling(operation.model)
-            if why and phase.sync_batchnorm and isinstance(backend, Replicate):
-                why = backend.unsynchronizable(operation.model)
-            if why:
-                yield f"{why} in node {operation.label!r} mixes the rows of a batch"
-
-
-def _check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
-    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        weighted = next((term.label for term in segment.losses if weight_inputs(term)), None)
-        if weighted is not None and not groups[backend.framework].weighs_losses:
-            raise CapabilityError(
-                f"phase {phase.label!r}: the loss {weighted!r} weighs rows or positions, and replicas of "
-                f"{backend.framework} cannot add up these weights",
-                hint="write replicas=1 to train the whole model in each process on its own, or update the plugin",
-            )
-
-
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
 def _as_plain(array: np.ndarray) -> list[Any]:
-    return [array.dtype.str, list(array.shape), array.ravel().tolist()]
+    return [array.dtype.str, list(array.shape), array.tobytes()]
 
 
 def _from_plain(plain: Any) -> np.ndarray:
     dtype, shape, values = plain
-    return np.array(values, dtype).reshape(shape)
+    return np.frombuffer(values, dtype).reshape(shape).copy()
 
 
 def _digest(array: np.ndarray) -> str:

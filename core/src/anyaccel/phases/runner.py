@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from anyaccel import interrupts
+from anyaccel.adapter.replicated_program import build_replicated
+from anyaccel.backend import ComputingBackend, Program
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
-from anyaccel.graph import ModelGraph, Resolution, memory_sharing, resolve
+from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
@@ -18,7 +20,7 @@ from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_t
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.evaluation import Evaluation, EvaluationExchange
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -37,6 +39,7 @@ from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learner
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
+from anyaccel.phases.replica_devices import check_replicable, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, sharding_notes
@@ -151,6 +154,7 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            check_replicable(phase, resolution, learners_of(phase, graph))
             check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
@@ -161,8 +165,8 @@ class _PhaseExecution:
         run.rows = own.evaluated.rows
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
-        notes = (*run.plan.notes, *sharding_notes(phase, resolution), *nan_notes)
-        plan = run.plan = replace(run.plan, notes=notes)
+        shares = (*replica_notes(phase, run.plan, own.factory.batch_size), *sharding_notes(phase, resolution))
+        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
         after = final_devices(phase, plan)
         memory_sharing.share(plan)
         self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
@@ -176,7 +180,8 @@ class _PhaseExecution:
         if replicated is not None:
             if self._checkpointer is not None:
                 self._checkpointer.join(replicated)
-            replicated.check_alike(graph, own.factory.arrays, when="before the first step")
+            arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
+            replicated.check_alike(graph, arrays, when="before the first step")
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
         pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event, replicated)
@@ -227,7 +232,7 @@ class _PhaseExecution:
     ) -> EvaluationValues | None:
         phase, run = self._phase, self._run
         evaluations = [
-            self._evaluation(pipeline, part, policy, learners, value_names)
+            self._evaluation(pipeline, part, policy, learners, value_names, replicated if part.is_shared else None)
             for part, policy in zip(parts, self._policies, strict=True)
             if not isinstance(part.part, TrainPhase)
         ]
@@ -263,6 +268,7 @@ class _PhaseExecution:
         policy: OutOfMemoryRecovery,
         learners: HostLearners,
         value_names: Mapping[str, Sequence[str]],
+        replicated: ReplicatedTraining | None,
     ) -> Evaluation:
         phase, graph = part.part, self._graph
         keep: Sequence[str] = ()
@@ -279,6 +285,9 @@ class _PhaseExecution:
             keep=keep,
             value_names=value_names,
             learners=learners,
+            exchange=None
+            if replicated is None
+            else EvaluationExchange(total=replicated.total, gather=replicated.arrays_of_all),
         )
 
     def end(self, interrupt: BaseException | None = None) -> None:
@@ -369,7 +378,7 @@ def _build(
             segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
-            program = backend.build(segment) if replicated is None else replicated.build(segment, backend)
+            program = _program(backend, segment, resolution.plan, phase, replicated)
             stages.append(PipelineStage(segment, backend, program, has_gradient))
     except BaseException:
         Pipeline(stages).close({})
@@ -377,6 +386,18 @@ def _build(
     step = phase.step if isinstance(phase, TrainPhase) else None
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
     return Pipeline(stages, learners or None, log_event, own_step, replicated)
+
+
+def _program(
+    backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase, replicated: ReplicatedTraining | None
+) -> Program:
+    if replicated is not None:
+        return replicated.build(segment, backend)
+    deterministic = isinstance(phase, TrainPhase) and phase.deterministic
+    if not (plan.replicas or deterministic):
+        return backend.build(segment)
+    devices = plan.replicas or (segment.operations[0].device,)
+    return build_replicated(backend, segment, devices, deterministic=deterministic)
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,19 @@ def samplers_of(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: samplers_of(sampler) for name, sampler in value.items()}
     return SimpleSampler(value, shuffle=True) if isinstance(value, bool) or is_integer(value) else value
+
+
+def per_replica(samplers: Samplers, n_replicas: int) -> Samplers:
+    """Samplers whose batches have so many times as many rows: theirs count the rows of each replica."""
+    if isinstance(samplers, Mapping):
+        return {name: _larger(sampler, n_replicas) for name, sampler in samplers.items()}
+    return _larger(samplers, n_replicas)
+
+
+def _larger(sampler: Sampler, times: int) -> Sampler:
+    larger = copy.copy(sampler)
+    object.__setattr__(larger, "batch_size", times * sampler.batch_size)  # samplers are frozen
+    return larger
 
 
 def check_samplers(label: str, samplers: Any) -> None:

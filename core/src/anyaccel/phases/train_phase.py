@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
+from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.data import Sampler
 from anyaccel.errors import ConfigError, PhaseError, SpecError
@@ -65,8 +66,12 @@ class TrainPhase(Phase):
         on_nan: what to do when a loss is NaN or infinite, which is looked at after each epoch: `"warn"` issues one
             NaNWarning that names the loss, its node and the step; `"stop"` ends the run after this epoch, too;
             `"ignore"` does neither, and leaves out the warning of NaN in the data.
-        replicas: how many processes train the model together, each with its share of every batch; None for all that a
-            launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), and 1 for this process on its own.
+        replicas: how many replicas train the model together, each with its share of every batch: the processes that a
+            launcher started (`anyaccel run --replicas 2 SCRIPT`, torchrun), else so many devices of this process, of
+            the kind of `accelerator`. None for all that there are of either; 1 for this process on its own.
+        per_replica: whether the batch sizes of `sampler` count the rows of each replica, rather than those of all.
+        deterministic: whether losses and values are the same, to the last bit, for 1 to 8 replicas. Each batch is cut
+            into 8 shards whatever their number, whose gradients are added in one order; that takes more time.
         loss_scale: by what losses are multiplied where nodes are computed in fp16-mixed: a LossScale, or its initial
             factor; by default that of `torch.amp.GradScaler`.
         sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
@@ -148,6 +153,8 @@ class TrainPhase(Phase):
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
+        per_replica: bool = False,
+        deterministic: bool = False,
         loss_scale: LossScale | float | None = None,
         sharding: str | None = None,
         sync_batchnorm: bool = False,
@@ -173,6 +180,9 @@ class TrainPhase(Phase):
         if step is not None:
             self.step = step
         self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
+        where = f"phase {label!r}: "
+        self.per_replica = arguments.flag(PhaseError, where, "per_replica", per_replica)
+        self.deterministic = arguments.flag(PhaseError, where, "deterministic", deterministic)
         self.loss_scale = _loss_scale_of(label, loss_scale)
         self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
         self.sync_batchnorm = _flag(label, "sync_batchnorm", sync_batchnorm)
@@ -200,6 +210,8 @@ class TrainPhase(Phase):
         on_nan: str = "warn",
         step: Callable[..., Any] | None = None,
         replicas: int | None = None,
+        per_replica: bool = False,
+        deterministic: bool = False,
         loss_scale: LossScale | float | None = None,
         sharding: str | None = None,
         sync_batchnorm: bool = False,
@@ -224,7 +236,7 @@ class TrainPhase(Phase):
         checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
         own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
         sharing: Any = {"replicas": replicas, "sharding": sharding, "sync_batchnorm": sync_batchnorm}
-        sharing |= {"loss_scale": loss_scale}
+        sharing |= {"loss_scale": loss_scale, "per_replica": per_replica, "deterministic": deterministic}
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         running |= {"precision": precision, "matmul_precision": matmul_precision}
@@ -316,6 +328,8 @@ class TrainPhase(Phase):
             "microbatching": self.microbatching,
             "on_nan": self.on_nan,
             "replicas": self.replicas,
+            "per_replica": self.per_replica,
+            "deterministic": self.deterministic,
             "sharding": self.sharding,
             "sync_batchnorm": self.sync_batchnorm,
             "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,

@@ -5,7 +5,7 @@ machine, and the same request as other schedulers write it. Nothing is initialis
 """
 
 from anyaccel.requests.allocation import Allocation, Candidate
-from anyaccel.requests.device_request import DeviceRequest
+from anyaccel.requests.device_request import DeviceRequest, with_count
 from anyaccel.requests.entry import RequestEntry
 from anyaccel.requests.inventory import Inventory, InventoryDevice
 from anyaccel.requests.inventory_registry import InventoryRegistry
@@ -27,4 +27,5 @@ __all__ = [
     "machine_of",
     "on_machine",
     "products",
+    "with_count",
 ]

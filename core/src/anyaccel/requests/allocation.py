@@ -149,12 +149,14 @@ def _fit(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inv
     reason = next(filter(None, reasons), "")
     if reason:
         return _Fit(entry, group, reason=reason)
-    wanted = [each for each in group if entry.index in (None, each.device.index)]
+    by_index = {each.device.index: each for each in group}
+    wanted = group if entry.index is None else [by_index[i] for i in (entry.index, *entry.more)]
+    wanted = wanted if entry.every or entry.more else wanted[: entry.count]
     product, named = group[0].product, product_named(entry.product)
     upgrade = product and named and product.name != named.name
     how = "newer than" if entry.newer and product and named and product.is_newer(named) else "an upgrade of"
     note = f": {product.name} is {how} {named.name}" if upgrade and product and named else ""
-    return _Fit(entry, group, tuple(wanted[: entry.count]), note=note)
+    return _Fit(entry, group, tuple(wanted), note=note)
 
 
 _Check = Callable[[RequestEntry, tuple[InventoryDevice, ...], Inventory], str]
@@ -213,8 +215,10 @@ def _check_capabilities(entry: RequestEntry, group: tuple[InventoryDevice, ...],
 
 
 def _check_count(entry: RequestEntry, group: tuple[InventoryDevice, ...], inventory: Inventory) -> str:
-    if entry.index is not None and entry.index not in {each.device.index for each in group}:
-        return f"it has not the index {entry.index}"
+    indices = {each.device.index for each in group}
+    missing = [] if entry.index is None else [i for i in (entry.index, *entry.more) if i not in indices]
+    if missing:
+        return f"it has not the index {missing[0]}"
     return f"there {'is 1' if len(group) == 1 else f'are {len(group)}'}" if len(group) < entry.count else ""
 
 

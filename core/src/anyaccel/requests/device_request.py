@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anyaccel.arguments import flag, shown
@@ -44,7 +44,8 @@ class DeviceRequest:
 
         Args:
             value: text such as `"H100:8"` or `"H100, A100-80GB, any"`; a list of such texts, in order of preference; a
-                set of them, of which the best is taken; or a DeviceRequest.
+                set of them, of which the best is taken; or a DeviceRequest. A list of single devices of one kind,
+                `["gpu:0", "gpu:1"]`, is for all of them: `"gpu:0+1"`.
 
         Raises:
             DeviceParseError: not a request; the message names the character, and what was probably meant.
@@ -58,7 +59,12 @@ class DeviceRequest:
             raise _not_a_request(value)
         if not 1 <= len(value) <= MOST_ENTRIES or not all(isinstance(each, str) for each in value):
             raise _not_a_request(value)
-        return cls._of(tuple(map(_single, value)), isinstance(value, (list, tuple)))
+        entries = tuple(map(_single, value))
+        return (
+            cls._of(_all_of_them(entries), ordered=True)
+            if _are_devices(value, entries)
+            else cls._of(entries, isinstance(value, (list, tuple)))
+        )
 
     @classmethod
     def _of(cls, entries: tuple[RequestEntry, ...], ordered: bool) -> DeviceRequest:
@@ -68,8 +74,8 @@ class DeviceRequest:
 
     @property
     def count(self) -> int:
-        """How many devices the first wish is for."""
-        return self.entries[0].count
+        """How many devices the first wish is for; 1 where it is for as many as there are."""
+        return self.entries[0].count + len(self.entries[0].more)
 
     def resolve(self, on: Inventory | str | None = None, *, strict: bool = False) -> Allocation:
         """Which devices of a machine the request gets, and why not the others.
@@ -98,12 +104,30 @@ class DeviceRequest:
         return export(self.entries, self.ordered, to)
 
 
+def with_count(request: DeviceRequest, count: int) -> DeviceRequest:
+    """The same for so many devices, where it is for one that has no index."""
+    entries = (replace(e, count=count) if e.index is None and not e.every else e for e in request.entries)
+    return DeviceRequest(tuple(entries), request.ordered)
+
+
 def _single(text: str) -> RequestEntry:
     entries, _ = Parser(text, _kinds).request()
     if len(entries) > 1:
         problem = f"{text!r} in a list of requests is several"
         raise DeviceParseError(problem, hint="write each as an element of its own")
     return entries[0]
+
+
+def _are_devices(value: Any, entries: Sequence[RequestEntry]) -> bool:
+    """Whether a list names several devices of one kind, each by its index."""
+    single = all(entry.is_plain and entry.index is not None for entry in entries)
+    distinct = len({entry.index for entry in entries}) == len(entries) > 1
+    return isinstance(value, (list, tuple)) and single and distinct and len({entry.kind for entry in entries}) == 1
+
+
+def _all_of_them(entries: Sequence[RequestEntry]) -> tuple[RequestEntry, ...]:
+    first, *others = entries
+    return (replace(first, more=tuple(entry.index for entry in others if entry.index is not None)),)
 
 
 _RETIRED = re.compile(r"\s*(?:modal\.)?gpu\.([A-Za-z0-9]+)\((.*)\)\s*")

@@ -14,6 +14,8 @@ class RequestEntry:
     Attributes:
         kind: kind of device as it was written, such as `"gpu"` or `"cuda"`; `""` if the wish is for something else.
         index: which device of the kind; None for the first that fits.
+        more: indices of further devices of the kind, in order.
+        every: all devices that fit, as many as there are.
         product: name of a product, `""` if any will do.
         memory_gb: of a product, exactly so much memory; else at least so much. 0 for any.
         exact: the product itself, not its upgrades.
@@ -26,6 +28,8 @@ class RequestEntry:
 
     kind: str = ""
     index: int | None = None
+    more: tuple[int, ...] = ()
+    every: bool = False
     product: str = ""
     memory_gb: int = 0
     exact: bool = False
@@ -38,10 +42,17 @@ class RequestEntry:
     def __str__(self) -> str:
         text = self._what()
         text += f"[{','.join(self.capabilities)}]" if self.capabilities else ""
-        number = self.index if self.kind else self.count if self.count > 1 else None
-        text += "" if number is None else f":{number}"
+        text += f":{self._number}" if self._number else ""
         text += f" mem={self.host_memory_gb}GB" if self.host_memory_gb else ""
         return text + (f" cores={self.cores}" if self.cores else "")
+
+    @property
+    def _number(self) -> str:
+        if self.every:
+            return "*"
+        if self.kind:
+            return "" if self.index is None else "+".join(map(str, (self.index, *self.more)))
+        return str(self.count) if self.count > 1 else ""
 
     def _what(self) -> str:
         if self.kind:
@@ -54,7 +65,8 @@ class RequestEntry:
     @property
     def is_plain(self) -> bool:
         """Whether it names a kind and perhaps an index, and nothing else."""
-        return bool(self.kind) and not (self.capabilities or self.host_memory_gb or self.cores)
+        wishes = self.capabilities or self.host_memory_gb or self.cores or self.more or self.every
+        return bool(self.kind) and not wishes
 
     @property
     def canonical_kind(self) -> str:

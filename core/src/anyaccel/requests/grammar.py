@@ -2,12 +2,13 @@
 
     request      = preference | "{" preference "}"            in braces: whichever is best
     preference   = entry ("," entry)*
-    entry        = what ["[" word ("," word)* "]"] [":" number] (" " option)*
+    entry        = what ["[" word ("," word)* "]"] [":" (number ("+" number)* | "*")] (" " option)*
     what         = kind | "any" | product ["-" size] ["!" | "+"] | size "+"
     size         = number ("GB" | "TB")
     option       = "mem=" size | "cores=" number
 
-After a kind the number is an index, else a count. Upper and lower case are the same.
+After a kind the number is an index, and there may be several; else it is a count. `*` is as many as there are. Upper
+and lower case are the same.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Parser:
         if self._take("["):
             settings["capabilities"] = self._capabilities()
         if self._take(":", blanks=False):
-            settings["index" if is_kind else "count"] = self._number(is_kind)
+            settings |= self._numbers(is_kind)
         self._blanks()
         while re.match(r"[A-Za-z]", self._text[self._at : self._at + 1]):
             name, value = self._option()
@@ -142,6 +143,19 @@ class Parser:
                 return tuple(dict.fromkeys(names))
             if not self._take(","):
                 raise self._error("the bracket is not closed", hint="write gpu[bf16]")
+
+    def _numbers(self, is_index: bool) -> dict[str, Any]:
+        if self._take("*", blanks=False):
+            return {"every": True}
+        numbers = [self._number(is_index)]
+        while is_index and self._take("+", blanks=False):
+            start = self._at
+            numbers.append(self._number(is_index))
+            if numbers[-1] in numbers[:-1]:
+                raise self._error(f"the index {numbers[-1]} is given twice", start, hint="give each once")
+        if not is_index:
+            return {"count": numbers[0]}
+        return {"index": numbers[0], "more": tuple(numbers[1:])}
 
     def _number(self, is_index: bool) -> int:
         start, word = self._at, self._word()

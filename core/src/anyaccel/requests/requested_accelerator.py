@@ -125,7 +125,7 @@ class RequestedAccelerator(Accelerator):
                 f"ask for one, or give it to a TrainPhase and run it with anyaccel run --replicas {len(devices)} SCRIPT"
             )
             raise ConfigError(problem, available=", ".join(map(str, devices)), hint=hint)
-        return self._plain(devices[0])
+        return self.at(devices[0])
 
     def of_replica(self, machine: Inventory, rank: int, size: int, *, strict: bool = False) -> Accelerator:
         """An Accelerator of the device of one of `size` processes: a request for several devices is one for each.
@@ -143,21 +143,13 @@ class RequestedAccelerator(Accelerator):
             raise ConfigError(f"{problem} process{'es' if size > 1 else ''}", hint=hint)
         local = os.environ.get("LOCAL_RANK", "")
         place = int(local) if local.isascii() and local.isdigit() else rank
-        return self._plain(devices[place % len(devices)])
-
-    def first_on(self, machine: Inventory, *, strict: bool = False) -> Accelerator:
-        """An Accelerator of the first device that the request gets of a machine.
-
-        Raises:
-            DeviceUnavailableError: nothing fits.
-        """
-        return self._plain(self._devices(machine, strict)[0])
+        return self.at(devices[place % len(devices)])
 
     def _devices(self, machine: Inventory, strict: bool) -> Sequence[Device]:
         return self.request.resolve(machine, strict=strict).devices
 
-    def _plain(self, device: Device) -> Accelerator:
-        """An Accelerator of one device, which shows the request as what was written."""
+    def at(self, device: Device) -> Accelerator:
+        """An Accelerator of one device that the request gets, which shows the request as what was written."""
         accelerator = Accelerator(device, pin_memory=self.pin_memory)
         assign_fields(accelerator, spec=self.spec)
         return accelerator

@@ -46,6 +46,7 @@ def write(
     *,
     largest_shard: int = shards.LARGEST_SHARD,
     pause: Callable[[], object] | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> None:
     """Write plain data and arrays into a folder, which holds them or what it held before, whatever happens.
 
@@ -56,6 +57,7 @@ def write(
         run: further arrays, which only a run needs to go on; in files of their own.
         largest_shard: bytes of arrays in one file, unless a single one has more.
         pause: called after each MB, by a writer that leaves the processors to others.
+        versions: of further software that has made the arrays, by name; kept beside those of this library and NumPy.
 
     Raises:
         ConfigError: the folder has a manifest or an index of something else, or a part that would be lost; or `parts`
@@ -71,7 +73,7 @@ def write(
         for group, given in ((GROUP, arrays), ("run", run or {})):
             for file in shards.written(storage, group, given, largest_shard, pause):
                 files.append(file)
-        storage.publish(MANIFEST, encode(storage.name, parts, files))
+        storage.publish(MANIFEST, encode(storage.name, parts, files, versions or {}))
     except BaseException:
         with suppress(OSError, ConfigError):  # the first error is the one to tell
             _remove_unused(storage, {file.file for file in files})

@@ -45,13 +45,14 @@ class ArraysFile:
     sha256: str = ""
 
 
-def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile]) -> bytes:
+def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], versions: Mapping[str, str]) -> bytes:
     """The text of a manifest.
 
     Args:
         name: of the folder, for messages.
         parts: plain data by name.
         files: of arrays, each with `digests`.
+        versions: of further software that has made the arrays.
 
     Raises:
         ConfigError: `parts` are not plain data, or have a name that the manifest itself has.
@@ -66,7 +67,7 @@ def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile]) -> 
     manifest = {
         "format": _FORMAT,
         "schema_version": SCHEMA_VERSION,
-        "written_by": {distribution: metadata.version(distribution) for distribution in ("anyaccel", "numpy")},
+        "written_by": {**versions, **{name: metadata.version(name) for name in ("anyaccel", "numpy")}},
         **parts,
         "arrays": [_entry(file) for file in files],
     }

@@ -51,7 +51,15 @@ _MODULES = {
 _WITHOUT_PYTEST = ("fake_plugins", "tiny")
 # pytest rewrites the asserts of these modules, so that they explain a failure as those of a test file do.
 _WITH_ASSERTS = (
-    *("backend_tests", "compile_tests", "exchange_tests", "harness", "memory_tests", "missing_input_tests"),
+    *(
+        "backend_tests",
+        "compile_tests",
+        "device_replica_tests",
+        "exchange_tests",
+        "harness",
+        "memory_tests",
+        "missing_input_tests",
+    ),
     *("model_tests", "multi_step_tests", "ownership_tests", "program_tests", "segment_tests", "training_tests"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.testing.batch_axis_tests import BatchAxisTests
+from anyaccel.testing.device_replica_tests import DeviceReplicaTests
 from anyaccel.testing.keyword_tests import KeywordTests
 from anyaccel.testing.missing_input_tests import MissingInputTests
 from anyaccel.testing.model_tests import ModelTests
@@ -30,6 +31,7 @@ class ComputeTests(
     OwnStepTests,
     PrecisionTests,
     WeightFileTests,
+    DeviceReplicaTests,
 ):
     """Everything that `Compute` and `Program` promise."""
 

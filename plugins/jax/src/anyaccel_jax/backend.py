@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.device import Device
 from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
-class JaxBackend(JaxExchange, JaxCompute, JaxMemory, HealthChecks):
+class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
@@ -27,6 +29,18 @@ class JaxBackend(JaxExchange, JaxCompute, JaxMemory, HealthChecks):
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "KERAS_BACKEND",
     )
+
+    def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
+        """As `DeviceReplicas.copy_models`."""
+        from anyaccel_jax.device_replicas import copies
+
+        return [self.place(model, device) for model in copies(models)]
+
+    def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
+        """As `DeviceReplicas.weighted_sums`, in one call."""
+        from anyaccel_jax.device_replicas import weighted_sums
+
+        return weighted_sums(tensors, weights)
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`, by the packages that are installed."""

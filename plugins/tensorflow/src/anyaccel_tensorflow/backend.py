@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.device import Device
 from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel_tensorflow.compute import TensorFlowCompute
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.memory import TensorFlowMemory
 
 
-class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory, HealthChecks):
+class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory, DeviceReplicas, HealthChecks):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
     For a chip that a PluggableDevice adds, derive a class that sets `kinds`, and `device_types` where TensorFlow's
@@ -25,6 +27,18 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory,
         "TF_XLA_FLAGS",
         "KERAS_BACKEND",
     )
+
+    def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
+        """As `DeviceReplicas.copy_models`."""
+        from anyaccel_tensorflow.device_replicas import copies
+
+        return [self.place(model, device) for model in copies(models)]
+
+    def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
+        """As `DeviceReplicas.weighted_sums`, on the device of the tensors."""
+        from anyaccel_tensorflow.device_replicas import weighted_sums
+
+        return weighted_sums(tensors, weights)
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`, by the packages that are installed."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.device import Device
 from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel.program import Program
@@ -16,7 +17,7 @@ from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
 
 
-class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, HealthChecks):
+class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, DeviceReplicas, HealthChecks):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
     A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
@@ -31,6 +32,18 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, He
         from anyaccel_torch.thread_rng import ThreadRandomness
 
         return ThreadRandomness(key)
+
+    def gradients(self, program: Program) -> Gradients:
+        """As `DeviceReplicas.gradients`; None for a parameter that no loss depends on in these rows."""
+        from anyaccel_torch.device_replicas import gradients
+
+        return gradients(program)
+
+    def set_gradients(self, program: Program, gradients: Gradients) -> None:
+        """As `DeviceReplicas.set_gradients`."""
+        from anyaccel_torch.device_replicas import set_gradients
+
+        set_gradients(program, gradients)
 
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
         """As `Replicate.replica_group`, by torch.distributed."""

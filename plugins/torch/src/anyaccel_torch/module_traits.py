@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,3 +79,9 @@ def _couples_rows(part: nn.Module) -> bool:
     is_torch = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - the base of all of torch's
     is_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
     return is_torch or (is_keras and getattr(part, "trainable", True))
+
+
+def shares_batches(model: Any) -> bool:
+    """Whether a module or a part of it is a `DataParallel`, which sends rows to devices of its own."""
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    return any(isinstance(part, nn.DataParallel) for part in parts)

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import anyaccel as aa
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, OutOfMemoryError, StateError
 from anyaccel_torch.big_models import (
     cpu_offload,
@@ -250,6 +251,34 @@ def test_an_empty_model_is_refused() -> None:
         with pytest.raises(AnyaccelError, match="no values"):
             call()
     assert not Path("never").exists()
+
+
+# -- phases ----------------------------------------------------------------------------------------------------------
+
+
+def results_of(model: nn.Module, kind: str, device: str) -> dict[str, float]:
+    columns = {"x": X.numpy(), "y": X.numpy()[:, :1]}
+    data = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"])
+    data.add_splits({"train": range(3), "val": range(3)})
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("adam", lr=0.01))
+    losses, experiment = aa.AppliedLoss("mse", on="net"), aa.Experiment("test", graph, progress="none")
+    if kind == "train":
+        steps = aa.SimpleSampler(1)
+        experiment.run_phase(
+            aa.TrainPhase("t", data="train", losses=losses, sampler=steps, n_epochs=2, accelerator=device)
+        )
+    found = experiment.run_phase(aa.EvalPhase("e", data="val", losses=losses, accelerator=device))
+    return dict(found.losses)
+
+
+def with_one_output() -> nn.Sequential:
+    return nn.Sequential(*chain(), nn.Linear(16, 1))
+
+
+def test_an_offloaded_model_is_evaluated_in_a_phase(tmp_path: Path) -> None:
+    assert results_of(disk_offload(with_one_output(), tmp_path / "w"), "eval", "cpu") == results_of(
+        with_one_output(), "eval", "cpu"
+    )
 
 
 # -- planned maps ----------------------------------------------------------------------------------------------------

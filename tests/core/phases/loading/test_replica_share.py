@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from anyaccel import FeatureSet, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, TrainingEpochs
-from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs, fingerprint, share
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, EvaluationEpochs, TrainingEpochs
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs, ReplicaEvaluation, fingerprint, share
 
 
 def epochs_of(n_rows: int, batch_size: int, accumulate: int = 1) -> TrainingEpochs:
@@ -99,3 +100,12 @@ def test_a_fingerprint_tells_rows_sizes_and_names() -> None:
 def test_a_batch_of_a_source_with_fewer_rows_than_replicas_is_refused() -> None:
     with pytest.raises(PhaseError, match=r"the source 's' gave a batch of 2 rows for 3 replicas.*drop_last=True"):
         BatchShare("train", "s", 0, 3, lambda _: None)({"x": np.zeros((2, 1))})
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_the_batches_of_an_evaluation_are_computed_once_each_in_their_order(size: int) -> None:
+    rows = FeatureSet.from_dict("d", {"x": np.arange(23.0)}, "x")
+    whole = EvaluationEpochs(EvaluationRows({"d": rows}), 5)
+    parts = [ReplicaEvaluation(whole, rank, size) for rank in range(size)]
+    assert [step for part in parts for step in part.epoch(0).steps] == list(whole.epoch(0).steps)
+    assert sum(part.n_steps for part in parts) == whole.n_steps == 5

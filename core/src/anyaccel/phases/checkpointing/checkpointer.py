@@ -12,6 +12,7 @@ import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
+from anyaccel.graph.framework_versions import versions_of
 from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.checkpointing.framework_change import changed_frameworks, translated
@@ -335,7 +336,9 @@ class Checkpointer:
         """Write in the background, with pauses if the loop goes on meanwhile."""
         given, seconds = self._checkpoint, self._schedule.written()
         pauses = 0.0 if is_last or given.wait else seconds * _PAUSES_OF_INTERVAL
-        write = partial(self._folder.write, position, self._parts, state_of(self._run.graph), given.keep)
+        graph = self._run.graph
+        versions = versions_of(graph.shapes.backends.values())
+        write = partial(self._folder.write, position, self._parts, state_of(graph), given.keep, versions)
         self._written = position.name
         if not self._writes:
             return

@@ -72,6 +72,7 @@ class RunFolder:
         parts: Mapping[str, Any],
         state: Mapping[str, np.ndarray],
         keep: int,
+        versions: Mapping[str, str],
         pause: Callable[[], object] | None = None,
     ) -> None:
         """Write a checkpoint, name it in `latest`, and remove those that are not to be kept.
@@ -81,6 +82,7 @@ class RunFolder:
             parts: further plain data for the manifest.
             state: the graph's.
             keep: the newest so many are kept, and the one with the lowest score.
+            versions: of the frameworks that have made them.
             pause: called after each MB that is written, if given.
 
         Raises:
@@ -88,7 +90,8 @@ class RunFolder:
             StateError: the state has arrays that cannot be written.
         """
         own, arrays = position.to_parts()
-        saved_folder.write(self._storage.subfolder(position.name), {**parts, PART: own}, state, arrays, pause=pause)
+        folder, parts = self._storage.subfolder(position.name), {**parts, PART: own}
+        saved_folder.write(folder, parts, state, arrays, pause=pause, versions=versions)
         self._storage.publish(LATEST, f"{position.name}\n".encode())
         self._prune(position.name, keep)
 

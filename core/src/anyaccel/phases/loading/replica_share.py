@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from anyaccel.errors import PhaseError
-from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan
+from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepRange
 from anyaccel.phases.loading.host_columns import Batch
 
@@ -113,19 +113,9 @@ class ReplicaEpochs(EpochPlan):
         self._epochs.prefetch(number)
 
     def _check(self, steps: StepRange) -> None:
-        sizes = {stop - start for start, stop in steps.rows.values()}
-        if min(sizes) < self._size:
-            raise PhaseError(
-                f"phase {self._label!r} has a batch of {min(sizes)} rows for {self._size} replicas",
-                available="each replica takes a share of every batch, also of the last one of an epoch",
-                hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
-            )
-        if not steps.uniform and any(n % self._size for n in sizes):
-            raise PhaseError(
-                f"phase {self._label!r} takes batches of {_listed(sizes)} rows in one step, for {self._size} replicas",
-                available="batches of several sizes in one step are shared where each is a multiple of the replicas",
-                hint=f"let the samplers draw multiples of {self._size} rows, with drop_last=True",
-            )
+        _check_sizes(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
+        if not steps.uniform:
+            _check_equal(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
 
     def _part(self, steps: StepRange) -> StepRange:
         """The same steps, with this replica's number of rows; from row 0 on."""
@@ -149,6 +139,64 @@ class ReplicaEpochs(EpochPlan):
         positions = {name: np.concatenate(each) for name, each in taken.items()}
         orders = {key: order[positions[key[0]]] for key, order in whole.orders.items() if key[0] in positions}
         return EpochSteps(tuple(parts), orders)
+
+
+def check_shares(label: str, batches: SampledBatches, n_replicas: int) -> None:
+    """Check that each of so many replicas can take a share of every batch.
+
+    Raises:
+        PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
+    """
+    if batches.equal_batches is not None:
+        _, size, last = batches.equal_batches
+        _check_sizes(label, {size, last} - {0}, n_replicas)
+        return
+    for step in batches.steps:
+        sizes = {stop - start for start, stop in step.values()}
+        _check_sizes(label, sizes, n_replicas)
+        if len(sizes) > 1:
+            _check_equal(label, sizes, n_replicas)
+
+
+def _check_sizes(label: str, sizes: set[int], n_replicas: int) -> None:
+    if min(sizes) < n_replicas:
+        raise PhaseError(
+            f"phase {label!r} has a batch of {min(sizes)} rows for {n_replicas} replicas",
+            available="each replica takes a share of every batch, also of the last one of an epoch",
+            hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
+        )
+
+
+def _check_equal(label: str, sizes: set[int], n_replicas: int) -> None:
+    if any(n % n_replicas for n in sizes):
+        raise PhaseError(
+            f"phase {label!r} takes batches of {_listed(sizes)} rows in one step, for {n_replicas} replicas",
+            available="batches of several sizes in one step are shared where each is a multiple of the replicas",
+            hint=f"let the samplers draw multiples of {n_replicas} rows, with drop_last=True",
+        )
+
+
+class ReplicaEvaluation(EpochPlan):
+    """An evaluation of which this replica computes some whole batches, as one process does; neighbours are together.
+
+    Args:
+        epochs: of all.
+        rank, size: which replica of how many; there are at least as many batches.
+    """
+
+    splittable = True
+
+    def __init__(self, epochs: EpochPlan, rank: int, size: int) -> None:
+        self._epochs, self._rank, self._size = epochs, rank, size
+        own = self.epoch(0).steps
+        self.n_steps = len(own)
+        self.batch_size = max(steps.batch_size for steps in own)
+
+    def epoch(self, number: int) -> EpochSteps:
+        """See `EpochPlan`."""
+        whole = self._epochs.epoch(number)
+        low, high = share(len(whole.steps), self._rank, self._size)
+        return replace(whole, steps=whole.steps[low:high])
 
 
 def _microbatch_size(steps: StepRange, size: int) -> int | None:

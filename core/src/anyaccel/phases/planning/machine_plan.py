@@ -11,10 +11,11 @@ from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.estimator_fit import with_fit_note
 from anyaccel.phases.model_placement import final_devices
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import plan_request
+from anyaccel.phases.plan_request import learners_of, plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.planning.replica_figures import replica_devices, with_replicas
 from anyaccel.phases.prepare import DrawnPart, draw_parts
+from anyaccel.phases.replica_devices import check_replicable, replica_notes
 from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.registry import Registry, registry
 from anyaccel.requests import Inventory, InventoryRegistry
@@ -45,6 +46,8 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     own = bound(phase, graph, machine)
     plan, resolution, parts = _planned(own, graph, known)
     made = with_figures(own, plan, resolution, graph, parts, known)
+    if made.replicas:
+        return replace(with_replicas(own, made, made.replicas), notes=made.notes)
     if machine is None:
         return with_replicas(own, made, ())
     frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
@@ -56,7 +59,11 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
 def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Resolution, list[DrawnPart]]:
     resolution = resolve(graph, plan_request(phase, graph), known)
     plan = with_fit_note(phase, resolution.plan, graph)
+    check_replicable(phase, resolution, learners_of(phase, graph))
     parts = draw_parts(phase, plan, graph)
+    epochs = parts[0].epochs
+    shares = replica_notes(phase, plan, None if epochs is None else epochs.batch_size)
+    plan = replace(plan, notes=(*plan.notes, *shares))
     check_sharding(phase, resolution)
     final_devices(phase, plan, known)
     return replace(plan, notes=(*plan.notes, *sharding_notes(phase, resolution))), resolution, parts

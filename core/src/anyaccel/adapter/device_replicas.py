@@ -1,0 +1,94 @@
+"""Device replicas: what a backend needs so that one process trains one model on several devices. For plugins."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from anyaccel.backend import Backend
+from anyaccel.device import Device
+from anyaccel.errors import FrameworkError
+from anyaccel.program import Program
+from anyaccel.segment import Segment
+
+Gradients = list[Any]
+"""A gradient for each trained parameter, in the order of groups, nodes and parameters; None for none."""
+
+
+class DeviceReplicas(Backend):
+    """Capability `device_replicas`: programs of this backend are replicas of each other on several devices.
+
+    A program for each device is built over a copy of the models, and each steps with the gradients of all. The defaults
+    are for frameworks whose models `copy.deepcopy` copies, and whose tensors have `+` and `*`.
+    """
+
+    def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
+        """Copies of models on a device, with values of their own; what the models share, the copies share."""
+        return [self.place(model, device) for model in copy.deepcopy(list(models))]
+
+    def gradients(self, program: Program) -> Gradients:
+        """The gradients that a program has, whose tensors no later step changes.
+
+        The default leaves out parameters without a gradient: that these are always the same ones must be true.
+        """
+        gradients: Gradients = []
+        program.map_gradients(partial(_keep, gradients))
+        return gradients
+
+    def set_gradients(self, program: Program, gradients: Gradients) -> None:
+        """Give a program gradients like those of `gradients`, on its device.
+
+        Raises:
+            FrameworkError: it has gradients of other parameters.
+        """
+        left = list(reversed(gradients))
+        program.map_gradients(partial(_next, left))
+        if left:
+            raise _other_parameters(len(gradients), len(gradients) - len(left))
+
+    def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
+        """For each position, the sum of `weight * tensor`, added in the order given; None counts as zero.
+
+        Args:
+            tensors: lists of equal length, all on one device.
+            weights: of each list.
+        """
+        return [_weighted_sum(column, weights) for column in zip(*tensors, strict=True)]
+
+    def build_over(self, segment: Segment, devices: Sequence[Device]) -> Program | None:
+        """One program over all devices, where the framework has such; None, the default: one is made of several.
+
+        Args:
+            segment: on the first device.
+            devices: of the replicas.
+        """
+        return None
+
+
+def _keep(gradients: Gradients, gradient: Any) -> Any:
+    gradients.append(gradient)
+    return gradient
+
+
+def _next(left: Gradients, _: Any) -> Any:
+    if not left:
+        raise _other_parameters(0, 1)
+    return left.pop()
+
+
+def _other_parameters(given: int, taken: int) -> FrameworkError:
+    return FrameworkError(
+        f"the replicas have gradients of different parameters: {given} are given, and {taken} taken",
+        hint="train in several processes, anyaccel run --replicas 2 SCRIPT, or let every parameter take part",
+    )
+
+
+def _weighted_sum(column: Sequence[Any], weights: Sequence[float]) -> Any:
+    total = None
+    for tensor, weight in zip(column, weights, strict=True):
+        if tensor is not None:
+            term = tensor if weight == 1.0 else tensor * weight
+            total = term if total is None else total + term
+    return total

@@ -1,0 +1,399 @@
+"""ReplicatedProgram: one segment on several devices of a process, each with its share of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from anyaccel import rng
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.backend import ComputingBackend
+from anyaccel.device import Device
+from anyaccel.errors import PhaseError, StateError
+from anyaccel.program import Program
+from anyaccel.segment import NodeState, Segment
+
+FIXED_SHARDS = 8
+"""In so many shards a batch is cut where the order of summation is fixed, or in one of each row where it has fewer."""
+
+LossSums = dict[str, tuple[Any, Any]]
+
+
+def build_replicated(
+    backend: ComputingBackend, segment: Segment, devices: Sequence[Device], *, deterministic: bool = False
+) -> Program:
+    """A program that trains copies of a segment's models on several devices; the models themselves get the result.
+
+    Args:
+        backend: has the capability `device_replicas`.
+        segment: with its models, on the first device.
+        devices: one for each replica; with `deterministic` also a single one.
+        deterministic: whether results do not depend on how many devices there are, to the last bit.
+    """
+    assert isinstance(backend, DeviceReplicas)
+    whole = None if deterministic or len(devices) == 1 else backend.build_over(segment, devices)
+    if whole is not None:
+        return whole
+    programs: list[Program] = []
+    try:
+        for i, device in enumerate(devices):
+            programs.append(backend.build(copied_segment(backend, segment, device) if i else segment))
+    except BaseException:
+        for program in reversed(programs):
+            program.close()
+        raise
+    return ReplicatedProgram(segment, backend, programs, devices, FIXED_SHARDS if deterministic else None)
+
+
+def copied_segment(backend: ComputingBackend, segment: Segment, device: Device) -> Segment:
+    """The segment on another device, with copies of its models, of losses with values, and of optimizer states."""
+    assert isinstance(backend, DeviceReplicas)
+    held = [op.model for op in segment.operations] + [term.loss.own for term in segment.losses]
+    held += list(segment.frozen.values())
+    originals = {id(obj): obj for obj in held if _has_values(backend, obj)}
+    copied = backend.copy_models(list(originals.values()), device)
+    copies = dict(zip(originals, copied, strict=True))
+    return replace(
+        segment,
+        operations=tuple(
+            replace(op, device=device, model=copies.get(id(op.model), op.model)) for op in segment.operations
+        ),
+        inputs={name: (spec, device) for name, (spec, _) in segment.inputs.items()},
+        losses=tuple(
+            replace(term, device=device, loss=replace(term.loss, own=copies[id(term.loss.own)]))
+            if id(term.loss.own) in copies
+            else replace(term, device=device)
+            for term in segment.losses
+        ),
+        states={label: _moved_state(backend, state, device) for label, state in segment.states.items()},
+        frozen={label: copies.get(id(model), model) for label, model in segment.frozen.items()},
+    )
+
+
+def _has_values(backend: ComputingBackend, obj: Any) -> bool:
+    return obj is not None and not isinstance(obj, type) and backend.owns(obj)
+
+
+def _moved_state(backend: ComputingBackend, state: NodeState, device: Device) -> NodeState:
+    slots = {
+        parameter: {name: backend.place(tensor, device) for name, tensor in kept.items()}
+        for parameter, kept in state.slots.items()
+    }
+    return NodeState(state.step, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """The rows of one replica, or a part of them.
+
+    Attributes:
+        number: which one of the batch.
+        replica: which replica computes it.
+        inputs: on the device of the replica.
+        weight: the part of the batch's rows that it has.
+    """
+
+    number: int
+    replica: int
+    inputs: tuple[Any, ...]
+    weight: float
+
+
+class ReplicatedProgram(Program):
+    """Programs of one segment on several devices, which stay equal: every one steps with the gradients of all.
+
+    Each step cuts its rows into shards of adjacent rows, one for each replica, or a fixed number of them. The gradients
+    of shards are added on the first device in the order of the shards, weighted by rows, and sent to all. Evaluations
+    are computed on the first device alone; the user's models are those of the first program.
+
+    Args:
+        segment: on the first device. It has no inputs whose cotangents are wanted.
+        backend: of all programs.
+        programs: one for each device, of equal values.
+        devices: of the programs.
+        fixed_shards: into how many shards each batch is cut whatever the number of devices, each with random numbers
+            of its own; None for one shard on each device.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        backend: ComputingBackend,
+        programs: Sequence[Program],
+        devices: Sequence[Device],
+        fixed_shards: int | None = None,
+    ) -> None:
+        assert isinstance(backend, DeviceReplicas)
+        self.segment = segment
+        self._backend, self._replicas = backend, backend
+        self._programs, self._devices = tuple(programs), tuple(devices)
+        self._fixed_shards = fixed_shards
+        self._total: Gradients | None = None
+        self._is_set = False  # the first program has the gradients of all
+        self._key, self._draws = 0, 0
+        self._orders: dict[tuple[int, int], Any] = {}  # numbers of the rows of fixed shards
+        self.raises_out_of_memory = all(program.raises_out_of_memory for program in programs)
+
+    @property
+    def n_replicas(self) -> int:
+        """On how many devices it is computed."""
+        return len(self._programs)
+
+    # -- random numbers --------------------------------------------------------------------------------------------
+
+    def seed(self, key: int) -> None:
+        """Restart the random streams: the first replica has those of a single program, the others their own."""
+        self._key, self._draws = key, 0
+        for i, program in enumerate(self._programs):
+            program.seed(rng.key(key, f"replica {i}") if i else key)
+
+    def random_state(self) -> Mapping[str, Any] | None:
+        """That of every replica; of fixed shards the number of draws, from which all follows."""
+        if self._fixed_shards is not None:
+            return {"draws": np.array(self._draws, dtype=np.int64)}
+        states = [program.random_state() for program in self._programs]
+        if any(state is None for state in states):
+            return None
+        return {f"{i}/{name}": array for i, state in enumerate(states) for name, array in (state or {}).items()}
+
+    def load_random_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `random_state` was taken.
+
+        Raises:
+            StateError: it is that of another number of replicas.
+        """
+        if self._fixed_shards is not None:
+            if set(state) != {"draws"}:
+                raise self._other_state()
+            self._draws = int(state["draws"])
+            return
+        by_replica: dict[str, dict[str, Any]] = {str(i): {} for i in range(self.n_replicas)}
+        for name, array in state.items():
+            number, _, inner = name.partition("/")
+            if number not in by_replica:
+                raise self._other_state()
+            by_replica[number][inner] = array
+        if not all(by_replica.values()):
+            raise self._other_state()
+        for program, own in zip(self._programs, by_replica.values(), strict=True):
+            program.load_random_state(own)
+
+    def _other_state(self) -> StateError:
+        how = "in a fixed order" if self._fixed_shards is not None else f"on {self.n_replicas} devices"
+        return StateError(f"the random state is of a run with other replicas than these, {how}")
+
+    # -- forward and back ------------------------------------------------------------------------------------------
+
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], LossSums]:
+        """Outputs and losses in evaluation mode, of the first replica."""
+        return self._programs[0].forward(inputs)
+
+    def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """As of `Program`, of all rows."""
+        return self._programs[0].loss_weights(inputs)
+
+    def forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], LossSums, Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        """Losses in training mode and the pullback; outputs are None, as they are on several devices.
+
+        Raises:
+            PhaseError: there are fewer rows than replicas.
+        """
+        factors = self._factors(inputs, scale)
+        gradients: dict[int, Gradients] = {}
+        losses: dict[int, LossSums] = {}
+        shards = list(self._shards(inputs))
+        self._draws += 1
+        for together in _rounds(shards):
+            pullbacks = []
+            for shard in together:
+                losses[shard.number], pullback = self._forward(shard, factors)
+                pullbacks.append(pullback)
+            for shard, pullback in zip(together, pullbacks, strict=True):
+                pullback([None] * len(self.segment.outputs))
+                gradients[shard.number] = self._replicas.gradients(self._programs[shard.replica])
+        outputs = (None,) * len(self.segment.outputs)
+        return outputs, self._loss_sums(losses), partial(self._add, shards, gradients)
+
+    def _factors(self, inputs: Sequence[Any], scale: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Factors of the sums of losses that are not divided by the rows of a shard alone, by label."""
+        given = dict(scale or {})
+        weights = self.loss_weights(inputs)
+        own = {term.label: term.weight / weights[term.label] for term in self.segment.losses if term.label in weights}
+        return {**own, **given}
+
+    def _shards(self, inputs: Sequence[Any]) -> Iterator[_Shard]:
+        """The batch in its shards, in their order."""
+        sizes = {int(column.shape[0]) for column in inputs if column is not None}
+        n_rows, n_replicas = min(sizes), self.n_replicas
+        n_shards = n_replicas if self._fixed_shards is None else min(self._fixed_shards, n_rows)
+        if n_rows < n_replicas:
+            raise PhaseError(
+                f"segment {self.segment.label!r} has a batch of {n_rows} rows for {n_replicas} replicas",
+                available="each replica takes a share of every batch, also of the last one of an epoch",
+                hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
+            )
+        if len(sizes) > 1 and any(size % n_shards for size in sizes):
+            raise PhaseError(
+                f"segment {self.segment.label!r} has batches of {' and '.join(map(str, sorted(sizes)))} rows in one "
+                f"step, to be cut into {n_shards} shards",
+                hint=f"let the samplers draw multiples of {n_shards} rows, with drop_last=True",
+            )
+        for replica in range(n_replicas):
+            for number in range(*share(n_shards, replica, n_replicas)):
+                rows = share(n_rows, number, n_shards)
+                parts = tuple(self._part(column, number, n_shards, replica) for column in inputs)
+                yield _Shard(number, replica, parts, (rows[1] - rows[0]) / n_rows)
+
+    def _part(self, column: Any, number: int, n_shards: int, replica: int) -> Any:
+        if column is None:
+            return None
+        start, stop = share(int(column.shape[0]), number, n_shards)
+        if self._fixed_shards is None:
+            rows = column if n_shards == 1 else self._backend.gather_rows(column, start, stop)
+        else:  # in memory of their own: where a view begins decides in which order some libraries add
+            rows = self._backend.gather_rows(column, 0, stop - start, self._order(start, stop))
+        return self._backend.move(rows, self._devices[replica])
+
+    def _order(self, start: int, stop: int) -> Any:
+        if (start, stop) not in self._orders:
+            numbers = np.arange(start, stop, dtype=self._backend.index_dtype)
+            self._orders[start, stop] = self._backend.from_host(numbers, self._devices[0])
+        return self._orders[start, stop]
+
+    def _forward(self, shard: _Shard, factors: Mapping[str, Any]) -> tuple[LossSums, Callable[..., Any]]:
+        """Losses and pullback of a shard, whose gradients are weighted by rows later; factors are for all rows."""
+        program = self._programs[shard.replica]
+        program.zero_grad()
+        if self._fixed_shards is not None:
+            program.seed(rng.key(self._key, "shard", shard.number, self._draws))
+        scales = {label: self._sent(factor / shard.weight, shard.replica) for label, factor in factors.items()}
+        _, losses, pullback = program.forward_pullback(shard.inputs, *([scales] if scales else []))
+        return losses, pullback
+
+    def _loss_sums(self, by_shard: Mapping[int, LossSums]) -> LossSums:
+        labels = list(by_shard[0])
+        tensors = [
+            [self._sent(value, 0) for pair in (0, 1) for value in (by_shard[n][label][pair] for label in labels)]
+            for n in sorted(by_shard)
+        ]
+        sums = self._replicas.weighted_sums(tensors, [1.0] * len(tensors))
+        return {label: (sums[i], sums[len(labels) + i]) for i, label in enumerate(labels)}
+
+    def _add(self, shards: Sequence[_Shard], gradients: Mapping[int, Gradients], _: Sequence[Any]) -> tuple[Any, ...]:
+        """The pullback: adds the gradients of the shards to those that are there."""
+        before = [] if self._total is None else [self._total]
+        tensors = [[self._sent(tensor, 0) for tensor in gradients[shard.number]] for shard in shards]
+        weights = [1.0] * len(before) + [shard.weight for shard in shards]
+        lengths = {len(each) for each in (*before, *tensors)}
+        if len(lengths) > 1:
+            raise PhaseError(
+                f"segment {self.segment.label!r}: the replicas have gradients of different parameters, "
+                f"{' and '.join(map(str, sorted(lengths)))}",
+                hint="train in several processes: anyaccel run --replicas 2 SCRIPT",
+            )
+        self._total, self._is_set = self._replicas.weighted_sums([*before, *tensors], weights), False
+        return ()
+
+    def _sent(self, tensor: Any, replica: int) -> Any:
+        """A tensor or number, on the device of a replica."""
+        if tensor is None or isinstance(tensor, (int, float)):
+            return tensor
+        return self._backend.move(tensor, self._devices[replica])
+
+    # -- gradients and updates -------------------------------------------------------------------------------------
+
+    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
+        """Squared norm and finiteness by group, of the gradients of all replicas."""
+        self._set_first()
+        return self._programs[0].grad_stats()
+
+    def _set_first(self) -> None:
+        if self._total is not None and not self._is_set:
+            self._replicas.set_gradients(self._programs[0], self._total)
+            self._is_set = True
+
+    def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
+        """As of `Program`, on the first device."""
+        return self._programs[0].clip_factor(limit, squares)
+
+    def map_gradients(self, fn: Callable[[Any], Any]) -> None:
+        """Replace every gradient of all replicas."""
+        if self._total is not None:
+            self._total = [None if tensor is None else fn(tensor) for tensor in self._total]
+            self._is_set = False
+
+    def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
+        """The same step of every replica; then discard the gradients."""
+        total, self._total = self._total, None
+        for i, program in enumerate(self._programs):
+            if total is not None and (i or not self._is_set):
+                self._replicas.set_gradients(program, [self._sent(tensor, i) for tensor in total])
+            own = None if scale is None else {group: self._sent(factor, i) for group, factor in scale.items()}
+            program.optimizer_step(own)
+        self._is_set = False
+
+    def zero_grad(self) -> None:
+        """Discard the gradients of all replicas."""
+        self._total, self._is_set = None, False
+        for program in self._programs:
+            program.zero_grad()
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Wait for all replicas."""
+        for program in self._programs:
+            program.synchronize()
+
+    def snapshot(self) -> Any:
+        """Of every replica."""
+        return [program.snapshot() for program in self._programs], self._key, self._draws
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot; gradients are discarded."""
+        states, self._key, self._draws = snapshot
+        self._total, self._is_set = None, False
+        for program, state in zip(self._programs, states, strict=True):
+            program.restore(state)
+
+    def optimizer_states(self) -> dict[str, NodeState]:
+        """Those of the first replica, like which all are."""
+        return self._programs[0].optimizer_states()
+
+    def sync_models(self) -> None:
+        """Copy the values of the first replica into the user's models."""
+        self._programs[0].sync_models()
+
+    def renew_compiled(self) -> Sequence[str]:
+        """As of `Program`, of all replicas."""
+        return list(dict.fromkeys(name for program in self._programs for name in program.renew_compiled()))
+
+    def close(self) -> dict[str, NodeState]:
+        """End all replicas, those on other devices first; the user's models have the result of the first."""
+        for program in reversed(self._programs[1:]):
+            program.close()
+        return self._programs[0].close()
+
+
+def share(n_rows: int, rank: int, size: int) -> tuple[int, int]:
+    """The adjacent rows of `n_rows` that one of `size` takes: at most one more than another."""
+    return rank * n_rows // size, (rank + 1) * n_rows // size
+
+
+def _rounds(shards: Sequence[_Shard]) -> list[list[_Shard]]:
+    """Shards that are computed at the same time: the first of each replica, then the second, and so on."""
+    rounds: list[list[_Shard]] = []
+    counts: dict[int, int] = {}
+    for shard in shards:
+        turn = counts.get(shard.replica, 0)
+        counts[shard.replica] = turn + 1
+        if turn == len(rounds):
+            rounds.append([])
+        rounds[turn].append(shard)
+    return rounds

@@ -1,0 +1,71 @@
+"""Replica checks: what in a phase several replicas cannot share, and what their backends cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from anyaccel.adapter.loss_weights import weight_inputs
+from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.graph import Resolution
+from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.replicas import ReplicaGroup, Replicate
+
+
+def check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> None:
+    """Check that a step over all rows of a batch can be computed from shares of them.
+
+    Raises:
+        PhaseError: something in it takes the whole batch.
+    """
+    reason = next(_unshareable(phase, resolution, learners), None)
+    if reason is not None:
+        raise PhaseError(
+            f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
+            hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
+            "each process on its own"
+            if "BatchNorm" in reason and not phase.sync_batchnorm
+            else "write replicas=1 to train the whole of it in each process on its own",
+        )
+    check_accumulation(phase.label, phase.losses, replicated=True)
+
+
+def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> Iterator[str]:
+    """What keeps a phase from being shared, in words."""
+    if phase.step is not None:
+        yield "its step is your own"
+    if phase.deterministic:
+        yield "deterministic=True is for replicas on the devices of one process"
+    if learners:
+        yield f"the estimator {learners[0]!r} learns from each batch"
+    if phase.sync_batchnorm and phase.accumulate > 1:
+        yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
+    yield from _coupled_rows(phase, resolution)
+
+
+def _coupled_rows(phase: TrainPhase, resolution: Resolution) -> Iterator[str]:
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for operation in segment.operations:
+            if not operation.trainable or operation.model is None:
+                continue
+            why = backend.batch_coupling(operation.model)
+            if why and phase.sync_batchnorm and isinstance(backend, Replicate):
+                why = backend.unsynchronizable(operation.model)
+            if why:
+                yield f"{why} in node {operation.label!r} mixes the rows of a batch"
+
+
+def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
+    """Check that the replicas can add up the weights of the losses.
+
+    Raises:
+        CapabilityError: they cannot.
+    """
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        weighted = next((term.label for term in segment.losses if weight_inputs(term)), None)
+        if weighted is not None and not groups[backend.framework].weighs_losses:
+            raise CapabilityError(
+                f"phase {phase.label!r}: the loss {weighted!r} weighs rows or positions, and replicas of "
+                f"{backend.framework} cannot add up these weights",
+                hint="write replicas=1 to train the whole model in each process on its own, or update the plugin",
+            )

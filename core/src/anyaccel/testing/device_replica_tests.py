@@ -1,0 +1,102 @@
+"""Tests of replicas on several devices of one process: the capability `device_replicas`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from anyaccel.adapter.device_replicas import DeviceReplicas
+from anyaccel.adapter.replicated_program import ReplicatedProgram, build_replicated, copied_segment
+from anyaccel.backend import ComputingBackend
+from anyaccel.device import Device
+from anyaccel.specs import Optimizer
+from anyaccel.testing.harness import Array, Batch, Harness, assert_close, assert_equal
+from anyaccel.testing.subject import Subject
+
+Make = Callable[[], Any]
+BATCH = Batch.of(11)  # no number of replicas divides it
+ADAM = Optimizer("adam", lr=0.05, clip_norm=0.5)
+STEPS = 3
+
+
+class DeviceReplicaTests(Subject):
+    """Programs of copies of one model, on two devices or, where there is one, all on that."""
+
+    def test_copies_of_models_have_values_of_their_own(self, harness: Harness, model: Make) -> None:
+        """They begin with equal values, on their device, and stay as they are while the original is trained."""
+        _, other = replica_devices(harness, 2)
+        original = harness.prepare_model(model)
+        (copied,) = cast("DeviceReplicas", harness.backend).copy_models([original], other)
+        start = harness.parameter_values(original)
+        assert harness.backend.device_of(copied) == other
+        assert_equal(harness.on_device(other).parameter_values(copied), start)
+        program = harness.build(original, optimizer=Optimizer("sgd", lr=1.0))
+        harness.train(program, BATCH, 1)
+        program.close()
+        assert any(not np.array_equal(value, start[name]) for name, value in harness.parameter_values(original).items())
+        assert_equal(harness.parameter_values(copied), start)
+
+    @pytest.mark.parametrize("n", [1, 2, 4])
+    def test_replicas_train_like_one_program(self, harness: Harness, model: Make, n: int) -> None:
+        """Losses, clipped steps and values are those of one program, also where shares differ in rows."""
+        devices = replica_devices(harness, n)
+        losses, values = trained(harness, model, devices[:1], shared=False)
+        own_losses, own_values = trained(harness, model, devices)
+        np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+        assert_close(own_values, values, rtol=1e-3, atol=1e-4)
+
+    def test_replicas_stay_equal(self, harness: Harness, model: Make) -> None:
+        """After some steps all have the same values, to the last bit."""
+        devices = replica_devices(harness, 2)
+        backend = cast("ComputingBackend", harness.backend)
+        segment = harness.segment(harness.prepare_model(model), optimizer=ADAM)
+        copied = copied_segment(backend, segment, devices[1])
+        programs = [backend.build(segment), backend.build(copied)]
+        program = ReplicatedProgram(segment, backend, programs, devices)
+        for _ in range(STEPS):
+            harness.forward_backward(program, harness.inputs(BATCH))
+            program.optimizer_step()
+        program.close()
+        first, second = (each.operations[0].model for each in (segment, copied))
+        assert_equal(harness.parameter_values(second), harness.parameter_values(first))
+
+    def test_a_fixed_order_of_sums_gives_the_same_bits(self, harness: Harness, model: Make) -> None:
+        """Whatever the number of replicas, losses and values are equal to the last bit."""
+        ends = [trained(harness, model, replica_devices(harness, n), deterministic=True) for n in (1, 2, 4)]
+        for losses, values in ends[1:]:
+            assert losses == ends[0][0]
+            assert_equal(values, ends[0][1])
+
+
+def replica_devices(harness: Harness, n: int) -> list[Device]:
+    """So many devices, of which some may be the same; a skip without the capability."""
+    if not isinstance(harness.backend, DeviceReplicas):
+        pytest.skip("the backend does not declare device_replicas")
+    kind = harness.device.kind
+    others = [device for device in harness.backend.devices() if device.kind == kind and device != harness.device]
+    every = [harness.device, *others]
+    return [every[i % len(every)] for i in range(n)]
+
+
+def trained(
+    harness: Harness, model: Make, devices: list[Device], *, shared: bool = True, deterministic: bool = False
+) -> tuple[list[float], dict[str, Array]]:
+    """Losses of some steps, and the values after them, of replicas or of a plain program."""
+    prepared = harness.prepare_model(model)
+    segment = harness.segment(prepared, optimizer=ADAM)
+    backend = cast("ComputingBackend", harness.backend)
+    program = (
+        build_replicated(backend, segment, devices, deterministic=deterministic) if shared else backend.build(segment)
+    )
+    losses = []
+    for _ in range(STEPS):
+        (pair,) = harness.forward_backward(program, harness.inputs(BATCH)).values()
+        losses.append(harness.mean_loss(pair))
+        (group,) = segment.groups
+        squares = program.grad_stats()[group.name][0]
+        program.optimizer_step({group.name: program.clip_factor(0.5, [squares])})
+    program.close()
+    return losses, harness.parameter_values(prepared)

@@ -1,0 +1,38 @@
+"""Wrong backends that train replicas: copies that are none, and sums that depend on who adds them."""
+
+from __future__ import annotations
+
+import random
+
+from anyaccel.numpy_backend import NumpyBackend
+
+from .faults import fault
+
+
+@fault("compute", "test_copies_of_models_have_values_of_their_own")
+class CopiesThatAreTheModels(NumpyBackend):
+    def copy_models(self, models, device):
+        return [self.place(model, device) for model in models]
+
+
+@fault("compute", "test_replicas_train_like_one_program[4]")
+class SharesOfEqualWeight(NumpyBackend):
+    def weighted_sums(self, tensors, weights):
+        equal = weights if set(weights) == {1.0} else [1.0 / len(weights)] * len(weights)
+        return super().weighted_sums(tensors, equal)
+
+
+@fault("compute", "test_replicas_stay_equal")
+class ReplicasThatKeepTheirGradients(NumpyBackend):
+    def set_gradients(self, program, gradients):
+        """Each steps with its own."""
+
+
+@fault("compute", "test_a_fixed_order_of_sums_gives_the_same_bits")
+class SumsInAnyOrder(NumpyBackend):
+    draws = random.Random(0)
+
+    def weighted_sums(self, tensors, weights):
+        pairs = list(zip(tensors, weights, strict=True))
+        self.draws.shuffle(pairs)
+        return super().weighted_sums(*zip(*pairs, strict=True))
