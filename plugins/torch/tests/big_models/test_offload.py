@@ -309,10 +309,20 @@ def test_a_map_follows_the_order_of_execution_and_counts_ties_once() -> None:
     found = infer_auto_device_map(
         model, {0: 2 * layer + 4000, 1: 2 * layer + 4000}, inputs=[X], headroom=0, offload="no"
     )
-    assert list(found) == ["embed", "body.0", "body.1", "body.2", "body.3", "head"]
+    assert list(found) == ["embed", "body.0", "body.1", "body.2", "body.3", "head", "scalar"]
     assert set(found.values()) == {"cuda:0", "cuda:1"}
     total = sum(share.nbytes["tied"] for share in found.plan.devices)
     assert total in (1024, 2048)  # for each device that computes with it, once
+
+
+def test_a_planned_map_names_all_tensors_also_those_outside_of_blocks() -> None:
+    """Accelerate's map forgets such a buffer where the model is divided."""
+    torch.manual_seed(9)
+    model = HeadFirst()
+    want = model(X).detach()
+    found = infer_auto_device_map(model, {"cpu": 10**6}, inputs=[X])
+    assert found["scalar"] == "cpu"
+    assert torch.equal(dispatch_model(model, found)(X), want)
 
 
 def test_nothing_is_put_elsewhere_where_all_fits_and_a_model_that_does_not_fit_is_refused_or_spilled() -> None:

@@ -29,6 +29,7 @@ from anyaccel_torch.big_models import (
     cpu_offload_with_hook,
     disk_offload,
     dispatch_model,
+    infer_auto_device_map,
     init_empty_weights,
     load_checkpoint_and_dispatch,
     offload_of,
@@ -406,8 +407,11 @@ def test_a_model_rests_on_disk(tmp_path: Path) -> None:
         disk_offload(chain(), tmp_path / "new", ONE)
 
 
+@pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_models_of_transformers_generate_the_same_tokens_over_devices_host_and_disk(name: str, tmp_path: Path) -> None:
+def test_models_of_transformers_generate_the_same_tokens_over_devices_host_and_disk(
+    name: str, planned: bool, tmp_path: Path
+) -> None:
     plain = built(name)
     plain.save_pretrained(tmp_path, max_shard_size="20KB", save_original_format=False)
     with init_empty_weights():
@@ -416,7 +420,10 @@ def test_models_of_transformers_generate_the_same_tokens_over_devices_host_and_d
 
     blocks = find_blocks(model)
     places = [ONE, "cpu", "disk", TWO]
-    device_map = {block: places[4 * i // len(blocks)] for i, block in enumerate(blocks)}
+    device_map: Any = {block: places[4 * i // len(blocks)] for i, block in enumerate(blocks)}
+    if planned:
+        total = sum(p.nbytes for p in plain.parameters())
+        device_map = infer_auto_device_map(model, {ONE: total // 2, TWO: total // 4, "cpu": total // 8, "disk": total})
     load_checkpoint_and_dispatch(model, tmp_path, device_map)
     tokens = torch.arange(3, 9).view(1, -1)
     for each in (plain, model):
