@@ -302,8 +302,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def optimizers(framework: str) -> Any:
-    if framework == "torch":
-        pytest.skip("Keras's optimizers are refused on torch")
     return keras.optimizers
 
 

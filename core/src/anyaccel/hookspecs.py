@@ -1,8 +1,7 @@
 """The hooks that plugins implement, in the order of their calls.
 
 A plugin is a module named by an entry point of the group `anyaccel`; it imports its framework only inside functions.
-It decorates functions of the names below with `anyaccel.hookimpl`; each takes any subset of the hook's arguments.
-Exceptions propagate. Only `backends` and `policies` return something; they are called once, when a plugin is loaded.
+It decorates functions of these names with `anyaccel.hookimpl`; each takes any of the hook's arguments, and may raise.
 """
 
 from __future__ import annotations
@@ -58,10 +57,12 @@ def epoch_start(run: Any) -> None:
 
 @hookspec
 def step_end(run: Any) -> None:
-    """A training step is done; `run.step` counts from 0 within the epoch. Costs nothing if not implemented.
+    """A training step, `run.step` of its epoch, is done. Called again if it is repeated after memory ran out."""
 
-    Called again for steps that are repeated after memory ran out.
-    """
+
+@hookspec
+def steps_done(run: Any, steps: Any) -> None:
+    """One or many steps of one call, a FinishedSteps, are done; unlike `step_end` it leaves many in one call."""
 
 
 @hookspec
@@ -73,11 +74,10 @@ def epoch_end(run: Any) -> None:
 def phase_end(phase: Any, plan: Any, run: Any, error: BaseException | None) -> None:
     """A phase has ended. Called for every phase that started; every implementation is called, even if one raises.
 
-    `plan` is None if the phase ended before planning; `error` is the exception that ended it, or None. The result of an
-    EvalPhase is `run.evaluation`. An exception of an implementation becomes a note on `error`, or is raised after all
-    implementations have been called.
+    `plan` is None if it ended before planning; `error` is the exception that ended it, or None; an EvalPhase's result
+    is `run.evaluation`. An exception of one becomes a note on `error`, or is raised after all have been called.
     """
 
 
-_NAMES = "phase_start before_placement after_placement after_loading epoch_start step_end epoch_end phase_end"
-HOOKS = tuple(_NAMES.split())
+_NAMES = "phase_start before_placement after_placement after_loading epoch_start step_end"
+HOOKS = (*_NAMES.split(), "steps_done", "epoch_end", "phase_end")

@@ -13,6 +13,9 @@ from keras import layers
 
 import anyaccel as aa
 
+if keras.backend.backend() != "tensorflow":
+    pytest.skip(f"Keras runs on {keras.backend.backend()} in this process", allow_module_level=True)
+
 RNG = np.random.default_rng(0)
 X, CLASSES = RNG.standard_normal((60, 4)).astype("float32"), np.arange(60) % 3
 

@@ -156,6 +156,7 @@ def plugin_spy(seen: Seen, moments: tuple[str, ...] = HOOKS, act: Any = None) ->
         "after_loading": lambda phase, plan, run: heard("after_loading", phase=phase, plan=plan, run=run),
         "epoch_start": lambda run: heard("epoch_start", run=run),
         "step_end": lambda run: heard("step_end", run=run),
+        "steps_done": lambda run, steps: heard("steps_done", run=run, steps=steps),
         "epoch_end": lambda run: heard("epoch_end", run=run),
         "phase_end": lambda phase, plan, run, error: heard("phase_end", phase=phase, plan=plan, run=run, error=error),
     }

@@ -73,7 +73,7 @@ def test_callbacks_have_the_moments_of_plugins_with_the_same_arguments():
 def test_training_calls_the_moments_in_order(who, listen, line, experiment, train):
     seen, callback = listen()
     experiment(line()).run_phase(train(n_epochs=2, callbacks=[callback]))
-    epoch = ["epoch_start", *["step_end"] * 4, "epoch_end"]
+    epoch = ["epoch_start", *["step_end", "steps_done"] * 4, "epoch_end"]
     assert names(seen, who) == [*BEFORE_LOOP, *epoch, *epoch, "phase_end"]
 
 
@@ -123,7 +123,7 @@ def test_all_moments_of_an_execution_are_told_one_run(who, listen, line, experim
     for _ in range(2):
         ours.run_phase(phase)
     runs = [told["run"] for kind, _, told in seen if kind == who]
-    assert len(runs) == len(HOOKS) * 2 + 2 * 3  # four steps in each
+    assert len(runs) == len(HOOKS) * 2 + 2 * 3 * 2  # four steps in each, of which two hooks tell
     assert len(set(map(id, runs))) == 2
     assert runs[0].experiment == "e" and runs[0].graph is ours.graph and runs[0].phase is phase
 
@@ -523,7 +523,8 @@ def method(self, *arguments):
 
 @pytest.mark.parametrize(("name", "meant"), MISSPELT.items())
 def test_a_misspelt_hook_is_refused_when_the_callback_is_made_and_its_hint_works(name, meant):
-    hooks = "phase_start, before_placement, after_placement, after_loading, epoch_start, step_end, epoch_end, phase_end"
+    before = "phase_start, before_placement, after_placement, after_loading"
+    hooks = f"{before}, epoch_start, step_end, steps_done, epoch_end, phase_end"
     with pytest.raises(PhaseError) as error:
         type("Mine", (Callback,), {name: method})
     assert str(error.value) == (
@@ -630,3 +631,98 @@ def test_an_interval_that_is_no_number_of_steps_is_refused(wrong):
     with pytest.raises(PhaseError, match=r"callback Every: every_n_steps") as caught:
         listened(Every(wrong))
     assert "every_n_steps=10" in caught.value.hint
+
+
+# -- steps in batches --------------------------------------------------------------------------------------------------
+
+
+class Batches(Callback):
+    """Keeps what it hears of by `steps_done`."""
+
+    def __init__(self, act=None):
+        self.heard, self._act = [], act
+
+    def steps_done(self, run, steps):
+        assert run.step == steps.numbers[-1]
+        self.heard.append(steps)
+        if self._act is not None:
+            self._act(run)
+
+    @property
+    def steps(self):
+        return [(steps.epoch, step) for steps in self.heard for step in steps.numbers]
+
+    def losses(self, label):
+        return np.concatenate([steps.losses()[label] for steps in self.heard])
+
+
+def test_all_steps_are_told_of_in_batches_with_the_loss_of_each():
+    each, batches = Every(1), Batches()
+    listened(each)
+    listened(batches)
+    assert batches.steps == each.heard
+    assert len(batches.heard) < 22  # several in one call
+    assert all(len(steps) == len(steps.losses()["net"]) for steps in batches.heard)
+    np.testing.assert_allclose(batches.losses("net"), each.losses, rtol=1e-6)
+    assert repr(batches.heard[0]) == "FinishedSteps(epoch 0, steps 0 to 0)"
+
+
+def test_whoever_hears_of_batches_makes_no_call_smaller(monkeypatch):
+    counts = []
+    real = ArrayProgram.train_steps
+
+    def counting(self, columns, orders, start, n_steps, *more):
+        counts[-1].append(n_steps)
+        return real(self, columns, orders, start, n_steps, *more)
+
+    monkeypatch.setattr(ArrayProgram, "train_steps", counting)
+    for callbacks in ((), (Batches(),)):
+        counts.append([])
+        listened(*callbacks, n_rows=400)
+    assert counts[0] == counts[1]
+    assert max(counts[1]) > 8
+
+
+def test_batches_of_accumulated_steps_have_means_of_their_batches():
+    each, batches = Every(1), Batches()
+    listened(each, accumulate=2)
+    listened(batches, accumulate=2)
+    assert batches.steps == each.heard
+    np.testing.assert_allclose(batches.losses("net"), each.losses, rtol=1e-6)
+
+
+def test_batches_and_single_steps_are_heard_side_by_side():
+    each, batches = Every(4), Batches()
+    listened(each, batches)
+    assert batches.steps == [(epoch, step) for epoch in range(2) for step in range(11)]
+    assert each.heard == [(0, 3), (0, 7), (1, 3), (1, 7)]
+
+
+def test_a_run_that_is_stopped_in_a_batch_of_steps_ends_after_it():
+    batches = Batches(act=lambda run: run.stop("enough") if run.step >= 2 else None)
+    epochs = listened(batches).epochs
+    assert len(epochs) == 1
+    assert epochs[0].steps == len(batches.steps) < 11
+
+
+def test_plugins_hear_of_batches_too(numpy_only, line, experiment, train):
+    heard = []
+
+    @hookimpl
+    def steps_done(steps):
+        heard.extend(steps.numbers)
+
+    numpy_only.register(plugin_module("listens", steps_done=steps_done), "listens")
+    experiment(line()).run_phase(train(n_epochs=2))
+    assert heard == [0, 1, 2, 3] * 2
+
+
+def test_what_fails_in_a_batch_names_its_plugin(numpy_only, line, experiment, train):
+    @hookimpl
+    def steps_done(steps):
+        raise ValueError("no")
+
+    numpy_only.register(plugin_module("fails", steps_done=steps_done), "fails")
+    with pytest.raises(ValueError, match="no") as caught:
+        experiment(line()).run_phase(train())
+    assert caught.value.__notes__[0] == "raised in steps_done of plugin fails"

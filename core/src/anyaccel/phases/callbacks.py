@@ -17,6 +17,7 @@ from anyaccel.phases.monitoring import monitored_value
 
 if TYPE_CHECKING:
     from anyaccel.graph.plan import Plan
+    from anyaccel.phases.finished_steps import FinishedSteps
     from anyaccel.phases.run import Run
 
 
@@ -28,16 +29,18 @@ class Callback:
     A method may leave out arguments that it does not use: `def phase_end(self, error)`. `phase` is the TrainPhase,
     EvalPhase or FitPhase (Any here: phases hold callbacks, and stand above them).
 
-    In `epoch_start` and `epoch_end` the models of the graph have their current values. In `step_end` those of JAX and
-    TensorFlow have the values of the last epoch: there, `run.model(label)` gives the model with its current ones.
+    In `epoch_start` and `epoch_end` the models of the graph have their current values. In `step_end` and `steps_done`
+    those of JAX and TensorFlow have the values of the last epoch: there, `run.model(label)` gives the model with its
+    current ones.
 
     A Python value that a loss or a model reads (to anneal it) may be changed in `epoch_start` and `epoch_end`: what was
-    compiled is dropped then, and an event says so. With `compile="off"` it may be changed in `step_end` too.
+    compiled is dropped then, and an event says so. With `compile="off"` it may be changed in `step_end` and
+    `steps_done` too.
 
     Attributes:
         every_n_steps: `step_end` is called after every so many steps of an epoch. With 1, the default, each step is a
             call of its own; with 50, listening costs next to nothing. Steps left over at the end of an epoch are not
-            told of.
+            told of. `steps_done` hears of all steps, and costs as little.
 
     A callback that has `get_config()`, which gives its arguments as plain data, is saved with an experiment.
 
@@ -69,6 +72,13 @@ class Callback:
 
     def step_end(self, run: Run) -> None:
         """A training step, `run.step` of its epoch, is done; see `every_n_steps`."""
+
+    def steps_done(self, run: Run, steps: FinishedSteps) -> None:
+        """Some training steps, `steps.numbers` of the epoch, are done; `steps.losses()` gives the loss of each.
+
+        Unlike `step_end` it leaves many steps in one call: it is called after about a fifth of a second of them, and at
+        the end of an epoch. `run.step` is the last one. Called again for steps that are repeated after memory ran out.
+        """
 
     def epoch_end(self, run: Run) -> None:
         """An epoch is done; `run.history[-1]` holds its losses."""

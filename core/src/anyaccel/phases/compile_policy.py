@@ -139,7 +139,7 @@ class CompilePolicy:
         elif self._max_call_steps == 1:
             self._log_plain(
                 "each is a call of its own, as a step_end hook hears of every one, and single steps are not compiled; "
-                "callbacks may set every_n_steps=50"
+                "callbacks may set every_n_steps=50, or have steps_done, which hears of many steps at once"
             )
         else:
             self._log_plain("the backend offers none, as they cannot be or would gain little; compile='steps' tries it")

@@ -32,12 +32,14 @@ class HookCaller:
         self._callbacks = self.callbacks = tuple(callbacks)
         self.step_listeners: tuple[StepListener, ...] = self._listeners()
         """Implementations of `step_end`; the training loop reads this once."""
+        self.hears_steps_done = bool(hooks.hook.steps_done.get_hookimpls() or self._methods("steps_done"))
+        """Whether anybody implements `steps_done`; it too is read once."""
         self._intervals = tuple({listener.every_n_steps for listener in self.step_listeners})
 
     @property
     def may_stop(self) -> bool:
         """Whether a callback sees epochs or steps and may therefore stop the run early."""
-        return any(self._methods(name) for name in ("epoch_start", "step_end", "epoch_end"))
+        return any(self._methods(name) for name in ("epoch_start", "step_end", "steps_done", "epoch_end"))
 
     @property
     def reads_models(self) -> bool:

@@ -90,15 +90,37 @@ class LossAccumulator:
                     yield label, float(column @ weight), float(weight.sum())
 
     def _of_pairs(self) -> Iterator[tuple[str, float, float]]:
-        """Label, sum and weight for each step, copied together from each backend."""
-        by_backend: dict[ComputingBackend, list[tuple[str, object, object]]] = {}
-        for losses in self._losses:
-            pairs = [(label, *pair) for label, pair in (losses.pairs or {}).items()]
-            by_backend.setdefault(losses.backend, []).extend(pairs)
-        for backend, triples in by_backend.items():
-            totals = _floats(backend, [total for _, total, _ in triples])
-            weights = _floats(backend, [weight for _, _, weight in triples])
-            yield from zip((label for label, _, _ in triples), totals, weights, strict=True)
+        """Label, sum and weight for each step."""
+        return (entry[1:] for entry in _host_pairs(self._losses))
+
+
+def step_means(losses: Sequence[Losses], n_steps: int) -> dict[str, np.ndarray]:
+    """Means [n_steps] of the steps of one call, by label, in float64; NaN where a loss had no rows. Waits for devices.
+
+    Args:
+        losses: of the call: one table, or equally many entries for each step.
+        n_steps: how many steps it has done.
+    """
+    if losses and losses[0].means is not None:
+        return {label: column[:n_steps] for label, column in _host_columns(losses[0])[0].items()}
+    sums: dict[str, np.ndarray] = {}
+    for i, label, total, weight in _host_pairs(losses):
+        sums.setdefault(label, np.zeros((2, n_steps)))[:, i * n_steps // len(losses)] += total, weight
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {label: np.where(weights == 0, np.nan, totals / weights) for label, (totals, weights) in sums.items()}
+
+
+def _host_pairs(losses: Iterable[Losses]) -> Iterator[tuple[int, str, float, float]]:
+    """Number of the entry, label, sum and weight of each pair, copied together from each backend."""
+    by_backend: dict[ComputingBackend, list[tuple[int, str, object, object]]] = {}
+    for i, entry in enumerate(losses):
+        pairs = [(i, label, *pair) for label, pair in (entry.pairs or {}).items()]
+        by_backend.setdefault(entry.backend, []).extend(pairs)
+    for backend, found in by_backend.items():
+        totals = _floats(backend, [total for _, _, total, _ in found])
+        weights = _floats(backend, [weight for _, _, _, weight in found])
+        for (i, label, _, _), total, weight in zip(found, totals, weights, strict=True):
+            yield i, label, total, weight
 
 
 def _add(sums: LossSums, parts: Iterable[tuple[str, float, float]]) -> None:

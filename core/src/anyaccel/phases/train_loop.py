@@ -17,6 +17,7 @@ from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.finished_steps import FinishedSteps
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
@@ -225,7 +226,7 @@ class TrainLoop:
             self._run.log_event("compile", f"what was compiled is dropped, as {_changed(names)} changed")
 
     def _refuse_changes_between_steps(self) -> None:
-        """Compiled steps of this epoch cannot have seen what `step_end` has changed.
+        """Compiled steps of this epoch cannot have seen what `step_end` or `steps_done` has changed.
 
         Raises:
             CompileError: it has changed a value that they read.
@@ -271,7 +272,7 @@ class TrainLoop:
             self._pending.clear()
             self._compile_policy.repeat(failed - resumed)
             self._progress.advance(resumed - failed)
-        if self._hooks.step_listeners:
+        if self._hooks.step_listeners or self._hooks.hears_steps_done:
             self._refuse_changes_between_steps()
         self._snapshots.clear()  # a validation may need the room
         self._record(self._pending.finish())
@@ -384,6 +385,10 @@ class TrainLoop:
             self._progress.advance(n_steps)
             if self._hooks.step_listeners:
                 self._tell_listeners(step_losses, first + n_steps - 1)
+            if self._hooks.hears_steps_done:
+                self._run.step = first + n_steps - 1
+                done = FinishedSteps(self._run.epoch, range(first, first + n_steps), step_losses)
+                self._hooks.call("steps_done", run=self._run, steps=done)
         finally:  # the step is done, whatever others raise
             self._run.step = first + n_steps
         self._snapshots.after_step(self._run.step, losses)

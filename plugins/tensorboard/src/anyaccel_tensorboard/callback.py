@@ -16,8 +16,8 @@ class TensorBoard(Callback):
 
     Args:
         folder: each run gets a folder of its own below this one, as with `log_to`.
-        every_n_steps: also write the losses after every so many steps of an epoch, the means since they were written
-            last; this waits for the device. None, the default, writes no steps.
+        every_n_steps: also write the losses after every so many steps of an epoch, the means of these steps. They are
+            written for many steps at once, which waits for the device. None, the default, writes no steps.
 
     Raises:
         ConfigError: `folder` is not a local folder.
@@ -26,16 +26,15 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | os.PathLike[str], *, every_n_steps: int | None = None) -> None:
         self.folder = as_folder(folder, "TensorBoard").absolute()
-        self._tracker, self._writes_steps = RunTracker(), every_n_steps is not None
+        self._tracker, self._every_n = RunTracker(), every_n_steps
         if every_n_steps is None:
             return
         if not isinstance(every_n_steps, int) or isinstance(every_n_steps, bool) or every_n_steps < 1:
             raise PhaseError(f"TensorBoard: every_n_steps={every_n_steps!r} is not an int of at least 1")
-        self.every_n_steps = every_n_steps
-        vars(self)["step_end"] = self._step  # not on the class: a callback that has step_end is called after steps
+        vars(self)["steps_done"] = self._steps  # not on the class: a callback that has it is called after steps
 
     def __repr__(self) -> str:
-        steps = f", every_n_steps={self.every_n_steps}" if self._writes_steps else ""
+        steps = f", every_n_steps={self._every_n}" if self._every_n is not None else ""
         return f"TensorBoard({str(self.folder)!r}{steps})"
 
     def phase_start(self, phase: Any, run: Any) -> None:
@@ -46,8 +45,8 @@ class TensorBoard(Callback):
         """Write the plan and the graph."""
         self._tracker.write_plan(run)
 
-    def _step(self, run: Any) -> None:
-        self._tracker.write_step(run)
+    def _steps(self, run: Any, steps: Any) -> None:
+        self._tracker.write_steps(run, steps, self._every_n or 1)
 
     def epoch_end(self, run: Any) -> None:
         """Write the figures of an epoch."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ class RunLogger:
         self._rates: tuple[ScheduledRate, ...] = ()
         self._nvidia = NvidiaStats()
         self._n_plans, self._n_epoch_steps = 0, 0
+        self._unwritten: list[dict[str, float]] = []  # losses of the steps since some were written
         try:
             self._file = EventFile(create_run_dir(root, run.experiment or run.graph.label, run.phase.label))
         except OSError as error:
@@ -45,11 +48,24 @@ class RunLogger:
         self._n_plans += 1
         self._rates = scheduled_rates(self._run)
 
-    def write_step(self) -> None:
-        """The losses since the last call, by the number of the last step within the run."""
-        losses = self._run.step_losses()
-        step = self._n_epoch_steps + self._run.step
-        self._file.scalars(step, {f"step/loss.{label}": value for label, value in losses.items()})
+    def write_steps(self, steps: Any, every_n: int) -> None:
+        """The mean losses of every so many steps of an epoch, by the number of the last one within the run.
+
+        Args:
+            steps: those that are done since the last call; the loss of each is read from its device.
+            every_n: of how many steps a mean is written.
+        """
+        losses = steps.losses()
+        for i, number in enumerate(steps.numbers):
+            if number % every_n == 0:
+                self._unwritten = []
+            self._unwritten.append({label: float(values[i]) for label, values in losses.items()})
+            if (number + 1) % every_n == 0:
+                means = {
+                    f"step/loss.{label}": _mean(row[label] for row in self._unwritten if label in row)
+                    for label in losses
+                }
+                self._file.scalars(self._n_epoch_steps + number, means)
 
     def write_epoch(self) -> None:
         """All figures of the last epoch, by its number, as one event."""
@@ -87,3 +103,9 @@ class RunLogger:
                 self._file.close()
             finally:
                 self._nvidia.close()
+
+
+def _mean(values: Iterable[float]) -> float:
+    """The mean of those that are numbers: a step without rows for a loss has none. NaN if there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan

@@ -43,10 +43,10 @@ class RunTracker:
         if run in self._loggers:
             self._loggers[run].write_plan()
 
-    def write_step(self, run: Any) -> None:
-        """After a step: write the losses since this was last called."""
+    def write_steps(self, run: Any, steps: Any, every_n: int) -> None:
+        """After some steps: write the mean losses of every so many of them."""
         if run in self._loggers:
-            self._loggers[run].write_step()
+            self._loggers[run].write_steps(steps, every_n)
 
     def write_epoch(self, run: Any) -> None:
         """After an epoch: write its figures."""

@@ -203,7 +203,7 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         write_weights(path, arrays)
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
-        """As `Compute.unsupported_reason`; takes Keras losses, and says what to use instead of Keras optimizers."""
+        """As `Compute.unsupported_reason`; takes losses and optimizers of Keras too."""
         reason = super().unsupported_reason(recipe)
         if not reason:
             return ""
@@ -213,9 +213,7 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
             return "" if keras.library().is_loss(recipe.own) else reason
         if isinstance(recipe.own, FunctionType) and recipe.own.__module__.partition(".")[0] not in HINTS:
             return ""  # the user's own, which gives one
-        if not keras.is_optimizer(recipe.own):
-            return reason
-        return f"{reason}; Keras optimizers update Keras variables only, and torch.optim has most of them too"
+        return "" if keras.is_optimizer(recipe.own) else reason
 
     def models(self) -> Mapping[str, type]:
         """SequentialMLP and SequentialCNN."""

@@ -51,9 +51,14 @@ class EagerSteps:
     ) -> None:
         self._label, self._runs, self._losses = label, runs, losses
         self._steppers, self._trained, self._scaling = steppers, trained, scaling
+        self._kinds: list[tuple[bool, torch.dtype]] | None = None  # of the losses of the last call
+        self._start: tuple[list[int], list[Tensor]] = [], []
 
-    def run(self, batches: Iterable[list[Any]]) -> list[Tensor]:
+    def run(self, batches: Iterable[list[Any]], n_microbatches: int = 1) -> list[Tensor]:
         """One step per batch; the mean losses of all steps, and the weights of those that have some, flat."""
+        return self._whole(batches) if n_microbatches == 1 else self._microbatched(batches, n_microbatches)
+
+    def _whole(self, batches: Iterable[list[Any]]) -> list[Tensor]:
         runs, steppers, trained, scaling = self._runs, self._steppers, self._trained, self._scaling
         means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
         weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
@@ -66,7 +71,7 @@ class EagerSteps:
             for mean in means:  # an error's traceback would keep a comprehension's frame, and with it all values
                 losses.append(mean(values))
             if roots is None:
-                roots, weights = self._roots(losses)
+                roots, weights = self._known_roots(losses)
             backward([losses[i] for i in roots], weights if scaling is None else scaling.scaled(weights))
             if scaling is None or scaling.unscale(trained):
                 for step in steppers:
@@ -78,8 +83,8 @@ class EagerSteps:
                 history += [weigh(values) for weigh in weighs]
         return history
 
-    def run_microbatched(self, batches: Iterable[list[Any]], n_microbatches: int) -> list[Tensor]:
-        """As `run`, each batch in micro-batches of nearly equal size; gradients and losses are weighted by rows.
+    def _microbatched(self, batches: Iterable[list[Any]], n_microbatches: int) -> list[Tensor]:
+        """Each batch in micro-batches of nearly equal size; gradients and losses are weighted by rows.
 
         Those of a loss with weights are weighted by these.
         """
@@ -120,6 +125,13 @@ class EagerSteps:
         """The gradient to start backward with for a loss that has this share of its batch."""
         full = torch.full_like(losses[i], self._losses[i].weight, requires_grad=False)
         return full * share  # type: ignore[no-any-return]
+
+    def _known_roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """As `_roots`, which single steps need not ask again while losses are as they were."""
+        kinds = [(loss.requires_grad, loss.dtype) for loss in losses]
+        if kinds != self._kinds:
+            self._start, self._kinds = self._roots(losses), kinds
+        return self._start
 
     def _roots(self, losses: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """Indices of the losses that reach a parameter, and their weights as gradients to start backward with."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer
+from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.optimizer_groups import torch_groups, torch_settings
 from anyaccel_torch.optimizer_state import ExpectedSlots, named_slots, not_encodable
@@ -61,6 +62,10 @@ def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: 
 def _create_own(own: Any, spec: Optimizer, parameters: Sequence[Any]) -> torch.optim.Optimizer:
     """An optimizer of a class, a `functools.partial` of one, or a function of parameters that gives one."""
     available = f"{', '.join(_CLASSES)}; or a class of torch.optim, or one derived from torch.optim.Optimizer"
+    if keras.is_optimizer(own) and isinstance(own, type):
+        from anyaccel_torch.keras_optimizers import KerasOptimizer
+
+        return KerasOptimizer(parameters, spec, lr=spec.lr, **spec.settings)
     function = own.func if isinstance(own, functools.partial) else own
     if isinstance(function, type) and issubclass(function, torch.optim.Optimizer):
         _refuse_closure(function, spec, available)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, ClassVar
@@ -17,13 +17,14 @@ from anyaccel.device import Device
 from anyaccel.precision import LossScaleState
 from anyaccel.segment import NodeState, Segment
 from anyaccel_torch import keras, step_compiler
-from anyaccel_torch.eager_steps import EagerSteps, gathered_blocks
+from anyaccel_torch.eager_steps import EagerSteps
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.loss_scaling import ScaledProgram, loss_scaling_of
 from anyaccel_torch.losses import bind
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
+from anyaccel_torch.rows_ahead import RowsAhead
 from anyaccel_torch.segment_parameters import (
     check_frozen,
     initial_states,
@@ -110,6 +111,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram):
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices
         )
+        self._rows = RowsAhead(step_compiler.BLOCK_BYTES)
         self._guard = InputGuard(segment)
         self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
@@ -174,29 +176,25 @@ class TorchProgram(ScaledProgram, MultiStepProgram):
             if done == n_steps and tables:
                 return torch.cat(tables) if len(tables) > 1 else tables[0]
             started, on_processor = time.perf_counter(), time.process_time()
-            batches = self._batches(columns, orders, start + done * batch_size, n_steps - done, batch_size)
-            if n_microbatches == 1:
-                losses = self._eager.run(batches)
-            else:
-                losses = self._eager.run_microbatched(batches, n_microbatches)
+            rows = self._rows.take(columns, orders, start + done * batch_size, n_steps - done, batch_size)
+            batches = ([*batch, *self._empty_slots] for batch in rows)
+            try:
+                losses = self._eager.run(batches, n_microbatches)
+            except BaseException:
+                self._rows.clear()
+                raise
             seconds, on_processor = time.perf_counter() - started, time.process_time() - on_processor
             self._compiler.record_eager_time(seconds, on_processor, max(1, n_steps - done), batch_size)
             table = self._loss_table(losses)
             return torch.cat([*tables, table]) if tables else table
-
-    def _batches(
-        self, columns: Sequence[Tensor], orders: Sequence[Tensor], start: int, n_steps: int, batch: int
-    ) -> Iterator[list[Any]]:
-        stop = start + n_steps * batch
-        for block in gathered_blocks(columns, orders, start, stop, batch, step_compiler.BLOCK_BYTES):
-            for rows in zip(*[torch.split(column, batch) for column in block], strict=True):
-                yield [*rows, *self._empty_slots]
 
     def _loss_table(self, losses: list[Tensor]) -> Tensor:
         """Losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first loss."""
         width = len(self._losses) + len(self._weighted)
         if not losses:
             return torch.empty(0, width, device=next(iter(self._devices), None))
+        if len(losses) == 1:
+            return losses[0].reshape(1, 1)
         columns = [torch.stack(losses[i::width]) for i in range(width)]
         device, dtype = columns[0].device, reduce(torch.promote_types, (column.dtype for column in columns))
         return torch.stack([column.to(device, dtype) for column in columns], dim=1)
@@ -386,6 +384,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram):
     def restore(self, snapshot: Snapshot) -> None:
         """As `Program.restore`; clears the gradients."""
         self.zero_grad()
+        self._rows.clear()
         with self._translate("restoring a snapshot"):
             for parameter, saved in zip(self.trained, snapshot.parameters, strict=True):
                 parameter.copy_(saved)
@@ -404,6 +403,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram):
         """As `Program.close`; modes, `requires_grad` flags and torch's random state are as they were at `build`."""
         if self._final is None:
             self.zero_grad()
+            self._rows.clear()
             self._final = self._states(copies=False)
             if self._flags is not None:
                 self._flags.restore()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import subprocess
 import sys
@@ -218,16 +219,35 @@ def test_keras_losses_train(backend: TorchBackend, segment_of: Make, data: Data,
     assert table.isfinite().all()
 
 
-def test_keras_optimizers_are_refused(backend: TorchBackend) -> None:
-    model = initialized(backend, mixed_model())
-    columns = {"x": np.zeros((8, 3), "float32"), "y": np.zeros((8, 1), "float32")}
-    source = aa.FeatureSet.from_dict("d", columns, ["x"], ["y"])
-    recipe = aa.Optimizer(keras.optimizers.Adam)
-    graph = aa.ModelGraph([aa.ModelNode("net", model, source.reference())], recipe)
-    phase = aa.TrainPhase("train", data=source, losses=[aa.AppliedLoss("mse", on="net")], sampler=8)
-    with pytest.raises(SpecError, match=r"Adam comes from keras.*torch\.optim has most"):
-        aa.Experiment("e", graph, progress="none").run_phase(phase)
-    assert "optimizers change" not in backend.unsupported_reason(aa.Optimizer(type("Odd", (), {})))
+@pytest.mark.parametrize("name", ["AdamW", "Nadam", "Adafactor", "Lamb"])
+def test_a_keras_optimizer_goes_on_from_a_saved_state(name: str, tmp_path: Any) -> None:
+    """With a group of its own, on plain modules too, whose state another graph takes."""
+    torch.manual_seed(0)
+    begun = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
+    source = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+
+    def graph() -> Any:
+        spec = aa.Optimizer(getattr(keras.optimizers, name), lr=0.01, groups={"*bias": {"lr": 0.001}})
+        return aa.ModelGraph([aa.ModelNode("net", copy.deepcopy(begun), source.reference())], spec)
+
+    def train(trained: Any, n_epochs: int) -> Any:
+        losses = [aa.AppliedLoss("mse", on="net")]
+        trained.run(aa.TrainPhase("t", data="all", losses=losses, sampler=8, n_epochs=n_epochs), progress="none")
+        return trained
+
+    whole, first, second = train(graph(), 4), train(graph(), 2), graph()
+    second.load_state(first.state())
+    train(second, 2)
+    state = second.state()
+    assert any("/optimizer/shared" in name for name in state)
+    for key, value in whole.state().items():
+        np.testing.assert_allclose(state[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
+
+
+def test_an_object_of_a_keras_optimizer_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"of type Adam cannot be used.*Hint: give a name, or the optimizer's class"):
+        aa.Optimizer(keras.optimizers.Adam())
 
 
 def test_plain_modules_do_not_import_keras() -> None:

@@ -432,6 +432,22 @@ def test_a_step_end_hook_changes_no_number(graph_of, experiment, at, same):
 
 
 @pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_done_has_the_losses_of_each_step(graph_of, experiment, at, accumulate):
+    single, batches = [], []
+    each = at("step_end", lambda run: single.append(run.step_losses()))
+    some = at("steps_done", lambda steps: batches.append(steps.losses()))
+    for callback in (each, some):
+        graph = graph_of("branches", ["one", "two"])
+        settings = {"sampler": 2, "n_epochs": 2, "accumulate": accumulate, "callbacks": [callback]}
+        experiment(graph).run_phase(TrainPhase("t", data="train", losses=losses_of(graph), **settings))
+    assert len(batches) < len(single)
+    for label in ("aside", "net", "sort"):
+        heard = np.concatenate([batch[label] for batch in batches])
+        np.testing.assert_allclose(heard, [losses[label] for losses in single], rtol=1e-6)
+
+
+@pytest.mark.usefixtures("calls")
 def test_training_continues_with_the_same_state_in_other_segments(graph_of, experiment, same):
     """State belongs to nodes; which segments compute them may change from phase to phase."""
     whole = graph_of("chain", ["numpy"])

@@ -1,0 +1,100 @@
+"""KerasOptimizer: an optimizer class of Keras, by its own formulas, as an optimizer of torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
+from anyaccel.specs import Optimizer
+from anyaccel_torch import keras
+
+_Names = Mapping[str, Mapping[str, str]]
+_SHARED = "shared"  # what the rule calls the values that belong to all parameters, and keeps with the first
+
+
+class KerasOptimizer(torch.optim.Optimizer):
+    """Updates parameters as the class does, and keeps what it keeps as tensors of each parameter.
+
+    What belongs to all parameters (a count of steps, a product of momenta) is kept with each of them, so that a state
+    can be continued by any of them.
+
+    Args:
+        parameters: as any optimizer of torch takes them, in groups with settings too.
+        spec: its `own` is the class.
+        lr: the learning rate, which a schedule changes in the groups.
+        settings: of the class.
+
+    Raises:
+        SpecError: a class that cannot be made, or a setting that only Keras's own loop heeds.
+    """
+
+    def __init__(self, parameters: Any, spec: Optimizer, *, lr: float, **settings: Any) -> None:
+        super().__init__(parameters, {"lr": lr, **settings})
+        self._rules = [self._rule(spec, group, settings) for group in self.param_groups]
+
+    def _rule(self, spec: Optimizer, group: Mapping[str, Any], settings: Mapping[str, Any]) -> LayerOptimizerRule:
+        own = Optimizer(spec.own, lr=group["lr"], **{name: group[name] for name in settings})
+        return LayerOptimizerRule(own, keras.library().module, nullcontext, _put)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of all parameters that have gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group, rule in zip(self.param_groups, self._rules, strict=True):
+            with_gradient = {f"{i:06}": p for i, p in enumerate(group["params"]) if p.grad is not None}
+            if with_gradient:
+                with keras.library().module.device(str(next(iter(with_gradient.values())).device)):
+                    self._update(rule, with_gradient, group["lr"])
+        return loss
+
+    def _update(self, rule: LayerOptimizerRule, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
+        values = {name: parameter.detach() for name, parameter in parameters.items()}
+        fresh = rule.slots(None, {}, values)
+        kept_as = {name: _kept_as(own) for name, own in fresh.items()}
+        slots = self._slots(parameters, fresh, kept_as)
+        gradients = {name: _dense(parameter.grad) for name, parameter in parameters.items()}
+        after, slots_after = rule.step(None, values, gradients, slots, {"rate": rate})
+        shared: dict[str, Tensor] = {}
+        for name, parameter in parameters.items():  # the first has what is shared
+            parameter.copy_(after[name])
+            own = {kept_as[name][slot]: value.detach() for slot, value in slots_after[name].items()}
+            shared = shared or {slot: value for slot, value in own.items() if slot.startswith(_SHARED)}
+            self.state[parameter].update({**own, **{slot: value.clone() for slot, value in shared.items()}})
+
+    def _slots(
+        self, parameters: Mapping[str, nn.Parameter], fresh: Mapping[str, Mapping[str, Any]], kept_as: _Names
+    ) -> dict[str, dict[str, Any]]:
+        """What is kept for each parameter; for one that is new what the class begins with, and what others share."""
+        known: Mapping[str, Any] = next((self.state[p] for p in parameters.values() if self.state.get(p)), {})
+        shared = {slot: value for slot, value in known.items() if slot.startswith(_SHARED)}
+        slots: dict[str, dict[str, Any]] = {}
+        for name, own in fresh.items():
+            kept = {**shared, **self.state.get(parameters[name], {})}
+            slots[name] = {slot: kept.get(kept_as[name][slot], value) for slot, value in own.items()}
+        return slots
+
+
+def _kept_as(slots: Iterable[str]) -> dict[str, str]:
+    """Names of the slots of a parameter that do not depend on which and how many parameters there are."""
+    names: dict[str, str] = {}
+    for kind in (_SHARED, "slot", ""):  # those that have a number, and the others
+        own = [slot for slot in slots if slot not in names and re.fullmatch(rf"{kind}\d+" if kind else ".*", slot)]
+        names |= {slot: f"{kind}{i}" if kind else slot for i, slot in enumerate(own)}
+    return names
+
+
+def _dense(gradient: Any) -> Any:
+    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
+
+
+def _put(value: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(value).detach().to(like.device, copy=True)

@@ -1,0 +1,75 @@
+"""Rows that are gathered for later calls: the same rows as gathered by each call, and dropped where they do not fit."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+
+from anyaccel_torch import rows_ahead
+from anyaccel_torch.rows_ahead import RowsAhead
+
+COLUMNS = (torch.arange(600.0).reshape(200, 3), torch.arange(200))
+ORDER = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+ORDERS = (ORDER, ORDER)
+
+
+def taken(rows: RowsAhead, start: int, n_steps: int, batch: int, orders: tuple = ORDERS) -> list:
+    return list(rows.take(COLUMNS, orders, start, n_steps, batch))
+
+
+def by_hand(start: int, n_steps: int, batch: int, orders: tuple = ORDERS) -> list:
+    spans = [slice(first, first + batch) for first in range(start, start + n_steps * batch, batch)]
+    return [tuple(column[order[span]] for column, order in zip(COLUMNS, orders, strict=True)) for span in spans]
+
+
+def assert_same(given: list, expected: list) -> None:
+    assert len(given) == len(expected)
+    for left, right in zip(given, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("max_bytes", [1, 1000, 2**20])
+@pytest.mark.parametrize("calls", [[1] * 25, [1, 2, 4, 8, 10], [3, 1, 21], [25]])
+def test_calls_get_the_rows_that_they_ask_for(max_bytes: int, calls: list[int]) -> None:
+    rows, start = RowsAhead(max_bytes), 0
+    for n_steps in calls:
+        assert_same(taken(rows, start, n_steps, 8), by_hand(start, n_steps, 8))
+        start += n_steps * 8
+
+
+def test_a_call_that_goes_back_or_has_another_size_gathers_anew() -> None:
+    rows = RowsAhead(2**20)
+    for start, n_steps, batch in [(0, 1, 8), (8, 1, 8), (8, 1, 8), (0, 2, 8), (16, 1, 4), (20, 1, 8), (192, 1, 8)]:
+        assert_same(taken(rows, start, n_steps, batch), by_hand(start, n_steps, batch))
+
+
+def test_another_order_of_the_same_length_is_another_epoch() -> None:
+    rows, other = RowsAhead(2**20), (ORDER.flip(0), ORDER.flip(0))
+    taken(rows, 0, 1, 8)
+    assert_same(taken(rows, 8, 1, 8, other), by_hand(8, 1, 8, other))
+
+
+def test_rows_of_single_steps_are_gathered_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered, real = [], rows_ahead.gathered_blocks
+
+    def counting(*arguments):
+        for block in real(*arguments):
+            gathered.append(len(block[0]))
+            yield block
+
+    monkeypatch.setattr(rows_ahead, "gathered_blocks", counting)
+    rows = RowsAhead(2**20)
+    for step in range(25):
+        taken(rows, step * 8, 1, 8)
+    assert gathered == [200]
+
+
+def test_what_was_gathered_is_dropped_with_its_last_step_and_by_clear() -> None:
+    rows = RowsAhead(2**20)
+    for last in (rows.clear, lambda: taken(rows, 8, 24, 8)):
+        block = weakref.ref(next(iter(rows.take(COLUMNS, ORDERS, 0, 1, 8)))[0]._base)  # noqa: SLF001 - the rows of all steps
+        assert block() is not None
+        last()
+        assert block() is None
