@@ -133,7 +133,10 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    given.gib = min(given.gib, 0.2) if given.quick else given.gib
     width = int((given.gib * 2**30 / 4 / given.depth) ** 0.5)
     folder = Path(tempfile.mkdtemp(dir=given.folder))
     try:
@@ -142,7 +145,10 @@ def main() -> None:
             os._exit(0)
         if os.wait()[1]:
             raise SystemExit("the checkpoint was not written")
-        print(json.dumps(measure(folder, given.depth, width, given.rounds)))
+        figures = measure(folder, given.depth, width, given.rounds)
+        print(json.dumps(figures))
+        if given.json is not None:
+            given.json.write_text(json.dumps({"benchmark": "disk_offload", **figures}))
     finally:
         shutil.rmtree(folder)
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.saved_folder import strict_json
+from anyaccel.saved_folder.checksum import crc32
 from anyaccel.saved_folder.dtype_codes import code_of, dtype_of, itemsize_of, name_of
 
 _METADATA = "__metadata__"  # the one name in a header that is no tensor's
@@ -116,7 +116,7 @@ def _write_paced(stream: IO[bytes], arrays: Mapping[str, np.ndarray], pause: Cal
         contents, crc = _bytes(array), 0
         while contents:
             count = stream.write(contents[:_PACED])
-            crc = zlib.crc32(contents[:count], crc)
+            crc = crc32(contents[:count], crc)
             contents = contents[count:]
             pause()
         digests[name] = f"{crc:08x}"
@@ -223,7 +223,7 @@ def _sha256(contents: bytes) -> str:
 
 
 def _crc32(contents: memoryview) -> str:
-    return f"{zlib.crc32(contents):08x}"
+    return f"{crc32(contents):08x}"
 
 
 def _write_all(stream: IO[bytes], contents: memoryview) -> None:
@@ -246,7 +246,7 @@ def _read_crc32(descriptor: int, position: int, into: memoryview) -> str:
         count = os.preadv(descriptor, [into[:_IN_CACHE]], position)
         if not count:
             raise StateError("it ends too early")
-        crc = zlib.crc32(into[:count], crc)
+        crc = crc32(into[:count], crc)
         into, position = into[count:], position + count
     return f"{crc:08x}"
 

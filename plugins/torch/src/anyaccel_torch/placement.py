@@ -11,6 +11,7 @@ from anyaccel.device import Device
 from anyaccel_torch.device_info import describe, unavailable_reason
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.host_transfer import copied_async
+from anyaccel_torch.module_placement import find_offload, stays
 from anyaccel_torch.tree_utils import check_dtypes, tensors_in
 
 
@@ -57,7 +58,7 @@ class TorchPlacement(Backend):
 
     def device_of(self, obj: Any) -> Device | None:
         """Device of the first tensor in a tensor, module, optimizer or container; None if it holds none."""
-        first = next(tensors_in(obj), None)
+        first = find_offload(obj) or next(tensors_in(obj), None)
         return None if first is None else Device.parse(first.device)
 
     def place(self, obj: Any, device: Device) -> Any:
@@ -71,10 +72,8 @@ class TorchPlacement(Backend):
 
             return map_items(obj, lambda item: self.place(item, device))
         check_dtypes(obj, device, self.unsupported_dtypes)
-        if hasattr(obj, "modules"):
-            from anyaccel_torch.module_state import move_keras_variables
-
-            move_keras_variables(obj, self.native_device(device))
+        if stays(obj, self.native_device(device)):
+            return obj
         with translate_errors(f"{type(obj).__name__} on {device}"):
             return obj.to(self.native_device(device))
 

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import anyaccel as aa
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, OutOfMemoryError, StateError
 from anyaccel_torch.big_models import (
     cpu_offload,
@@ -252,6 +253,34 @@ def test_an_empty_model_is_refused() -> None:
     assert not Path("never").exists()
 
 
+# -- phases ----------------------------------------------------------------------------------------------------------
+
+
+def results_of(model: nn.Module, kind: str, device: str) -> dict[str, float]:
+    columns = {"x": X.numpy(), "y": X.numpy()[:, :1]}
+    data = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"])
+    data.add_splits({"train": range(3), "val": range(3)})
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("adam", lr=0.01))
+    losses, experiment = aa.AppliedLoss("mse", on="net"), aa.Experiment("test", graph, progress="none")
+    if kind == "train":
+        steps = aa.SimpleSampler(1)
+        experiment.run_phase(
+            aa.TrainPhase("t", data="train", losses=losses, sampler=steps, n_epochs=2, accelerator=device)
+        )
+    found = experiment.run_phase(aa.EvalPhase("e", data="val", losses=losses, accelerator=device))
+    return dict(found.losses)
+
+
+def with_one_output() -> nn.Sequential:
+    return nn.Sequential(*chain(), nn.Linear(16, 1))
+
+
+def test_an_offloaded_model_is_evaluated_in_a_phase(tmp_path: Path) -> None:
+    assert results_of(disk_offload(with_one_output(), tmp_path / "w"), "eval", "cpu") == results_of(
+        with_one_output(), "eval", "cpu"
+    )
+
+
 # -- planned maps ----------------------------------------------------------------------------------------------------
 
 
@@ -280,10 +309,20 @@ def test_a_map_follows_the_order_of_execution_and_counts_ties_once() -> None:
     found = infer_auto_device_map(
         model, {0: 2 * layer + 4000, 1: 2 * layer + 4000}, inputs=[X], headroom=0, offload="no"
     )
-    assert list(found) == ["embed", "body.0", "body.1", "body.2", "body.3", "head"]
+    assert list(found) == ["embed", "body.0", "body.1", "body.2", "body.3", "head", "scalar"]
     assert set(found.values()) == {"cuda:0", "cuda:1"}
     total = sum(share.nbytes["tied"] for share in found.plan.devices)
     assert total in (1024, 2048)  # for each device that computes with it, once
+
+
+def test_a_planned_map_names_all_tensors_also_those_outside_of_blocks() -> None:
+    """Accelerate's map forgets such a buffer where the model is divided."""
+    torch.manual_seed(9)
+    model = HeadFirst()
+    want = model(X).detach()
+    found = infer_auto_device_map(model, {"cpu": 10**6}, inputs=[X])
+    assert found["scalar"] == "cpu"
+    assert torch.equal(dispatch_model(model, found)(X), want)
 
 
 def test_nothing_is_put_elsewhere_where_all_fits_and_a_model_that_does_not_fit_is_refused_or_spilled() -> None:

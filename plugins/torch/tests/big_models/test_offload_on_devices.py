@@ -21,13 +21,15 @@ if not os.environ.get("ANYACCEL_TORCH_SIMULATE"):
 import torch
 from torch import Tensor, nn
 
-from anyaccel.errors import ConfigError, StateError
+import anyaccel as aa
+from anyaccel.errors import AnyaccelError, ConfigError, StateError
 from anyaccel_torch import simulated
 from anyaccel_torch.big_models import (
     cpu_offload,
     cpu_offload_with_hook,
     disk_offload,
     dispatch_model,
+    infer_auto_device_map,
     init_empty_weights,
     load_checkpoint_and_dispatch,
     offload_of,
@@ -192,7 +194,10 @@ def test_page_locked_memory_keeps_within_its_budget_and_the_rest_is_copied_from_
 # -- training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW] if FULL else [torch.optim.SGD])
 def test_a_transformer_of_twelve_blocks_trains_offloaded_with_the_losses_of_the_resident_one(
     optimizer: type[torch.optim.Optimizer],
 ) -> None:
@@ -402,8 +407,11 @@ def test_a_model_rests_on_disk(tmp_path: Path) -> None:
         disk_offload(chain(), tmp_path / "new", ONE)
 
 
+@pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_models_of_transformers_generate_the_same_tokens_over_devices_host_and_disk(name: str, tmp_path: Path) -> None:
+def test_models_of_transformers_generate_the_same_tokens_over_devices_host_and_disk(
+    name: str, planned: bool, tmp_path: Path
+) -> None:
     plain = built(name)
     plain.save_pretrained(tmp_path, max_shard_size="20KB", save_original_format=False)
     with init_empty_weights():
@@ -412,13 +420,46 @@ def test_models_of_transformers_generate_the_same_tokens_over_devices_host_and_d
 
     blocks = find_blocks(model)
     places = [ONE, "cpu", "disk", TWO]
-    device_map = {block: places[4 * i // len(blocks)] for i, block in enumerate(blocks)}
+    device_map: Any = {block: places[4 * i // len(blocks)] for i, block in enumerate(blocks)}
+    if planned:
+        total = sum(p.nbytes for p in plain.parameters())
+        device_map = infer_auto_device_map(model, {ONE: total // 2, TWO: total // 4, "cpu": total // 8, "disk": total})
     load_checkpoint_and_dispatch(model, tmp_path, device_map)
     tokens = torch.arange(3, 9).view(1, -1)
     for each in (plain, model):
         each.set_experts_implementation("eager")  # another one counts with a kernel that CPUs lack
     given: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "min_new_tokens": 12}
     assert torch.equal(model.generate(tokens, **given), plain.generate(tokens, **given))
+
+
+# -- phases ----------------------------------------------------------------------------------------------------------
+
+
+def results_of(model: nn.Module, kind: str, device: str) -> dict[str, float]:
+    columns = {"x": ROWS, "y": ROWS[:, :1]}
+    data = aa.FeatureSet.from_dict("data", columns, ["x"], ["y"])
+    data.add_splits({"train": range(3), "val": range(3)})
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("adam", lr=0.01))
+    losses, experiment = aa.AppliedLoss("mse", on="net"), aa.Experiment("test", graph, progress="none")
+    if kind == "train":
+        steps = aa.SimpleSampler(1)
+        experiment.run_phase(
+            aa.TrainPhase("t", data="train", losses=losses, sampler=steps, n_epochs=2, accelerator=device)
+        )
+    found = experiment.run_phase(aa.EvalPhase("e", data="val", losses=losses, accelerator=device))
+    return dict(found.losses)
+
+
+ROWS = torch.linspace(-1, 1, 96).view(3, 32).numpy()
+
+
+@pytest.mark.parametrize("kind", ["eval", "train"])
+def test_an_offloaded_model_is_a_node_of_a_graph_like_any_other(kind: str) -> None:
+    plain, model = (nn.Sequential(*chain(), nn.Linear(32, 1)) for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    assert results_of(cpu_offload(model, ONE), kind, ONE) == pytest.approx(results_of(plain, kind, ONE), abs=1e-6)
+    with pytest.raises(AnyaccelError, match="offloaded and computes on sim:0, not on sim:1"):
+        results_of(model, "eval", TWO)
 
 
 # -- errors, threads, order ------------------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ def infer_auto_device_map(
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
     plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
     entries = {**plan.device_map, **plan.offloaded}
-    return DeviceMap({name: entries[name or _WHOLE] for name in names}, plan)
+    made = {name: entries[name or _WHOLE] for name in names}
+    return DeviceMap({**made, **_remaining(model, made, plan)}, plan)
 
 
 def check_names(name: str, given: Any) -> tuple[str, ...]:
@@ -153,6 +154,19 @@ def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None)
         Block(name=name or _WHOLE, tied=tied[name], parameter_bytes=parameters[name], buffer_bytes=buffers[name])
         for name in names
     ]
+
+
+def _remaining(model: nn.Module, made: Mapping[str, Any], plan: BlockPlan) -> dict[str, Any]:
+    """Entries for tensors outside of all blocks, and for other names of those inside: they stay on a device."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    known = {id(tensor): made[block] for name, tensor in named if (block := block_around(name, made)) is not None}
+    found = {}
+    for name, tensor in named:
+        if block_around(name, made) is None:
+            prefix = name.rpartition(".")[0]
+            inside = next((each for each in made if each.startswith(f"{prefix}." if prefix else "")), next(iter(made)))
+            found[name] = known.get(id(tensor), plan.device_map[inside])
+    return found
 
 
 def _nbytes(tensor: Tensor, dtype: torch.dtype | None) -> int:

@@ -151,16 +151,17 @@ class CopyEngine:
         if not part.is_plain:
             part.copy_into(flat, False)
             return
-        for begin in range(0, part.nbytes, _CHUNK):
-            count = min(_CHUNK, part.nbytes - begin)
-            buffer, event = self._next_buffer(count)
+        first, size = part.extent.offset, part.extent.nbytes
+        for begin in range(0, size, _CHUNK):
+            count = min(_CHUNK, size - begin)
+            buffer, event = self._next_buffer()
             if event is not None:
                 event.synchronize()
             part.read_bytes(begin, buffer[:count])
-            flat[part.offset + begin : part.offset + begin + count].copy_(buffer[:count], non_blocking=True)
+            flat[first + begin : first + begin + count].copy_(buffer[:count], non_blocking=True)
             self._ring.append((buffer, self._into.record_event()))
 
-    def _next_buffer(self, count: int) -> tuple[Tensor, Any]:
+    def _next_buffer(self) -> tuple[Tensor, Any]:
         if len(self._ring) < 2:
             return self._pinned.staging(_CHUNK), None
         return self._ring.pop(0)

@@ -105,6 +105,11 @@ class Offload:
             self._attach(model, streamed, skipped)
         _offloads[model] = self
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the first block, where inputs go."""
+        return self.blocks[0].device
+
     def device_of(self, name: str) -> torch.device:
         """The device that computes a block."""
         return next(place.device for place in self.blocks if place.name == name)

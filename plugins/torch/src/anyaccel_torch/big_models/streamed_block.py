@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyaccel.errors import CapabilityError, StateError
 from anyaccel_torch.big_models.host_buffers import PinnedMemory
 from anyaccel_torch.big_models.stored_tensor import StoredTensor
-from anyaccel_torch.big_models.weight_sources import FilePart, Part, PinnedPart, TensorPart, view_in
+from anyaccel_torch.big_models.weight_sources import Extent, FilePart, Part, PinnedPart, TensorPart, extent_of
 
 _ALIGNMENT = 64
 
@@ -72,13 +72,14 @@ class StreamedBlock:
             member.remember()
         self.nbytes = end
         self.tensors = list({id(member.rest): member.rest for member in self.members}.values())
-        self._offsets = [offsets[id(tensor)] for tensor in self.tensors]
+        self._extents = [extent_of(tensor, offsets[id(tensor)]) for tensor in self.tensors]
         self._recurrent = [it for it in {m.module: None for m in self.members} if isinstance(it, nn.RNNBase)]
         buffers = {id(member.rest) for member in self.members if member.kind == "_buffers"}
         self.buffers = [i for i, tensor in enumerate(self.tensors) if id(tensor) in buffers]
-        self._counted = [it for i, it in enumerate(self.tensors) if i not in self.buffers and not it.is_inference()]
-        self._counted_buffers = [self.tensors[i] for i in self.buffers if not self.tensors[i].is_inference()]
-        self.parts: list[Part] = [_part(t, offset) for t, offset in zip(self.tensors, self._offsets, strict=True)]
+        counted = [i for i, tensor in enumerate(self.tensors) if _counts_writes(tensor)]
+        self._counted = [self.tensors[i] for i in counted if i not in self.buffers]
+        self._counted_buffers = [self.tensors[i] for i in counted if i in self.buffers]
+        self.parts: list[Part] = [_part(t, extent) for t, extent in zip(self.tensors, self._extents, strict=True)]
         self.users, self.training = 0, False
 
     def pin(self, pinned: PinnedMemory) -> bool:
@@ -89,11 +90,11 @@ class StreamedBlock:
         if not is_pinned:
             return False
         with torch.no_grad():
-            for tensor, offset in zip(self.tensors, self._offsets, strict=True):
-                view = view_in(memory, offset, tensor)
+            for tensor, extent in zip(self.tensors, self._extents, strict=True):
+                view = extent.view(memory)
                 view.copy_(tensor)
                 tensor.data = view
-        self.parts = [PinnedPart(0, self.nbytes, memory)]
+        self.parts = [PinnedPart(extent_of(memory, 0), memory)]
         for member in self.members:
             member.remember()
         return True
@@ -128,7 +129,7 @@ class StreamedBlock:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Its tensors in flat memory, as `tensors`."""
-        return [view_in(flat, offset, tensor) for tensor, offset in zip(self.tensors, self._offsets, strict=True)]
+        return [extent.view(flat) for extent in self._extents]
 
     def install(self, tensors: Iterable[Tensor]) -> None:
         """Put tensors into the modules, given as `tensors`."""
@@ -167,8 +168,9 @@ class StreamedBlock:
             vars(module)["_flat_weights"] = [vars(module)["_parameters"].get(name) for name in names]
 
 
-def _part(tensor: Tensor, offset: int) -> Part:
-    nbytes = tensor.numel() * tensor.dtype.itemsize
-    if isinstance(tensor, StoredTensor):
-        return FilePart(offset, nbytes, tensor)
-    return TensorPart(offset, nbytes, tensor)
+def _part(tensor: Tensor, extent: Extent) -> Part:
+    return FilePart(extent, tensor) if isinstance(tensor, StoredTensor) else TensorPart(extent, tensor)
+
+
+def _counts_writes(tensor: Tensor) -> bool:
+    return not isinstance(tensor, StoredTensor) and not tensor.is_inference()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,17 +13,29 @@ from anyaccel_torch.big_models.checkpoint_files import FileTensor, bytes_of
 from anyaccel_torch.big_models.stored_tensor import StoredTensor
 
 
-@dataclass(eq=False)
-class Part(ABC):
-    """Bytes that go to a position in the flat memory of a block.
-
-    Attributes:
-        offset: of the position.
-        nbytes: how many.
-    """
+class Extent(NamedTuple):
+    """Where a tensor is in the flat memory of a block, and how it is read from there."""
 
     offset: int
     nbytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The tensor in flat memory."""
+        return flat[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
+
+
+def extent_of(tensor: Tensor, offset: int) -> Extent:
+    """The extent of a tensor from an offset on."""
+    return Extent(offset, tensor.numel() * tensor.dtype.itemsize, tensor.dtype, tensor.shape)
+
+
+@dataclass(eq=False)
+class Part(ABC):
+    """Bytes that go to an extent of the flat memory of a block."""
+
+    extent: Extent
 
     @abstractmethod
     def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
@@ -46,7 +59,7 @@ class PinnedPart(Part):
 
     def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
         """As `Part.copy_into`."""
-        flat[self.offset : self.offset + self.nbytes].copy_(self.memory, non_blocking=non_blocking)
+        self.extent.view(flat).copy_(self.memory, non_blocking=non_blocking)
 
 
 @dataclass(eq=False)
@@ -57,8 +70,7 @@ class TensorPart(Part):
 
     def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
         """As `Part.copy_into`."""
-        target = view_in(flat, self.offset, self.tensor)
-        target.copy_(self.tensor.detach(), non_blocking=non_blocking)
+        self.extent.view(flat).copy_(self.tensor.detach(), non_blocking=non_blocking)
 
     @property
     def is_plain(self) -> bool:
@@ -80,20 +92,14 @@ class FilePart(Part):
     def is_plain(self) -> bool:
         """As `Part.is_plain`: a file of safetensors, and no cast."""
         saved = self.stored.saved
-        return isinstance(saved, FileTensor) and saved.dtype == self.stored.dtype
+        return isinstance(saved, FileTensor) and saved.dtype == self.extent.dtype
 
     def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
         """As `Part.copy_into`."""
-        self.stored.saved.read_into(view_in(flat, self.offset, self.stored))
+        self.stored.saved.read_into(self.extent.view(flat))
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
         """As `Part.read_bytes`."""
         saved = self.stored.saved
         if isinstance(saved, FileTensor):
             saved.file.read(saved.entry.begin + begin, bytes_of(into))
-
-
-def view_in(flat: Tensor, offset: int, like: Tensor) -> Tensor:
-    """The part of flat memory that holds a tensor of this dtype and shape."""
-    nbytes = like.numel() * like.dtype.itemsize
-    return flat[offset : offset + nbytes].view(like.dtype).view(like.shape)
