@@ -166,7 +166,7 @@ def test_a_node_that_is_lost_leaves_the_others_to_go_on_with_the_same_rows(tmp_p
     env = {**os.environ, **SETTINGS, "RAY_ADDRESS": head}
     with node(f"--address={head}", "--num-cpus=1") as second:
         wait_for_cpus(head, 3)
-        command = [sys.executable, *options, str(folder), json.dumps({"slow": 0.4})]
+        command = [sys.executable, *options, str(folder), json.dumps({"slow": 1.5})]
         with subprocess.Popen(
             command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as running:

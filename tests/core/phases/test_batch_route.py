@@ -25,6 +25,7 @@ ORDER = (
     "replicated_training",
     "replica_devices",
     "replica_checks",
+    "replica_code",
     "sharding",
     "plan_request",
     "nan_check",
