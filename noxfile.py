@@ -285,7 +285,7 @@ def mixed(session: nox.Session) -> None:
     """All frameworks in one process, and one graph over several of them."""
     install(session, *editable(*PLUGINS), *group("test", "guests", "sources", *PLUGINS))
     graphs = ("three_frameworks", "graph_machine", "schedules_across", "sources", "weighted_losses")
-    names = (*graphs, "resume_across", "resume_mapped")
+    names = (*graphs, "resume_across", "resume_mapped", "precision")
     tests = [f"tests/integration/test_{name}.py" for name in names]
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", *tests, *spread(), *session.posargs, env=env)

@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anyaccel as aa
 
-ROUNDS = 7
-# Of the last, DistributedDataParallel has several buckets, which it sends while it computes the others.
-SHAPES = [(64, 128, 256, 60), (256, 512, 256, 60), (1024, 1024, 256, 60), (2048, 2048, 128, 10)]
+ROUNDS, STEPS = 7, 60
+SHAPES = [(64, 128, 256), (256, 512, 256), (1024, 1024, 256)]
 
 
 def model_of(width: int, hidden: int) -> torch.nn.Module:
@@ -29,11 +28,11 @@ def model_of(width: int, hidden: int) -> torch.nn.Module:
     return torch.nn.Sequential(*layers, torch.nn.Linear(hidden, 1))
 
 
-def compare(width: int, hidden: int, batch: int, steps: int) -> None:
+def compare(width: int, hidden: int, batch: int) -> None:
     """Measure one model."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rng = np.random.default_rng(0)
-    x, y = (rng.normal(size=(batch * steps, n)).astype(np.float32) for n in (width, 1))
+    x, y = (rng.normal(size=(batch * STEPS, n)).astype(np.float32) for n in (width, 1))
     rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
     own = model_of(width, hidden)
     graph = aa.ModelGraph([aa.ModelNode("net", own, rows.reference())], aa.Optimizer("adam", lr=1e-3))
@@ -48,19 +47,19 @@ def compare(width: int, hidden: int, batch: int, steps: int) -> None:
     seconds: dict[str, list[float]] = {"anyaccel": [], "ddp": []}
     for _ in range(ROUNDS):
         results = experiment.run_phase(phase)
-        seconds["anyaccel"].append(min(epoch.seconds for epoch in results.epochs) / steps)
+        seconds["anyaccel"].append(min(epoch.seconds for epoch in results.epochs) / STEPS)
         best = float("inf")
         for _ in range(2):
             torch.distributed.barrier()
             began = time.perf_counter()
-            for start in range(rank * part, batch * steps, batch):
+            for start in range(rank * part, batch * STEPS, batch):
                 optimizer.zero_grad()
                 torch.nn.functional.mse_loss(
                     by_hand(inputs[start : start + part]), targets[start : start + part]
                 ).backward()
                 optimizer.step()
             best = min(best, time.perf_counter() - began)
-        seconds["ddp"].append(best / steps)
+        seconds["ddp"].append(best / STEPS)
     if rank == 0:
         ratio = statistics.median(a / b for a, b in zip(seconds["anyaccel"], seconds["ddp"], strict=True))
         ours, theirs = (1e6 * statistics.median(seconds[name]) for name in ("anyaccel", "ddp"))

@@ -46,6 +46,7 @@ def ours(name: str) -> Iterator[Contestant]:
         yield here(name, "torch", "off", ", rows in order", shuffle=False)
         yield here(name, "torch", "off", ", a listener to every step", listen=1)
         yield here(name, "torch", "off", ", a listener to every 50th step", listen=50)
+        yield here(name, "torch", "off", ", a listener to steps in batches", listen=None)
     for framework in ("torch", "jax", "tensorflow"):
         for mode in MODES:
             if (framework, mode) != ("torch", "off"):

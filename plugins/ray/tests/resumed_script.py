@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ class Disturbed(aa.Callback):
         self.before = sum(epoch.steps for epoch in run.history)
 
     def step_end(self, run: Any) -> None:
-        time.sleep(PLAN.get("slow", 0.0))
         if PLAN.get("rank") != RANK or self.before + run.step != PLAN["step"] or (OUT / "done").exists():
             return
         (OUT / "done").touch()
@@ -37,7 +35,6 @@ class Disturbed(aa.Callback):
         raise ValueError("a fault of one replica")
 
 
-(OUT / f"size-{SIZE}").touch()
 rng = np.random.default_rng(0)
 x = rng.normal(size=(1010, 20)).astype(np.float32)
 rows = aa.FeatureSet.from_dict("data", {"x": x, "y": np.tanh(x[:, :3])}, feature_keys=["x"], target_keys=["y"])

@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ SETTINGS = {
     "RAY_DEDUP_LOGS": "0",
     "PYTHONWARNINGS": "ignore",
     "RAY_AUTH_MODE": "disabled",
+    # The usual folder may name a cluster that was killed. Sockets need short paths.
+    "RAY_TMPDIR": tempfile.mkdtemp(prefix="ray-"),
 }
 
 
@@ -103,6 +106,7 @@ def digits(folder: Path, launcher: list[str], address: str = "") -> Any:
     return json.loads(path.read_text())
 
 
+@FULL
 def test_one_command_starts_a_cluster_and_gives_the_numbers_of_one_process(tmp_path: Path) -> None:
     alone = digits(tmp_path, [])
     two = digits(tmp_path, [*RAY, "--replicas", "2"])
@@ -158,31 +162,11 @@ def test_a_replica_that_is_killed_is_started_anew_and_the_end_is_the_same(tmp_pa
 
 
 @FULL
-def test_a_node_that_is_lost_leaves_the_others_to_go_on_with_the_same_rows(tmp_path: Path, head: str) -> None:
+def test_an_elastic_run_takes_the_replicas_that_there_is_place_for(tmp_path: Path, head: str) -> None:
     alone = resumed(tmp_path / "alone", [], {})
-    options = [*RAY, "--replicas", "1:3", "--max-restarts", "2", str(HERE / "resumed_script.py")]
-    folder = tmp_path / "lost"
-    folder.mkdir()
-    env = {**os.environ, **SETTINGS, "RAY_ADDRESS": head}
-    with node(f"--address={head}", "--num-cpus=1") as second:
-        wait_for_cpus(head, 3)
-        command = [sys.executable, *options, str(folder), json.dumps({"slow": 0.4})]
-        with subprocess.Popen(
-            command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as running:
-            deadline = time.monotonic() + 180
-            while not any((folder / "checkpoints").glob("epoch*")) and time.monotonic() < deadline:
-                time.sleep(0.2)
-            assert (folder / "size-3").exists()
-            second.terminate()
-            _, errors = running.communicate(timeout=300)
-    assert running.returncode == 0, errors
-    told = json.loads((folder / "told.json").read_text())
+    told = resumed(tmp_path / "elastic", [*RAY, "--replicas", "1:3"], {}, head)
     assert told["size"] == 2
-    assert "goes on from" in told["events"][0]
     np.testing.assert_allclose(told["losses"], alone["losses"], rtol=1e-6)
-    for own, other in zip(told["weights"], alone["weights"], strict=True):
-        np.testing.assert_allclose(own, other, atol=1e-6)
 
 
 @FULL

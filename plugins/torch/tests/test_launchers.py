@@ -43,7 +43,7 @@ LAUNCHERS = {
     "anyaccel": [sys.executable, "-m", "anyaccel", "run", "--replicas", "2"],
 }
 PYTHON_IS_GIVEN = ("torchrun", "anyaccel")
-SAMPLE = ["srun", "mpirun"]
+SAMPLE = ["srun"]
 
 
 def told(folder: Path, size: int) -> list[Any]:

@@ -28,6 +28,8 @@ pytestmark = [
 
 SCRIPTS = Path(__file__).with_name("replica_scripts.py")
 KILLS = min(int(os.environ.get("ANYACCEL_TEST_KILLS", "0")) or 4, 20)
+WITHIN = 15 if KILLS > 4 else 60
+"""Seconds until all have ended; what is promised is asserted where nothing else runs, in the session `kills`."""
 STEPS = 4 * 9  # of the script: epochs, and steps of one
 
 
@@ -120,7 +122,7 @@ def test_without_a_launcher_all_end_and_name_rank_and_step(tmp_path: Path, attem
     processes[victim].wait(120)
     began = time.monotonic()
     codes = [process.wait(60) for process in processes]
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < WITHIN
     assert codes == [-9 if rank == victim else 1 for rank in range(3)]
     for rank in {0, 1, 2} - {victim}:
         message = lost(folder, rank)
@@ -140,7 +142,7 @@ def test_a_replica_that_hangs_is_named_when_the_time_is_over(tmp_path: Path, vic
             time.sleep(0.05)
         began = time.monotonic()
         assert [process.wait(60) for process in others] == [1, 1]
-        assert time.monotonic() - began < 10 + 15
+        assert time.monotonic() - began < 10 + WITHIN
     finally:
         processes[victim].kill()
         processes[victim].wait()

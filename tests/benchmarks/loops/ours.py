@@ -17,7 +17,7 @@ PACKAGES = {"numpy": "anyaccel", "torch": "anyaccel_torch", "jax": "anyaccel_jax
 
 
 def phase_by_turn(
-    name: str, *, frameworks: Sequence[str], shuffle: bool = True, listen: int = 0, **settings: Any
+    name: str, *, frameworks: Sequence[str], shuffle: bool = True, listen: int | None = 0, **settings: Any
 ) -> Turn:
     """The second of two epochs of a phase, as `Epoch.seconds` says; every turn is a phase.
 
@@ -25,12 +25,12 @@ def phase_by_turn(
         name: of the workload.
         frameworks: of the graph; see `experiment_of`.
         shuffle: the rows anew in every epoch.
-        listen: have a callback that hears of every so many steps; 0 for none.
+        listen: have a callback that hears of every so many steps; 0 for none; None for many at once, with their losses.
         settings: further ones of the phase.
     """
     work = workload(name)
     experiment = experiment_of(work, frameworks)
-    callbacks = [Listener(listen)] if listen else []
+    callbacks: list[aa.Callback] = [BatchListener()] if listen is None else [Listener(listen)] if listen else []
     phase = phase_of(experiment, work, 2, shuffle=shuffle, callbacks=callbacks, **settings)
     return lambda: float(experiment.run_phase(phase).epochs[-1].seconds)
 
@@ -43,6 +43,14 @@ class Listener(aa.Callback):
 
     def step_end(self, run: object) -> None:
         """Hear of it."""
+
+
+class BatchListener(aa.Callback):
+    """A listener to all steps, many at once, that reads the loss of each."""
+
+    def steps_done(self, run: Any, steps: Any) -> None:
+        """Read their losses."""
+        self.losses = steps.losses()
 
 
 class Standing(aa.Callback):

@@ -97,7 +97,7 @@ def run_plan(target: Target, output: Output) -> int:
     if output.save is not None:
         _write(output.save, plan.to_json())
     if output.html is not None:
-        _write(output.html, plan.to_html(graph.visualize("svg", plan=plan)))  # type: ignore[arg-type]
+        _write(output.html, plan.to_html(graph.visualize("svg", plan=plan)))
     if output.as_json:
         document: dict[str, Any] = {"plan": plan.to_dict(), "not_covered": list(plan.not_covered), "fits": plan.fits}
         document |= {"advice": [each.to_dict() for each in advice]} if output.advise else {}

@@ -149,7 +149,7 @@ class Plan:
         """The plan as JSON text, in a format that later versions read."""
         return plan_json.written(self.to_dict())
 
-    def to_html(self, picture: Markup | None = None) -> str:
+    def to_html(self, picture: str | None = None) -> str:
         """The plan as one HTML file without scripts, which loads nothing: memory bars, edges, nodes and the JSON.
 
         Args:

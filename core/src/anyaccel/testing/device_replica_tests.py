@@ -43,8 +43,9 @@ class DeviceReplicaTests(Subject):
     def test_replicas_train_like_one_program(self, harness: Harness, model: Make, n: int) -> None:
         """Losses, clipped steps and values are those of one program, also where shares differ in rows."""
         devices = replica_devices(harness, n)
-        losses, values = trained(harness, model, devices[:1], shared=False)
-        own_losses, own_values = trained(harness, model, devices)
+        start = harness.prepare_model(model)
+        losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
+        own_losses, own_values = trained(harness, harness.clone_model(model, start), devices)
         np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
         assert_close(own_values, values, rtol=1e-3, atol=1e-4)
 
@@ -65,7 +66,11 @@ class DeviceReplicaTests(Subject):
 
     def test_a_fixed_order_of_sums_gives_the_same_bits(self, harness: Harness, model: Make) -> None:
         """Whatever the number of replicas, losses and values are equal to the last bit."""
-        ends = [trained(harness, model, replica_devices(harness, n), deterministic=True) for n in (1, 2, 4)]
+        start = harness.prepare_model(model)
+        ends = [
+            trained(harness, harness.clone_model(model, start), replica_devices(harness, n), deterministic=True)
+            for n in (1, 2, 4)
+        ]
         for losses, values in ends[1:]:
             assert losses == ends[0][0]
             assert_equal(values, ends[0][1])
@@ -82,10 +87,9 @@ def replica_devices(harness: Harness, n: int) -> list[Device]:
 
 
 def trained(
-    harness: Harness, model: Make, devices: list[Device], *, shared: bool = True, deterministic: bool = False
+    harness: Harness, prepared: Any, devices: list[Device], *, shared: bool = True, deterministic: bool = False
 ) -> tuple[list[float], dict[str, Array]]:
     """Losses of some steps, and the values after them, of replicas or of a plain program."""
-    prepared = harness.prepare_model(model)
     segment = harness.segment(prepared, optimizer=ADAM)
     backend = cast("ComputingBackend", harness.backend)
     program = (

@@ -71,7 +71,7 @@ class Recomputed:
             given = [next(floating) if is_differentiable(x) else x for x in inputs]
             outputs, after = self._call(named, buffers, given, train, key, layout)
             kept[:] = [outputs, after]
-            return [*filter(is_differentiable, outputs), *([] if after is None else tf.nest.flatten(after))]
+            return tf.nest.flatten((tuple(x for x in outputs if is_differentiable(x)), () if after is None else after))
 
         flat = tf.recompute_grad(run)(*sources)
         flat = list(flat) if isinstance(flat, (list, tuple)) else [flat]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import anyaccel as aa
-from anyaccel.errors import AnyaccelError, ConfigError, StateError
+from anyaccel.errors import AnyaccelError, ConfigError, OutOfMemoryError, StateError
 from anyaccel_torch import simulated
 from anyaccel_torch.big_models import (
     cpu_offload,
@@ -42,6 +42,7 @@ from .tiny_transformers import MODELS, built
 DEVICES = simulated.start(2)
 ONE, TWO = "sim:0", "sim:1"
 AMPLE = 2**30
+FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +138,7 @@ def weights_of(model: nn.Module) -> list[Tensor]:
 
 # -- the schedule, in simulated time ---------------------------------------------------------------------------------
 
-GRID = list(product([6, 12], [32, 128], [0.1, 0.5, 1.0, 2.0, 10.0]))
+GRID = list(product([6, 12] if FULL else [6], [32, 128], [0.1, 0.5, 1.0, 2.0, 10.0]))
 
 
 def timed(depth: int, width: int, ratio: float, call: Callable[[nn.Module], object]) -> tuple[nn.Module, Timing, float]:
@@ -192,9 +193,6 @@ def test_page_locked_memory_keeps_within_its_budget_and_the_rest_is_copied_from_
 
 
 # -- training --------------------------------------------------------------------------------------------------------
-
-
-FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW] if FULL else [torch.optim.SGD])
@@ -483,6 +481,25 @@ def test_an_error_in_a_forward_leaves_the_model_as_it_was() -> None:
             model(torch.ones(1, 32))
         assert all(p.device.type == "cpu" and isinstance(p, nn.Parameter) for p in model.parameters())
     del model[2]
+
+
+def test_a_device_that_is_too_small_is_said_and_the_model_runs_once_there_is_room() -> None:
+    plain, model = chain(4), cpu_offload(chain(4), ONE)
+    x = torch.randn(2, 32)
+    DEVICES[0].capacity = DEVICES[0].used + 5000  # one block and a little
+    with pytest.raises(OutOfMemoryError, match="bytes of weights on sim:0"), torch.no_grad():
+        model(x)
+    assert all(p.device.type == "cpu" for p in model.parameters())
+    DEVICES[0].capacity = None
+    with torch.no_grad():
+        assert torch.equal(model(x), plain(x))
+
+
+@pytest.mark.parametrize("name", ["compute_rate", "copy_bandwidth", "copy_latency"])
+def test_clocks_need_positive_rates(name: str) -> None:
+    rates = {"compute_rate": 1.0, "copy_bandwidth": 1.0, "copy_latency": 0.0}
+    with pytest.raises(ConfigError, match=f"Timing: {name}=-1"):
+        Timing(**{**rates, name: -1})
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyaccel_torch.big_models.host_buffers import BufferPool, PinnedMemory
 from anyaccel_torch.big_models.weight_sources import Part, PinnedPart
+from anyaccel_torch.error_translation import translate_errors
 
 INLINE = 2**18
 """Bytes up to which a copy is made at once, as another thread would cost more."""
@@ -125,7 +126,8 @@ class CopyEngine:
         return self._module.current_stream(self.device)
 
     def _empty(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        with translate_errors(f"{nbytes} bytes of weights on {self.device}"):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def _on_stream(self, work: Callable[[], object]) -> Any:
         """The event after some copies on the copying stream, which come after all that computes until now."""
