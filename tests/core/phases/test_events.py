@@ -50,7 +50,8 @@ def test_other_kinds_are_refused(kind):
         Event(0, 0, kind, "x")
     assert (
         str(caught.value)
-        == f"unknown kind of event {kind!r}; available: compile, residency, memory, source, transfer, rate, checkpoint"
+        == f"unknown kind of event {kind!r}; available: compile, residency, memory, source, transfer, rate, checkpoint, "
+        "precision"
     )
 
 
