@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from email.message import Message
 from email.parser import Parser
@@ -64,8 +65,10 @@ def test_the_wheel_of_core_contains_the_kit_and_its_data() -> None:
 
 
 def test_every_plugin_has_an_entry_point() -> None:
+    """Of backends and hooks, or of launchers."""
     for wheel in wheels():
         if wheel != core_wheel():
             with ZipFile(wheel) as archive:
                 name = next(each for each in archive.namelist() if each.endswith(".dist-info/entry_points.txt"))
-                assert "[anyaccel]" in archive.read(name).decode(), wheel.name
+                groups = set(re.findall(r"^\[(.+)\]$", archive.read(name).decode(), flags=re.MULTILINE))
+                assert groups & {"anyaccel", "anyaccel.launchers"}, wheel.name

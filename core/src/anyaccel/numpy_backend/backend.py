@@ -158,7 +158,7 @@ class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, Com
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
         """A simulated device may lack float64, as real ones do; 16 bits are rounded values of float32."""
-        on = handle(device)
+        on = handle(device) if device.kind == "sim" else None  # a plugin may derive a chip of another kind
         lacks = precision == "float64" and on is not None and not on.float64
         return f"{device} has no float64: it was simulated with float64=False" if lacks else ""
 

@@ -26,12 +26,20 @@ def precision_reason(model: Any, precision: NodePrecision, device: torch.device)
     if casts_everything(model, precision):
         made = f"layers of Keras compute in {precision.dtype} only if they are made so: dtype={precision.dtype!r}"
         return made if keras.outermost(model) else ""
-    if precision.is_mixed and not torch.amp.is_autocast_available(device.type):
-        return f"torch has no autocast on {device.type!r}"
+    if precision.is_mixed and not _autocasts_to(precision.dtype, device.type):
+        return f"torch has no autocast to {precision.dtype} on {device.type!r}"
     if precision.dtype == "bfloat16" and device.type == "cuda":
         with torch.cuda.device(device):
             return "" if torch.cuda.is_bf16_supported(including_emulation=False) else f"{device} has no bfloat16"
     return ""
+
+
+def _autocasts_to(dtype: str, device_type: str) -> bool:
+    """Whether torch has autocast on a kind of device; a chip's own module says to which dtypes."""
+    if not torch.amp.is_autocast_available(device_type):
+        return False
+    told = getattr(torch.get_device_module(device_type), "get_amp_supported_dtype", None)
+    return told is None or getattr(torch, dtype) in told()
 
 
 def bind_precision(model: Any, call: Call, precision: NodePrecision, device: torch.device) -> Call:
