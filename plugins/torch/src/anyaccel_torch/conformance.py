@@ -12,6 +12,7 @@ from torch import nn
 
 from anyaccel.backend import Backend
 from anyaccel.testing import Subject
+from anyaccel_torch import keras
 from anyaccel_torch.backend import TorchBackend
 
 Make = Callable[[], Any]
@@ -134,9 +135,11 @@ class RunningTotal(nn.Module):
 
 
 def train_step(models: Any, batch: Any, optimizers: Any) -> dict[str, torch.Tensor]:
-    """As Subject.own_step."""
+    """As Subject.own_step; Keras layers do not read `module.training`, and are told that this is training."""
+    net = models["node"]
     optimizers["node"].zero_grad()
-    loss = nn.functional.mse_loss(models["node"](batch["x"]), batch["t"])
+    outputs = net(batch["x"], training=True) if keras.library().is_layer(net) else net(batch["x"])
+    loss = nn.functional.mse_loss(outputs, batch["t"])
     loss.backward()  # type: ignore[no-untyped-call]
     optimizers["node"].step()
     return {"loss": loss}

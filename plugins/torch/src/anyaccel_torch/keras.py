@@ -6,6 +6,7 @@ Keras is never imported here: without that import, no model can be a Keras model
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -154,6 +155,14 @@ def constrained_step(
                         parameter.copy_(constraint(parameter))
 
     return run
+
+
+@contextmanager
+def quiet_saving() -> Iterator[None]:
+    """Inside, Keras saves and copies models without the warning of NumPy 2 about how Keras 3.15 gives it arrays."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning, "keras")
+        yield
 
 
 @contextmanager

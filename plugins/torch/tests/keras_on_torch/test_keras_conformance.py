@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from anyaccel.testing import suite
-from anyaccel_torch.conformance import TorchSubject
+from anyaccel_torch.conformance import TorchSubject, train_step
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 if keras.config.backend() != "torch":
@@ -110,6 +111,21 @@ class Holding(Keras):
         return lambda: nn.Sequential(layers.Dense(8), layers.Dropout(0.0), layers.Dense(3))
 
     buffered_model = pytest.fixture(lambda self: lambda: _holding(Residual()))
+
+    @pytest.fixture
+    def own_step(self) -> Callable[..., Any]:
+        """Layer by layer: a torch module does not tell the Keras layers in it that this is training."""
+
+        def step(models: Any, batch: Any, optimizers: Any) -> Any:
+            return train_step({"node": partial(_in_training, models["node"])}, batch, optimizers)
+
+        return step
+
+
+def _in_training(net: Any, x: Any) -> Any:
+    for layer in net:
+        x = layer(x, training=True) if isinstance(layer, keras.Layer) else layer(x)
+    return x
 
 
 def _holding(model: Any) -> Any:
