@@ -34,11 +34,18 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, De
         return ThreadRandomness(key)
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
-        """As `DeviceReplicas.copy_models`; Keras models as Keras copies them, through its saving."""
+        """As `DeviceReplicas.copy_models`; Keras models as Keras copies them, through its saving.
+
+        Raises:
+            CapabilityError: Keras models share parameters, which their copies would not.
+        """
+        from anyaccel_torch.device_replicas import check_copies
         from anyaccel_torch.keras import quiet_saving
 
         with quiet_saving():
-            return super().copy_models(models, device)
+            copies = super().copy_models(models, device)
+        check_copies(models, copies)
+        return copies
 
     def gradients(self, program: Program) -> Gradients:
         """As `DeviceReplicas.gradients`; None for a parameter that no loss depends on in these rows."""

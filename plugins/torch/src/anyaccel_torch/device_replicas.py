@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyaccel.adapter.device_replicas import Gradients
 from anyaccel.backend import Program
+from anyaccel.errors import CapabilityError
 from anyaccel_torch.program import TorchProgram
+
+
+def check_copies(models: Sequence[Any], copies: Sequence[Any]) -> None:
+    """See that copies share what the models share, and give their parameters the `requires_grad` of the models'.
+
+    Raises:
+        CapabilityError: they do not: Keras copies each model on its own.
+    """
+    originals, copied = _parameters(models), _parameters(copies)
+    if _sharing(originals) != _sharing(copied):
+        raise CapabilityError(
+            "models that share parameters cannot be copied to several devices: Keras copies each on its own",
+            available="one Keras model in a node, or modules of torch that share",
+            hint="make one Keras model of those that share a layer, or train on one device",
+        )
+    for original, copy in zip(originals, copied, strict=True):
+        copy.requires_grad_(original.requires_grad)
+
+
+def _parameters(models: Sequence[Any]) -> list[nn.Parameter]:
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    return [parameter for module in modules for _, parameter in module.named_parameters(remove_duplicate=False)]
+
+
+def _sharing(parameters: Sequence[nn.Parameter]) -> list[int]:
+    """For each parameter the place at which it stands first."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(parameter), place) for place, parameter in enumerate(parameters)]
 
 
 def gradients(program: Program) -> Gradients:
