@@ -67,7 +67,7 @@ def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], ver
     manifest = {
         "format": _FORMAT,
         "schema_version": SCHEMA_VERSION,
-        "written_by": {**versions, **{name: metadata.version(name) for name in ("anyaccel", "numpy")}},
+        "written_by": {name: metadata.version(name) for name in ("anyaccel", "numpy")} | dict(versions),
         **parts,
         "arrays": [_entry(file) for file in files],
     }
