@@ -34,6 +34,7 @@ def load_object(reference: str) -> tuple[ModuleType, Any]:
         raise ConfigError(f"{shown(reference)} is not module:object", hint=_EXAMPLE)
     with redirect_stdout(sys.stderr):
         module = _run(name)
+    sys.stderr.flush()  # what the module has printed comes before what follows
     return module, _get(module, name, attribute)
 
 
