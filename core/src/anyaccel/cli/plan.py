@@ -25,7 +25,7 @@ FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class PlanTarget:
     """What is planned, and for which machine.
 
     Attributes:
@@ -88,7 +88,7 @@ class Output:
     as_json: bool = False
 
 
-def run_plan(target: Target, output: Output) -> int:
+def run_plan(target: PlanTarget, output: Output) -> int:
     """Print a plan, and return the exit status."""
     earlier = None if output.compare is None else _saved(output.compare)
     plan, phase, graph = target.plan()
@@ -114,7 +114,7 @@ def run_plan(target: Target, output: Output) -> int:
     return _conclusion(plan)
 
 
-def run_explain(target: Target, node: str, as_json: bool) -> int:
+def run_explain(target: PlanTarget, node: str, as_json: bool) -> int:
     """Print why a node is where it is; returns 0."""
     plan, _, _ = target.plan()
     if as_json:
@@ -126,7 +126,7 @@ def run_explain(target: Target, node: str, as_json: bool) -> int:
     return FITS
 
 
-def run_estimate(target: Target, as_json: bool) -> int:
+def run_estimate(target: PlanTarget, as_json: bool) -> int:
     """Print the memory of each device, and return the exit status."""
     plan, _, _ = target.plan()
     if as_json:

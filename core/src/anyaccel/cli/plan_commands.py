@@ -52,9 +52,9 @@ def plan(
       anyaccel plan train.py:train --save plan.json
       anyaccel plan train.py:train --compare plan.json --html plan.html
     """
-    from anyaccel.cli.plan import Output, Target, run_plan
+    from anyaccel.cli.plan import Output, PlanTarget, run_plan
 
-    target = Target(reference=reference, graph=graph, on=on, file=file)
+    target = PlanTarget(reference=reference, graph=graph, on=on, file=file)
     sys.exit(run_plan(target, Output(advise=advise, save=save, compare=compare, html=html, as_json=as_json)))
 
 
@@ -71,9 +71,9 @@ def explain(reference: str, node: str, graph: str | None, on: str | None, file: 
       anyaccel explain train.py:train head
       anyaccel explain train.py:train head --on "8x H100-80GB"
     """
-    from anyaccel.cli.plan import Target, run_explain
+    from anyaccel.cli.plan import PlanTarget, run_explain
 
-    sys.exit(run_explain(Target(reference=reference, graph=graph, on=on, file=file), node, as_json))
+    sys.exit(run_explain(PlanTarget(reference=reference, graph=graph, on=on, file=file), node, as_json))
 
 
 @click.command(cls=Command, short_help="Estimate the memory of a phase.")
@@ -88,6 +88,6 @@ def estimate(reference: str, graph: str | None, on: str | None, file: str | None
       anyaccel estimate train.py:train
       anyaccel estimate train.py:train --on "1x T4" --json
     """
-    from anyaccel.cli.plan import Target, run_estimate
+    from anyaccel.cli.plan import PlanTarget, run_estimate
 
-    sys.exit(run_estimate(Target(reference=reference, graph=graph, on=on, file=file), as_json))
+    sys.exit(run_estimate(PlanTarget(reference=reference, graph=graph, on=on, file=file), as_json))

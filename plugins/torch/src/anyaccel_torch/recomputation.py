@@ -16,7 +16,7 @@ Call = Callable[..., Any]
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
-class Part:
+class RecomputedPart:
     """A part of a module that is computed again: a block, or some layers of a sequence.
 
     Attributes:
@@ -28,7 +28,7 @@ class Part:
         self.name, self.modules = name, tuple(modules)
 
 
-def parts_to_recompute(model: Any, remat: str) -> dict[nn.Module, list[Part]]:
+def parts_to_recompute(model: Any, remat: str) -> dict[nn.Module, list[RecomputedPart]]:
     """By the module whose forward runs them, the parts that `remat` names.
 
     `"blocks"` are the members of the outermost lists and sequences of layers. A sequence whose members have no layers
@@ -44,10 +44,10 @@ def parts_to_recompute(model: Any, remat: str) -> dict[nn.Module, list[Part]]:
         for name, part in matching
         if not any(name.startswith(f"{other}.") for other, _ in matching) and not isinstance(part, nn.ModuleList)
     ]
-    return {part: [Part(name, [part])] for name, part in outermost}
+    return {part: [RecomputedPart(name, [part])] for name, part in outermost}
 
 
-def _blocks(module: nn.Module, path: str) -> Iterator[tuple[nn.Module, list[Part]]]:
+def _blocks(module: nn.Module, path: str) -> Iterator[tuple[nn.Module, list[RecomputedPart]]]:
     children = list(module.named_children())
     if not isinstance(module, _CONTAINERS):
         for name, child in children:
@@ -57,16 +57,19 @@ def _blocks(module: nn.Module, path: str) -> Iterator[tuple[nn.Module, list[Part
     if isinstance(module, nn.ModuleList) or composite:
         for name, child in composite or children:
             label = f"{path}.{name}".lstrip(".")
-            yield child, [Part(label, [child])]
+            yield child, [RecomputedPart(label, [child])]
     elif len(children) >= 4:
         size = max(2, isqrt(len(children)))
         cuts = range(0, len(children), size)
         groups = [children[start : start + size] for start in cuts]
         labels = [f"{path}.{group[0][0]}-{group[-1][0]}".lstrip(".") for group in groups]
-        yield module, [Part(label, [child for _, child in group]) for label, group in zip(labels, groups, strict=True)]
+        yield (
+            module,
+            [RecomputedPart(label, [child for _, child in group]) for label, group in zip(labels, groups, strict=True)],
+        )
 
 
-def bind_recomputation(call: Call, parts: Mapping[nn.Module, Sequence[Part]]) -> Call:
+def bind_recomputation(call: Call, parts: Mapping[nn.Module, Sequence[RecomputedPart]]) -> Call:
     """`call`, in whose backward pass these parts are computed again; their forward is replaced for each call."""
     forwards = {owner: _forward(owner, own) for owner, own in parts.items()}
 
@@ -88,7 +91,7 @@ def bind_recomputation(call: Call, parts: Mapping[nn.Module, Sequence[Part]]) ->
     return run
 
 
-def _forward(owner: nn.Module, parts: Sequence[Part]) -> Call:
+def _forward(owner: nn.Module, parts: Sequence[RecomputedPart]) -> Call:
     if len(parts) == 1 and parts[0].modules == (owner,):
         return partial(_checkpointed, owner.forward, parts[0].modules)
 
