@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.device import Device
 from anyaccel.doctor import Check, HealthChecks, Machine
+from anyaccel.planner import OffloadModels, OffloadPlan, OffloadRequest
 from anyaccel.program import Program
 from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
@@ -17,7 +18,9 @@ from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
 
 
-class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, DeviceReplicas, HealthChecks):
+class TorchBackend(
+    TorchExchange, TorchCompute, TorchMemory, ShardParameters, DeviceReplicas, OffloadModels, HealthChecks
+):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
     A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
@@ -58,6 +61,29 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, De
         from anyaccel_torch.device_replicas import set_gradients
 
         set_gradients(program, gradients)
+
+    def plan_offload(self, model: Any, device: Device, request: OffloadRequest) -> OffloadPlan:
+        """As `OffloadModels.plan_offload`; blocks are elements of lists of modules, and modules without others inside.
+
+        Weights rest on disk in files of safetensors, which they were loaded from.
+        """
+        from anyaccel_torch.big_models.node_offload import plan_offload
+
+        return plan_offload(model, device, request, self.native_device)
+
+    def offload(self, model: Any, device: Device, plan: OffloadPlan) -> Any:
+        """As `OffloadModels.offload`; the module is changed in place."""
+        from anyaccel_torch.big_models.node_offload import offload
+        from anyaccel_torch.tree_utils import check_dtypes
+
+        check_dtypes(model, device, self.unsupported_dtypes)
+        return offload(model, plan, self.native_device)
+
+    def end_offload(self, model: Any) -> Any:
+        """As `OffloadModels.end_offload`."""
+        from anyaccel_torch.big_models.node_offload import end_offload
+
+        return end_offload(model)
 
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
         """As `Replicate.replica_group`, by torch.distributed."""
