@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ class OffloadRequest:
         training: whether the model is trained.
         free: bytes of each device and tier that are free now, None where that is unknown. It changes all the time, and
             is not compared.
+        inputs: shape and dtype of each input of a call, with the batch: objects with `shape` and `dtype`. Where they
+            are given, blocks are in the order in which such a call computes them.
     """
 
     device_map: Mapping[str, str] | None = None
@@ -32,6 +35,7 @@ class OffloadRequest:
     offload: str = "no"
     training: bool = False
     free: Mapping[str, int | None] = field(default_factory=dict, compare=False)
+    inputs: Sequence[Any] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,13 @@ class OffloadModels(ABC):
 
     A backend without it is refused where a node has a device map.
     """
+
+    def empty_weights(self) -> AbstractContextManager[Any]:
+        """A context in which models are built without memory for their weights; the default builds them as ever.
+
+        Such a model can be planned and not computed.
+        """
+        return nullcontext()
 
     @abstractmethod
     def plan_offload(self, model: Any, device: Device, request: OffloadRequest) -> OffloadPlan:

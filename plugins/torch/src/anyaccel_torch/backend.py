@@ -62,6 +62,12 @@ class TorchBackend(
 
         set_gradients(program, gradients)
 
+    def empty_weights(self) -> AbstractContextManager[Any]:
+        """As `OffloadModels.empty_weights`: parameters are on torch's `meta` device."""
+        from anyaccel_torch.big_models.empty_weights import init_empty_weights
+
+        return init_empty_weights()
+
     def plan_offload(self, model: Any, device: Device, request: OffloadRequest) -> OffloadPlan:
         """As `OffloadModels.plan_offload`; blocks are elements of lists of modules, and modules without others inside.
 

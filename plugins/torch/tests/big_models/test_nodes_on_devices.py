@@ -143,7 +143,7 @@ def test_the_plan_says_blocks_tiers_bytes_and_the_time_of_a_step() -> None:
     text = str(evaluation)
     assert "blocks of net: 4 of 7 blocks stay on devices, 3 in host memory; 3.2 KiB copied a step; at least" in text
     assert "  4.0 on sim:1: 1.1 KiB, stays there" in text
-    assert "  5.0 on sim:0: 1.1 KiB, rests in host memory and comes in each step (1.1 KiB)" in text
+    assert "  5.0 on sim:1: 1.1 KiB, rests in host memory and comes in each step (1.1 KiB)" in text
     assert "the rate of copies is stated, not measured" in text
     assert "rests in" not in evaluation.to_html() and "host memory" in evaluation.to_html()
     assert aa.Plan.from_json(evaluation.to_json()) == evaluation

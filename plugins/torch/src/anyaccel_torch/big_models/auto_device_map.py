@@ -32,6 +32,10 @@ class DeviceMap(dict[str, Any]):
         super().__init__(entries)
         self.plan = plan
 
+    def name_of(self, block: str) -> str:
+        """What the plan calls a block."""
+        return block or _WHOLE
+
 
 def infer_auto_device_map(
     model: nn.Module,

@@ -38,6 +38,8 @@ def placed_blocks(
         ConfigError: the map divides a module that computes as a whole.
     """
     names = find_blocks(model, no_split, _divided(devices))
+    if all(name in devices for name in names):  # a planned map, which is in the order of computation
+        names = [name for name in devices if name in set(names)]
     return _placed(names, _values(where, model, names, devices), main)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.host_memory import host_memory
 from anyaccel.planner import OffloadPlan, OffloadRequest, PlacedBlock
-from anyaccel_torch.big_models.auto_device_map import infer_auto_device_map
+from anyaccel_torch.big_models.auto_device_map import DeviceMap, infer_auto_device_map
 from anyaccel_torch.big_models.block_placement import check_values, placed_blocks
 from anyaccel_torch.big_models.copy_rates import copy_rate, is_measured, weight_rate
 from anyaccel_torch.big_models.device_map import DISK, checked_map
@@ -42,10 +43,8 @@ def plan_offload(model: nn.Module, device: Device, request: OffloadRequest, nati
             f"this {type(model).__name__} was dispatched already, and its node has a device_map as well",
             hint="leave device_map, max_memory and offload out of the node, or call remove_offload(model)",
         )
-    check_values(WHERE, model)
-    entries = checked_map(WHERE, model, _entries(model, device, request, native))
-    main = None if native(device).type == "cpu" else native(device)
-    blocks = placed_blocks(model, entries, main, where=WHERE)
+    given = _entries(model, device, request, native)
+    blocks = _blocks(model, given, native(device))
     _check_disk(model, blocks, request.training)
     plan = _described(model, blocks, request.training)
     known = _plans.setdefault(model, [])
@@ -59,6 +58,7 @@ def offload(model: nn.Module, plan: OffloadPlan, native: Native) -> nn.Module:
     current = offload_of(model)
     if current is not None and list(current.blocks) == blocks:
         return model
+    check_values(WHERE, model)
     if current is not None:
         remove_offload(model)
     return put_blocks(model, blocks, pinned_memory=host_memory()[1] // 2)
@@ -90,7 +90,20 @@ def _entries(model: nn.Module, device: Device, request: OffloadRequest, native: 
     wanted: Mapping[str, int | None] = own if request.max_memory is None else request.max_memory
     tiers = {tier: request.free.get(tier) for tier in ("cpu", DISK) if tier not in wanted}
     memory = {_native_text(name, native): size for name, size in {**wanted, **tiers}.items()}
-    return infer_auto_device_map(model, memory, offload=request.offload, training=request.training)
+    inputs = [torch.empty(it.shape, dtype=getattr(torch, it.dtype), device="meta") for it in request.inputs] or None
+    return infer_auto_device_map(model, memory, offload=request.offload, training=request.training, inputs=inputs)
+
+
+def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device) -> list[BlockPlace]:
+    """The places of a map. What rests elsewhere computes where a plan says, else on the device of the block before."""
+    entries = checked_map(WHERE, model, given)
+    computes = any(isinstance(value, torch.device) and value.type != "cpu" for value in entries.values())
+    blocks = placed_blocks(model, entries, None if computes or device.type == "cpu" else device, where=WHERE)
+    if not isinstance(given, DeviceMap):
+        return blocks
+    by_name = {given.name_of(block.name): block for block in blocks}
+    planned = {name: torch.device(given.plan.device_map[name]) for name in by_name}
+    return [replace(block, device=planned[name]) if block.tier else block for name, block in by_name.items()]
 
 
 def _native_text(text: str, native: Native) -> str:
