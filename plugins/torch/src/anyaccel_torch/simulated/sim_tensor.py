@@ -296,6 +296,11 @@ def tell_transfer(source: torch.device, target: torch.device, nbytes: int, opera
 
 
 def _count_copy_time(source: torch.device, target: torch.device, nbytes: int, waits: bool) -> None:
+    if source.type == target.type == KIND:
+        origin, destination = handle_of(source).timing, handle_of(target).timing
+        if origin is not None and destination is not None:
+            destination.copy_from(origin, nbytes)
+            return
     for device, direction in ((target, INTO), (source, OUT)):
         timing = handle_of(device).timing if device.type == KIND else None
         if timing is not None:
