@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import anyaccel as aa
-from anyaccel.errors import TransferError
+from anyaccel.errors import DeviceMismatchError, TransferError
 from anyaccel_torch import simulated
 
 DEVICES = simulated.start(2)
@@ -146,3 +147,47 @@ def test_counts_are_those_of_the_devices_over_a_phase() -> None:
     assert 2 * between.transfers == sum(device.transfers.between.number for device in DEVICES)
     assert moved.by("edge")["outputs of 'body'"].transfers == 2 * 4
     assert set(moved.by("phase")) == {"fit"}
+
+
+# -- errors of operations over several devices -----------------------------------------------------------------------
+
+
+class Shifted(torch.nn.Module):
+    """Adds a tensor that nobody has registered, so that it is left behind."""
+
+    def __init__(self, shift: Tensor) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+        self.shift = shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.shift  # mixes
+
+
+def evaluate_shifted(shift: Tensor) -> str:
+    data = aa.FeatureSet.from_dict("data", {"x": np.ones((4, 3), "f"), "y": np.ones((4, 1), "f")}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("shifts", Shifted(shift), data.reference(), accelerator=ONE)], "sgd")
+    phase = aa.EvalPhase("look", data=data, losses=[aa.AppliedLoss("mse", on="shifts")])
+    with pytest.raises(DeviceMismatchError) as caught:
+        aa.Experiment("e", graph).run(phase)
+    return str(caught.value)
+
+
+def line_of(text: str) -> str:
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    (number,) = [i for i, each in enumerate(lines, 1) if each.strip().endswith(f"# {text}")]
+    return f"{__file__}:{number}"
+
+
+def test_an_error_names_the_line_and_the_tensors_in_it() -> None:
+    text = evaluate_shifted(torch.ones(1))
+    assert text.startswith("node 'shifts' on sim:0 computes with tensors on several devices: its inputs are data.x on ")
+    assert f"; at {line_of('mixes')}, with x on sim:0, self.shift on cpu. Hint: " in text
+
+
+def test_with_a_ledger_it_names_who_moved_the_tensor() -> None:
+    with aa.ledger():
+        shift = torch.ones(1, device=TWO).cpu()  # moves
+        text = evaluate_shifted(shift)
+    assert f"self.shift on cpu, moved there at {line_of('moves')}. Hint: " in text
+    assert "moved there" not in evaluate_shifted(shift)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from anyaccel.device import Device
 
@@ -26,7 +26,7 @@ class TransferEvent:
         operation: what did it, in the framework's words, such as `"copy_"` or `"item"`.
         nbytes: how much is moved, 0 for a wait.
         waits: whether the host waits until it is done; always so for a `"wait"`.
-        address: of the values at the target, as the framework's own pointer; 0 if it is not known yet.
+        result: the tensor at the target, if it is there already; kept by nobody for longer than the user keeps it.
     """
 
     kind: TransferKind
@@ -35,7 +35,7 @@ class TransferEvent:
     operation: str
     nbytes: int = 0
     waits: bool = False
-    address: int = 0
+    result: Any = field(default=None, compare=False, repr=False)
 
 
 Record = Callable[[TransferEvent], None]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 from anyaccel.adapter.transfer_observer import ObservesTransfers, TransferEvent
 from anyaccel.backend import Backend
@@ -26,6 +28,7 @@ class Observation:
         self._installed = ExitStack()
         self._observed: set[int] = set()
         self._inner: frozenset[str] = frozenset()
+        self._movers: dict[int, tuple[weakref.ref[Any], CallSite]] = {}
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
@@ -39,7 +42,7 @@ class Observation:
             with self._lock:
                 self._listeners = tuple(each for each in self._listeners if each is not listener)
                 if not self._listeners:
-                    self._observed = set()
+                    self._observed, self._movers = set(), {}
                     self._installed.close()
 
     def _install(self) -> None:
@@ -57,8 +60,19 @@ class Observation:
 
     def _tell(self, framework: str, event: TransferEvent) -> None:
         site = call_site(self._inner)
+        if event.result is not None:
+            self._movers[id(event.result)] = (weakref.ref(event.result, partial(self._forget, id(event.result))), site)
         for listener in self._listeners:
             listener(framework, event, site)
+
+    def _forget(self, key: int, reference: weakref.ref[Any]) -> None:
+        if key in self._movers and self._movers[key][0] is reference:
+            del self._movers[key]
+
+    def last_mover(self, tensor: Any) -> CallSite | None:
+        """What has moved a tensor to where it is; None if that was not seen, as without a ledger."""
+        known = self._movers.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
 
     def not_covered(self, frameworks: Iterable[str] | None = None) -> list[str]:
         """What of these frameworks, by default of all that are imported, cannot be seen: a sentence each."""
@@ -87,3 +101,8 @@ def _is_used(backend: Backend) -> bool:
 
 observation = Observation()
 """That of this process: what is installed in a framework is there for all of its threads."""
+
+
+def last_mover(tensor: Any) -> CallSite | None:
+    """Where a tensor was moved to its device; None if no ledger saw it. For errors."""
+    return observation.last_mover(tensor)

@@ -37,7 +37,7 @@ _told = threading.local()  # an operator that was told may be made of others tha
 
 
 def transfer_event(
-    source: torch.device, target: torch.device, nbytes: int, operation: str, *, waits: bool
+    source: torch.device, target: torch.device, nbytes: int, operation: str, *, waits: bool, result: Any = None
 ) -> TransferEvent:
     """The event of a copy between two devices; the host waits for none between two accelerators."""
     to_device, from_device = target.type != "cpu", source.type != "cpu"
@@ -49,6 +49,7 @@ def transfer_event(
         operation=operation,
         nbytes=nbytes,
         waits=waits and not between,
+        result=result,
     )
 
 
@@ -120,7 +121,7 @@ def _copy(operator: str) -> EventOf:
             return None
         host = source if source.device.type == "cpu" else target
         waits = not (non_blocking and host.is_pinned())
-        return transfer_event(source.device, target.device, target.nbytes, operator, waits=waits)
+        return transfer_event(source.device, target.device, target.nbytes, operator, waits=waits, result=target)
 
     return event_of
 

@@ -272,12 +272,13 @@ def _count_transfer(
     waits: bool,
     pinned: bool = False,
     operation: str = "copy_",
+    result: Tensor | None = None,
 ) -> None:
     """Count a transfer, and the wait for one to the host."""
     if source == target:
         return
     _count_copy_time(source, target, nbytes, waits or not pinned)
-    tell_transfer(source, target, nbytes, operation, waits=waits or not pinned)
+    tell_transfer(source, target, nbytes, operation, waits=waits or not pinned, result=result)
     if source.type == target.type == KIND:
         handle_of(source).transfers.between.count(nbytes)
         handle_of(target).transfers.between.count(nbytes)
@@ -289,10 +290,12 @@ def _count_transfer(
             handle_of(source).syncs += 1
 
 
-def tell_transfer(source: torch.device, target: torch.device, nbytes: int, operation: str, *, waits: bool) -> None:
+def tell_transfer(
+    source: torch.device, target: torch.device, nbytes: int, operation: str, *, waits: bool, result: Any = None
+) -> None:
     """Tell who observes; the host waits for no copy between two devices."""
     if observers:
-        observers.tell(transfer_event(source, target, nbytes, operation, waits=waits))
+        observers.tell(transfer_event(source, target, nbytes, operation, waits=waits, result=result))
 
 
 def _count_copy_time(source: torch.device, target: torch.device, nbytes: int, waits: bool) -> None:
@@ -313,14 +316,14 @@ def _to_copy(source: Tensor, *, device: Any = None, non_blocking: bool = False, 
     copied: Tensor = aten._to_copy.default(_held(source), device=held_on, **settings)
     result = wrap(copied, target) if target.type == KIND else copied
     pinned = is_pinned(source) if source.device.type == "cpu" else non_blocking  # torch allocates it for such copies
-    _count_transfer(source.device, target, copied.nbytes, not non_blocking, pinned, "_to_copy")
+    _count_transfer(source.device, target, copied.nbytes, not non_blocking, pinned, "_to_copy", result)
     return result
 
 
 def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     _held(target).copy_(_held(source))
     pinned = is_pinned(source if source.device.type == "cpu" else target)
-    _count_transfer(source.device, target.device, source.nbytes, not non_blocking, pinned)
+    _count_transfer(source.device, target.device, source.nbytes, not non_blocking, pinned, result=target)
     return target
 
 
