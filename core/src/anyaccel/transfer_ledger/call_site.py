@@ -7,13 +7,15 @@ of local variables have a meaning: `op` or `operation` is the operation of a nod
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
+_MEANT = frozenset({"op", "operation", "edge", "run"})
 _STANDARD = frozenset({*sys.stdlib_module_names, "anyaccel", "numpy"}) - {"__main__"}
 
 
@@ -47,18 +49,27 @@ def call_site(inner: Collection[str] = ()) -> CallSite:
     """Where the caller's caller stands; `inner` are top-level modules whose code is not the user's."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     line, names = "", {"node": "", "edge": "", "phase": ""}
-    while frame is not None:
+    while frame is not None and not (line and names["phase"]):
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if root == "anyaccel" or root.startswith("anyaccel_"):
-            _read_names(frame.f_locals, names)
+            if _has_names(frame.f_code):
+                _read_names(frame.f_locals, names)
         elif not line and root not in _STANDARD and root not in inner:
             line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
-    phases = _running[0]() if _running and not names["phase"] else ()
-    phase = phases[0] if len(phases) == 1 and not line else names["phase"]
+    phases = _running[0]() if _running and not names["phase"] and not line else ()
     return CallSite(
-        line=line or f"thread {threading.current_thread().name}", node=names["node"], edge=names["edge"], phase=phase
+        line=line or f"thread {threading.current_thread().name}",
+        node=names["node"],
+        edge=names["edge"],
+        phase=phases[0] if len(phases) == 1 else names["phase"],
     )
+
+
+@functools.cache
+def _has_names(code: CodeType) -> bool:
+    """Whether a function has variables that mean something; reading those of a frame takes a microsecond."""
+    return not _MEANT.isdisjoint((*code.co_varnames, *code.co_freevars, *code.co_cellvars))
 
 
 def _read_names(local: Mapping[str, Any], names: dict[str, str]) -> None:
