@@ -7,14 +7,14 @@ of local variables have a meaning: `op` or `operation` is the operation of a nod
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+_USERS, _NAMED = "the user's", "has names"
 _MEANT = frozenset({"op", "operation", "edge", "run"})
 _STANDARD = frozenset({*sys.stdlib_module_names, "anyaccel", "numpy"}) - {"__main__"}
 
@@ -45,31 +45,46 @@ def register_running(labels: Callable[[], Sequence[str]]) -> None:
     _running[:] = [labels]
 
 
-def call_site(inner: Collection[str] = ()) -> CallSite:
-    """Where the caller's caller stands; `inner` are top-level modules whose code is not the user's."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-    line, names = "", {"node": "", "edge": "", "phase": ""}
-    while frame is not None and not (line and names["phase"]):
-        root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if root == "anyaccel" or root.startswith("anyaccel_"):
-            if _has_names(frame.f_code):
+class CallSites:
+    """Finds call sites. What a function is, its module tells once: a ledger may be told thousands of events a second.
+
+    Args:
+        inner: top-level modules whose code is not the user's.
+    """
+
+    def __init__(self, inner: Iterable[str] = ()) -> None:
+        self._inner = frozenset(inner)
+        self._roles: dict[int, tuple[str, CodeType]] = {}  # by id: the hash of a code object reads all of it
+
+    def here(self) -> CallSite:
+        """Where the caller stands."""
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+        line, names, roles = "", {"node": "", "edge": "", "phase": ""}, self._roles
+        while frame is not None and not (line and names["phase"]):
+            known = roles.get(id(frame.f_code))
+            role = self._role(frame) if known is None else known[0]
+            if role == _NAMED:
                 _read_names(frame.f_locals, names)
-        elif not line and root not in _STANDARD and root not in inner:
-            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    phases = _running[0]() if _running and not names["phase"] and not line else ()
-    return CallSite(
-        line=line or f"thread {threading.current_thread().name}",
-        node=names["node"],
-        edge=names["edge"],
-        phase=phases[0] if len(phases) == 1 else names["phase"],
-    )
+            elif role == _USERS and not line:
+                line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            frame = frame.f_back
+        phases = _running[0]() if _running and not names["phase"] and not line else ()
+        return CallSite(
+            line=line or f"thread {threading.current_thread().name}",
+            node=names["node"],
+            edge=names["edge"],
+            phase=phases[0] if len(phases) == 1 else names["phase"],
+        )
 
-
-@functools.cache
-def _has_names(code: CodeType) -> bool:
-    """Whether a function has variables that mean something; reading those of a frame takes a microsecond."""
-    return not _MEANT.isdisjoint((*code.co_varnames, *code.co_freevars, *code.co_cellvars))
+    def _role(self, frame: FrameType) -> str:
+        """Whether a function is the user's, or anyaccel's with variables that mean something, or neither."""
+        code, root = frame.f_code, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        role = "" if root in _STANDARD or root in self._inner else _USERS
+        if root == "anyaccel" or root.startswith("anyaccel_"):
+            variables = (*code.co_varnames, *code.co_freevars, *code.co_cellvars)
+            role = "" if _MEANT.isdisjoint(variables) else _NAMED
+        self._roles[id(code)] = role, code
+        return role
 
 
 def _read_names(local: Mapping[str, Any], names: dict[str, str]) -> None:

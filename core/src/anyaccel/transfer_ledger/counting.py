@@ -83,14 +83,15 @@ _HINTS = {
 def _checked(frameworks: Iterable[str] | None) -> tuple[str, ...] | None:
     if frameworks is None:
         return None
-    names = list(frameworks) if isinstance(frameworks, (list, tuple, set, frozenset)) else [None]
-    if not names or not all(isinstance(name, str) for name in names):
+    given = list(frameworks) if isinstance(frameworks, (list, tuple, set, frozenset)) else []
+    names = tuple(name for name in given if isinstance(name, str))
+    if not names or len(names) < len(given):
         problem = f"no_transfers(frameworks={frameworks!r:.80}) is not a list of names"
         available, hint = ", ".join(registry().frameworks), "write no_transfers(frameworks=['numpy'])"
         raise ConfigError(problem, available=available, hint=hint)
     for name in names:
         registry().kinds(name)
-    return tuple(names)
+    return names
 
 
 def _check_covered(names: tuple[str, ...] | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from anyaccel.adapter.transfer_observer import ObservesTransfers, TransferEvent
 from anyaccel.backend import Backend
 from anyaccel.registry import registry
-from anyaccel.transfer_ledger.call_site import CallSite, call_site
+from anyaccel.transfer_ledger.call_site import CallSite, CallSites
 
 Listener = Callable[[str, TransferEvent, CallSite], None]
 """Is told the framework, what happened, and where; may raise to stop it."""
@@ -27,7 +27,7 @@ class Observation:
         self._listeners: tuple[Listener, ...] = ()
         self._installed = ExitStack()
         self._observed: set[int] = set()
-        self._inner: frozenset[str] = frozenset()
+        self._sites = CallSites()
         self._movers: dict[int, tuple[weakref.ref[Any], CallSite]] = {}
 
     @contextmanager
@@ -48,7 +48,7 @@ class Observation:
     def _install(self) -> None:
         """Observe each backend whose framework is imported and that is not observed yet; all or nothing."""
         backends = registry().backends
-        self._inner = frozenset(_inner_modules(backends))
+        self._sites = CallSites(_inner_modules(backends))
         with ExitStack() as stack:
             added = set()
             for backend in backends:
@@ -59,7 +59,7 @@ class Observation:
             self._observed |= added
 
     def _tell(self, framework: str, event: TransferEvent) -> None:
-        site = call_site(self._inner)
+        site = self._sites.here()
         if event.result is not None:
             self._movers[id(event.result)] = (weakref.ref(event.result, partial(self._forget, id(event.result))), site)
         for listener in self._listeners:

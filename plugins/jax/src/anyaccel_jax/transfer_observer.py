@@ -18,13 +18,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, array
-from jax._src.lib import xla_client
+from jax._src import api, array, lib
 
 from anyaccel.adapter.transfer_observer import Record, TransferEvent, TransferKind
 from anyaccel.device import Device
 
 HOST = Device("cpu")
+xla_client: Any = getattr(lib, "xla_client", None)
 _ARRAY: Any = getattr(array, "ArrayImpl", None)
 _PATCHED: tuple[tuple[Any, str], ...] = (
     (api, "_post_hook_state"),
@@ -174,7 +174,8 @@ class _Observer:
     @contextmanager
     def waits(self) -> Iterator[None]:
         """`block_until_ready` of an array, and of a tree of arrays."""
-        own, own_tree = _ARRAY.block_until_ready, jax.block_until_ready
+        own: Any = _ARRAY.block_until_ready
+        own_tree: Any = jax.block_until_ready
 
         def block(this: Any) -> Any:
             self._waited([this])
@@ -212,4 +213,4 @@ def _native(value: Any) -> Any:
 
 
 def _nbytes(value: Any) -> int:
-    return math.prod(value.shape) * int(value.dtype.itemsize)
+    return int(math.prod(value.shape) * value.dtype.itemsize)

@@ -72,7 +72,7 @@ def observed(types: Sequence[str], record: Record) -> Iterator[None]:
 
 @contextmanager
 def _kernels(key: str, record: Record) -> Iterator[None]:
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for operator, make in _observers().items():
             _put_around(library, operator, key, make, record)
@@ -85,9 +85,7 @@ def _observers() -> dict[str, Callable[[str], EventOf]]:
     return {"copy_": _copy, "_local_scalar_dense": _read, **dict.fromkeys(_COUNTS, _wait)}
 
 
-def _put_around(
-    library: torch.library.Library, operator: str, key: str, make: Callable[[str], EventOf], record: Record
-) -> None:
+def _put_around(library: Any, operator: str, key: str, make: Callable[[str], EventOf], record: Record) -> None:
     """Call what `make` gives before the kernel of an operator; nothing where the device has no such kernel."""
     try:
         kernel = torch.library.get_kernel(f"aten::{operator}", key)
