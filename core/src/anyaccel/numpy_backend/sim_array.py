@@ -13,6 +13,8 @@ from anyaccel.numpy_backend.sim_device import SimDevice
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HOST = Device("cpu")
+_COUNTING = frozenset({"argwhere", "compress", "extract", "flatnonzero", "nonzero", "unique"})
+"""Functions whose results are as long as their values say, so that the host waits."""
 
 
 def _by(function: Callable[..., Any]) -> Any:
@@ -29,8 +31,9 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
     """An array on a simulated device. Made by `put`, and by computing with such arrays.
 
     Computing with an array on another device raises DeviceMismatchError; Python numbers and arrays without axes are
-    accepted. Every result is on the same device, scalars too, so `float(x)`, `bool(x)`, `int(x)`, `x.item()` and
-    `x.tolist()` are counted as synchronizations. `np.asarray(x)` and C code that reads the buffer go unnoticed.
+    accepted. Every result is on the same device, scalars too, so `float(x)`, `bool(x)`, `int(x)`, `x.item()`,
+    `x.tolist()` and masks as indices are counted as synchronizations. `np.asarray(x)` and C code that reads the buffer
+    go unnoticed.
     """
 
     on: SimDevice
@@ -57,10 +60,10 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return out[0] if len(out) == 1 else out
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Compute on the plain arrays. A function that returns a Python bool has synchronized."""
+        """Compute on the plain arrays. What returns a Python bool, or as much as values say, has synchronized."""
         on = self._check_operands(func.__name__, (args, kwargs))
         result = func(*_bare(args), **_bare(kwargs))
-        if isinstance(result, bool):
+        if isinstance(result, bool) or func.__name__ in _COUNTING:
             on.waited(func.__name__)
         return _wrapped(result, on)
 

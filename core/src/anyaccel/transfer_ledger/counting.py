@@ -99,5 +99,5 @@ def _check_covered(names: tuple[str, ...] | None) -> None:
     if unseen:
         raise CapabilityError(
             f"no_transfers cannot promise anything: {'; '.join(unseen)}",
-            hint="name the frameworks that are to be checked: no_transfers(frameworks=['torch'])",
+            hint="name the frameworks that are to be checked, no_transfers(frameworks=[...]), or import them before",
         )
