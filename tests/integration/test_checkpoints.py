@@ -124,6 +124,40 @@ def test_a_run_that_was_broken_off_goes_on_to_the_bit(kind: str, residency: str,
     assert_goes_on(make, tmp_path, (1, 9), compile="off", residency=residency)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_loss_scale_goes_on_to_the_bit(kind: str, tmp_path: Path) -> None:
+    """It has grown and shrunk before, and the steps since are counted; dropout goes on as well."""
+    scales: list[Any] = []
+
+    class Scales(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            scales.append(run.loss_scale)
+
+    def training(at: int) -> aa.TrainPhase:
+        given = phase(tmp_path if at else None, at, compile="off", precision="fp16-mixed", loss_scale=scale)
+        given.callbacks = (*given.callbacks, Scales())
+        return given
+
+    def make() -> aa.ModelGraph:
+        return aa.ModelGraph([aa.ModelNode("net", MODELS[kind](), table().reference())], "adam", seed=1)
+
+    scale = aa.LossScale(initial=2.0**22, growth_interval=4)
+    whole, again = make(), make()
+    expected = aa.Experiment(whole, progress="none").run_phase(training(0))
+    heard = scales.copy()
+    assert len({each.scale for each in heard}) > 2 and max(each.scale for each in heard[8:]) > heard[7].scale
+    scales.clear()
+    with pytest.raises(KeyboardInterrupt):
+        aa.Experiment(make(), progress="none").run_phase(training(9), resume="auto")
+    done = len(scales)
+    results = aa.Experiment(again, progress="none").run_phase(training(-1), resume="auto")
+    assert scales[:done] == heard[:done] and scales[done:] == heard[9:]
+    np.testing.assert_array_equal(results.loss, expected.loss)
+    state = whole.state()
+    for name, array in again.state().items():
+        np.testing.assert_array_equal(array, state[name], err_msg=name)
+
+
 class Noisy:
     """A data set whose items have noise of torch's global generator."""
 
