@@ -32,6 +32,9 @@ class FileSystem(fsspec.implementations.local.LocalFileSystem):
     protocol = "disk"
     local_file = False
 
+    def mv(self, path1, path2, **settings):
+        Path(self._strip_protocol(path1)).replace(self._strip_protocol(path2))
+
 
 class PartByPart(MemoryFileSystem):
     """Shows what was sent so far under the name itself, and ends after half a file if told to."""
@@ -45,11 +48,11 @@ class PartByPart(MemoryFileSystem):
     def _strip_protocol(cls, path):
         return super()._strip_protocol(path.replace("parts://", "memory://"))
 
-    def pipe_file(self, path, value, mode="overwrite", **settings):
+    def pipe_file(self, path, value, *arguments, **settings):
         if self.ends_at and path.endswith(self.ends_at):
-            super().pipe_file(path, value[: len(value) // 2], mode, **settings)
+            super().pipe_file(path, value[: len(value) // 2], *arguments, **settings)
             raise Killed
-        super().pipe_file(path, value, mode, **settings)
+        super().pipe_file(path, value, *arguments, **settings)
 
 
 class Killed(BaseException):
