@@ -240,7 +240,8 @@ def _rising(graph: ModelGraph, factors: np.ndarray) -> Iterator[None]:
     def factor(step: int) -> float:
         return float(factors[min(step, len(factors) - 1)])
 
-    owners: list[Any] = [owner for owner in (graph, *_nodes(graph)) if owner.optimizer is not None]
+    everybody: list[Any] = [graph, *_nodes(graph)]
+    owners = [owner for owner in everybody if owner.optimizer is not None]
     own = [owner.optimizer for owner in owners]
     try:
         for owner in owners:

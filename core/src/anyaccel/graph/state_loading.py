@@ -145,8 +145,8 @@ def _node_part(
 
 
 def _with_loadable_shapes(
-    graph: HasState, label: str, current: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]
-) -> Mapping[str, np.ndarray]:
+    graph: HasState, label: str, current: dict[str, np.ndarray], given: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """The values of a node; where the model takes another shape, as if it had those that are given."""
     backend = graph.shapes.backends[label]
     differing = {
