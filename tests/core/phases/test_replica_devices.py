@@ -357,11 +357,3 @@ def test_a_loss_scale() -> None:
 def test_a_precision_is_that_of_all_replicas() -> None:
     alone = trained(accelerator="sim:0", precision="bf16-mixed")
     np.testing.assert_allclose(trained(accelerator="sim", replicas=2, precision="bf16-mixed")[0], alone[0], rtol=1e-2)
-
-
-def test_a_fixed_order_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    rows = data()
-    with pytest.raises(PhaseError, match=r"deterministic=True is for replicas on the devices of one process"):
-        aa.Experiment(graph_of(rows), progress="none").run_phase(phase_of(rows, deterministic=True))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import Check, HealthChecks, Machine
+from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
-class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks):
+class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
@@ -41,6 +42,12 @@ class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthCheck
         from anyaccel_jax.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
+        """As `ExpectedDevices.expected_devices`; None for kinds that a PJRT plugin adds."""
+        from anyaccel_jax.device_info import expected_devices
+
+        return expected_devices(self.kinds, machine)
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`, by the packages that are installed."""
