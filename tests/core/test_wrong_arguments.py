@@ -344,7 +344,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Experiment.load": lambda: (
         aa.Experiment.load,
         {"folder": saved_experiment(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "phases": [train()]}
-        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none", "strict": True},
+        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none", "strict": True}
+        | {"names": None, "change": None},
     ),
     "Experiment.run": lambda: (one(experiment().run), {"given": train(), "resume": "never"}),
     "Experiment.save": lambda: (experiment().save, {"folder": saved_experiment()}),
@@ -457,11 +458,20 @@ CALLS: dict[str, Callable[[], Call]] = {
         | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"}
         | {"checkpoint": None, "resume": "never"},
     ),
+    "find_learning_rate": lambda: (
+        aa.find_learning_rate,
+        {"graph": graph(), "phase": train(), "min_lr": 1e-4, "max_lr": 0.1, "n_steps": 10, "smoothing": 0.5}
+        | {"stop_factor": 4.0, "progress": "none"},
+    ),
     "prepare": lambda: (
         lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
         {"objects": aa.SequentialMLP(1), "accelerator": "auto"},
     ),
-    "load": lambda: (aa.load, {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": ()}),
+    "load": lambda: (
+        aa.load,
+        {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": (), "strict": True}
+        | {"names": None, "change": None},
+    ),
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()}

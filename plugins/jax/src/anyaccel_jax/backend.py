@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
+=======
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.backend import DeviceInfo
+>>>>>>> main
 from anyaccel.device import Device
-from anyaccel.doctor import Check, HealthChecks, Machine
+from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
+<<<<<<< HEAD
 class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks, ObservesTransfers):
+=======
+class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks):
+>>>>>>> main
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
@@ -43,6 +55,12 @@ class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthCheck
         from anyaccel_jax.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
+        """As `ExpectedDevices.expected_devices`; None for kinds that a PJRT plugin adds."""
+        from anyaccel_jax.device_info import expected_devices
+
+        return expected_devices(self.kinds, machine)
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`, by the packages that are installed."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
+from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import Check, HealthChecks, Machine
+from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
 from anyaccel.program import Program
 from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
@@ -19,7 +20,14 @@ from anyaccel_torch.memory import TorchMemory
 
 
 class TorchBackend(
-    TorchExchange, TorchCompute, TorchMemory, ShardParameters, DeviceReplicas, HealthChecks, ObservesTransfers
+    ExpectedDevices,
+    TorchExchange,
+    TorchCompute,
+    TorchMemory,
+    ShardParameters,
+    DeviceReplicas,
+    HealthChecks,
+    ObservesTransfers,
 ):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
@@ -100,9 +108,16 @@ class TorchBackend(
         mesh = init_device_mesh(self.native_device(device).type, (group.size,))
         return ShardedProgram(segment, self.native_device, mesh, offload=offload)
 
+    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
+        """As `ExpectedDevices.expected_devices`, of the kinds that torch itself has."""
+        from anyaccel_torch.installed_build import build_facts, expected_devices
+
+        return expected_devices(self.kinds, machine, build_facts())
+
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`: what torch was built for, and whether steps can be compiled."""
-        from anyaccel_torch.health_checks import build_facts, machine_checks
+        from anyaccel_torch.health_checks import machine_checks
+        from anyaccel_torch.installed_build import build_facts
 
         return machine_checks(machine, build_facts())
 
