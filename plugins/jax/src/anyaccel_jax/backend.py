@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
-=======
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
-
-from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.backend import DeviceInfo
->>>>>>> main
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
 from anyaccel_jax.compute import JaxCompute
@@ -23,11 +16,7 @@ from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
-<<<<<<< HEAD
-class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks, ObservesTransfers):
-=======
-class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks):
->>>>>>> main
+class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks, ObservesTransfers):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
