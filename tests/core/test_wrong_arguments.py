@@ -448,6 +448,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         | {"early_stopping": 1, "scaler": None, "accelerator": "cpu", "seed": 0, "callbacks": (), "progress": "none"}
         | {"checkpoint": None, "resume": "never"},
     ),
+    "find_learning_rate": lambda: (
+        aa.find_learning_rate,
+        {"graph": graph(), "phase": train(), "min_lr": 1e-4, "max_lr": 0.1, "n_steps": 10, "smoothing": 0.5}
+        | {"stop_factor": 4.0, "progress": "none"},
+    ),
     "prepare": lambda: (
         lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
         {"objects": aa.SequentialMLP(1), "accelerator": "auto"},

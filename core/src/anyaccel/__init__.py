@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.experiment import ModelGraph as ModelGraph
     from anyaccel.fitting import FittedModel as FittedModel
+    from anyaccel.fitting import find_learning_rate as find_learning_rate
     from anyaccel.fitting import fit as fit
     from anyaccel.fitting import load as load
     from anyaccel.fitting import prepare as prepare
@@ -103,7 +104,7 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment ModelGraph",
-    "fitting": "FittedModel fit load prepare",
+    "fitting": "FittedModel find_learning_rate fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "phases.metrics": "Metric",
@@ -130,6 +131,7 @@ _OTHER_NAMES = {
     "fit": "write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))",
     "Node": "write ModelNode('net', model, data.reference())",
     "Dataset": "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
+    **dict.fromkeys(("lr_find", "find_lr", "LRFinder", "Tuner"), "write find_learning_rate(graph, phase)"),
     "DataLoader": "a phase draws batches: TrainPhase(..., sampler=32)",
     "manual_seed": "write ModelGraph(nodes, optimizer, seed=0)",
     "seed": "write ModelGraph(nodes, optimizer, seed=0)",

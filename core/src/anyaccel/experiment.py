@@ -92,6 +92,7 @@ class Experiment(AttributeHints):
         "add add_phase append": "give phases to run(phase, ...)",
         "to cuda device": "say where to a phase: TrainPhase(..., accelerator='cpu')",
         "start execute launch run_phases run_all": "use run(phase, ...)",
+        "lr_find find_lr tune": "use anyaccel.find_learning_rate(experiment.graph, phase)",
         "summary": "use plan(phase), or experiment.graph.summary()",
     }
 

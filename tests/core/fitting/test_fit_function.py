@@ -13,6 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError, ResultError, SplitError
+from anyaccel.fitting.scalers import SCALERS
 
 rng = np.random.default_rng(0)
 A, B = rng.normal(2.0, 3.0, 60), rng.normal(-1.0, 0.5, 60)
@@ -156,6 +157,23 @@ def test_early_stopping_keeps_the_best():
     assert "val_loss has not improved for 3 epochs" in fitted.results.stop_reason
     best = min(fitted.results.figure("val_loss"))
     assert fitted.evaluate(fitted.graph.feature_sets["data"]["validation"]).loss == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "own"), list(SCALERS.items()))
+def test_a_scaler_by_name_is_that_of_scikit_learn(name, own):
+    preprocessing = pytest.importorskip("sklearn.preprocessing")
+    by_hand = classify(scaler=getattr(preprocessing, own)())
+    assert [list(classify(scaler=each).results.loss) for each in (name, own)] == 2 * [list(by_hand.results.loss)]
+
+
+def test_a_scaler_that_does_not_exist_is_told(monkeypatch):
+    with pytest.raises(
+        PhaseError, match=r"no scaler 'standart'\. Available: standard, .*Hint: did you mean 'standard'"
+    ):
+        classify(scaler="standart")
+    monkeypatch.setitem(sys.modules, "sklearn.preprocessing", None)
+    with pytest.raises(PhaseError, match=r"cannot be imported .*Hint: python -m pip install scikit-learn"):
+        classify(scaler="standard")
 
 
 def test_it_is_saved_and_predicts_in_a_new_process(tmp_path):
