@@ -339,7 +339,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Experiment.load": lambda: (
         aa.Experiment.load,
         {"folder": saved_experiment(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "phases": [train()]}
-        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none", "strict": True},
+        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none", "strict": True}
+        | {"names": None, "change": None},
     ),
     "Experiment.run": lambda: (one(experiment().run), {"given": train(), "resume": "never"}),
     "Experiment.save": lambda: (experiment().save, {"folder": saved_experiment()}),
@@ -457,7 +458,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
         {"objects": aa.SequentialMLP(1), "accelerator": "auto"},
     ),
-    "load": lambda: (aa.load, {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": ()}),
+    "load": lambda: (
+        aa.load,
+        {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": (), "strict": True}
+        | {"names": None, "change": None},
+    ),
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()}
