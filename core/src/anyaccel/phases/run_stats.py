@@ -84,9 +84,8 @@ class RunStats:
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON."""
         plain = asdict(self)
-        for kind, stats in (("devices", self.devices), ("nodes", self.nodes)):
-            for entry, each in zip(plain[kind], stats, strict=True):
-                entry["device"] = str(each.device)
+        for entry in (*plain["devices"], *plain["nodes"]):
+            entry["device"] = str(Device(**entry["device"]))
         return plain
 
 
