@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
@@ -19,7 +20,14 @@ from anyaccel_torch.memory import TorchMemory
 
 
 class TorchBackend(
-    ExpectedDevices, TorchExchange, TorchCompute, TorchMemory, ShardParameters, DeviceReplicas, HealthChecks
+    ExpectedDevices,
+    TorchExchange,
+    TorchCompute,
+    TorchMemory,
+    ShardParameters,
+    DeviceReplicas,
+    HealthChecks,
+    ObservesTransfers,
 ):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
@@ -112,6 +120,23 @@ class TorchBackend(
         from anyaccel_torch.installed_build import build_facts
 
         return machine_checks(machine, build_facts())
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """As `ObservesTransfers.observe_transfers`, by kernels around torch's own; the CPU has no transfers."""
+        from anyaccel_torch.transfer_observer import observed
+
+        return observed(self._accelerator_types(), record)
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """As `ObservesTransfers.unobserved_transfers`: all where this torch cannot give its kernels."""
+        from anyaccel_torch.transfer_observer import unobserved
+
+        return unobserved(self._accelerator_types())
+
+    def _accelerator_types(self) -> tuple[str, ...]:
+        """Types of torch's devices that are on this machine and are no CPU."""
+        kinds = [kind for kind in self.kinds if kind != "cpu" and self._count(kind)]
+        return tuple(self.torch_types.get(kind, kind) for kind in kinds)
 
     def device_checks(self, device: Device) -> Iterable[Check]:
         """As `HealthChecks.device_checks`: whether torch has kernels for a GPU."""
