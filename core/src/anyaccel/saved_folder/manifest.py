@@ -112,10 +112,12 @@ def is_newer(storage: Storage) -> bool:
 
 def is_damaged(storage: Storage) -> bool:
     """Whether the manifest of a folder cannot be read, and no newer version of this library would read it either."""
+    if not is_saved(storage):
+        return False
     try:
         load(storage)
     except ConfigError:
-        return is_saved(storage) and not is_newer(storage)
+        return not is_newer(storage)
     return False
 
 
