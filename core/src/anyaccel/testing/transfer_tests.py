@@ -49,7 +49,8 @@ class TransferTests(Subject):
             thread.start()
             thread.join()
 
-        assert [each.nbytes for each in _told(exchange, load)] == [ROWS.nbytes] * (device.kind != "cpu")
+        told = [each.nbytes for each in _told(exchange, load)]
+        assert told == [ROWS.nbytes] or (device.kind == "cpu" and not told)
 
     def test_nothing_is_told_afterwards(self, exchange: Exchange, device: Device) -> None:
         """Observers are gone when the context ends, and also if an error ended it."""
