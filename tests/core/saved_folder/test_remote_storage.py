@@ -181,8 +181,27 @@ def test_a_link_out_of_a_folder_is_not_followed(protocol, tmp_path):
 
 
 def test_a_url_that_nobody_opens_is_an_error():
-    with pytest.raises(ConfigError, match=r"'nosuch://a/b' cannot be opened: .*nosuch.*Hint: install what it asks for"):
+    with pytest.raises(
+        ConfigError, match=r"'nosuch://a/b' cannot be opened: .*nosuch.*Hint: name a store that fsspec knows"
+    ):
         aa.ModelGraph.load("nosuch://a/b")
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("s3://b/m", "python -m pip install s3fs, or name a place"),
+        ("simplecache::gs://b/m", "python -m pip install gcsfs, or name a place"),
+        ("libarchive://a.7z", "install what it asks for, or name a place"),
+    ],
+)
+def test_a_package_that_is_missing_is_told(url, hint, monkeypatch):
+    def missing(given):
+        raise ImportError("Install something to access this")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(ConfigError, match=rf"'{url}' cannot be opened: Install something.*Hint: {hint}"):
+        new_graph().load_weights(url)
 
 
 def test_without_fsspec_it_says_what_to_install(monkeypatch):
@@ -213,6 +232,12 @@ def test_weights_go_there_and_come_back(url):
     other.load_weights(file)
     np.testing.assert_array_equal(other.state()[name], graph.state()[name])
     assert names(url) == ["net.safetensors"]
+
+
+def test_a_link_for_downloads_has_more_behind_the_name():
+    file = f"memory://links-{next(NUMBERS)}/net.safetensors"
+    new_graph().save_weights(f"{file}?download=true&version=1.2")
+    assert new_graph().load_weights(f"{file}?download=true&version=1.2").loaded
 
 
 def test_weights_right_in_a_store():

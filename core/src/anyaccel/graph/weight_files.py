@@ -61,7 +61,7 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], file_f
         OSError: it cannot be written.
     """
     storage, name = storage_of_file(path)
-    writer = None if _suffix(name) == SAFETENSORS else _backend_for(storage, name)
+    writer = None if _suffix(storage, name) == SAFETENSORS else _backend_for(storage, name)
     if storage.size(name) is None and storage.subfolder(name).names() is not None:
         raise StateError(f"{storage.file_name(name)!r} is a folder", hint="give the name of a file")
     storage.create_folder()
@@ -116,13 +116,15 @@ def _host_array(name: object, value: Any) -> np.ndarray:
     return np.asarray(backend.to_host(value))
 
 
-def _suffix(name: str) -> str:
-    return PurePosixPath(name).suffix
+def _suffix(storage: Storage, name: str) -> str:
+    """The ending of a file's name, without what a link for downloads has behind it."""
+    is_local = isinstance(storage, LocalStorage)
+    return PurePosixPath(name if is_local else name.partition("?")[0]).suffix
 
 
 def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
     file = storage.file_name(name)
-    if _suffix(name) != SAFETENSORS:
+    if _suffix(storage, name) != SAFETENSORS:
         return _read_with(_backend_for(storage, name), storage, name)
     size = storage.size(name) or 0
     try:
@@ -166,7 +168,7 @@ def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], file_format
 
 
 def _backend_for(storage: Storage, name: str) -> WeightFiles:
-    suffix = _suffix(name)
+    suffix = _suffix(storage, name)
     backends = [backend for backend in registry().backends if isinstance(backend, WeightFiles)]
     for backend in backends:
         if suffix in backend.weight_suffixes:

@@ -14,6 +14,18 @@ from typing import IO, Any, TypeGuard, cast
 
 from anyaccel.errors import ConfigError
 
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
+    **dict.fromkeys(("http", "https"), "aiohttp requests"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "hf": "huggingface_hub",
+    "smb": "smbprotocol",
+    "github": "requests",
+    "webhdfs": "requests",
+}
+"""What fsspec needs for a URL, for the hint where it is not installed."""
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:(:|//)")
 
 
@@ -55,12 +67,17 @@ def _opened(url: str) -> tuple[Any, str]:
     except ImportError as error:
         problem = f"{url!r} is a URL, and fsspec, which opens URLs, is not installed"
         raise ConfigError(problem, hint="python -m pip install fsspec, or name a place on this machine") from error
+    problem = f"{url!r} cannot be opened: "
     try:
         filesystem, path = fsspec.url_to_fs(url)
-    except (ImportError, ValueError) as error:  # fsspec says in both what it lacks
-        problem = f"{url!r} cannot be opened: {error}"
-        hint = "install what it asks for, or name a place on this machine"
-        raise ConfigError(problem, hint=hint) from error
+    except ImportError as error:
+        package = _PACKAGES.get(url.rpartition("::")[2].partition("://")[0].lower(), "")
+        act = f"python -m pip install {package}" if package else "install what it asks for"
+        raise ConfigError(f"{problem}{error}", hint=f"{act}, or name a place on this machine") from error
+    except ValueError as error:  # no such protocol
+        raise ConfigError(
+            f"{problem}{error}", hint="name a store that fsspec knows, or a place on this machine"
+        ) from error
     return filesystem, path.rstrip("/")
 
 
