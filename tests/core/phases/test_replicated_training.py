@@ -239,7 +239,7 @@ def test_arrays_of_all_replicas_come_by_rank() -> None:
 
 def batches_of(replicas: ReplicatedTraining, *fingerprints: int) -> None:
     """Let a replica have read batches, of which two make a step."""
-    share = replicas.share_batches("s", 2)
+    share = replicas.share_batches("s")
     for each in fingerprints:
         share({"x": np.full((4, 1), each)})
 
@@ -253,12 +253,12 @@ def test_batches_of_a_source_are_compared_in_every_step() -> None:
         def sums(self, values: Any) -> list[float]:
             return [values[0] + 3.0, values[1] + 9.0, 0.0]
 
-    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Same()})
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Same()}, accumulate=2)
     batches_of(replicas, 1, 2, 3)
     replicas.average([], 4)
     replicas.average([], 4)  # the last step of an epoch has one batch
     replicas.end_steps()
-    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Other([3, False])})
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Other([3, False])}, accumulate=2)
     batches_of(replicas, 1)
     with pytest.raises(PhaseError, match=r"the source 's' gives other batches in replica 1 than in replica 0"):
         replicas.average([], 4)
@@ -266,3 +266,53 @@ def test_batches_of_a_source_are_compared_in_every_step() -> None:
 
 def test_the_sums_of_a_group_are_those_of_what_it_gathers() -> None:
     assert OneOf([1.0, 2.5], [3.0, 4.0]).sums([0.5, 0.25]) == [4.5, 6.75]
+
+
+# -- sums in a fixed order ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def numpy_group(monkeypatch: pytest.MonkeyPatch) -> OneOf:
+    """NumPy as a framework with replicas, whose group cannot gather tensors."""
+    group = OneOf({})
+    monkeypatch.setattr(type(registry().find("numpy", "cpu")), "replica_group", lambda *_: group, raising=False)
+    monkeypatch.setattr("anyaccel.phases.replicated_training.Replicate", object)
+    return group
+
+
+@pytest.mark.usefixtures("second_of_two", "numpy_group")
+def test_a_fixed_order_is_refused_where_tensors_cannot_be_gathered() -> None:
+    rows = data()
+    with pytest.raises(
+        CapabilityError, match=r"replicas of numpy add up gradients in an order of their own.*leave det"
+    ):
+        aa.Experiment(graph_of(rows)).run_phase(train(rows, deterministic=True))
+
+
+@pytest.mark.usefixtures("second_of_two", "numpy_group")
+def test_a_fixed_order_is_refused_with_more_replicas_than_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    rows = data()
+    with pytest.raises(PhaseError, match=r"is trained by 9 replicas.*cut into 8 shards.*Hint: start 8 processes"):
+        aa.Experiment(graph_of(rows)).run_phase(train(rows, deterministic=True))
+
+
+@pytest.mark.parametrize(("size", "accumulate", "fits"), [(2, 1, True), (3, 1, False), (2, 4, True), (4, 4, False)])
+def test_batches_that_replicas_cut_themselves_have_a_row_for_each(size: int, accumulate: int, fits: bool) -> None:
+    rows = data().take(range(14))  # batches of 4, 4, 4 and 2
+    batches = SampledBatches("train", aa.SimpleSampler(4), ZIP_STRICT, {"d": rows})
+    epochs = TrainingEpochs("train", batches, accumulate)
+    replicas = ReplicatedTraining("train", Launched(1, size), {"numpy": OneOf({})}, fixed_order=True)
+    if not fits:
+        with pytest.raises(PhaseError, match=rf"has a batch of 2 rows for {size} replicas.*drop_last=True"):
+            replicas.share_epochs(epochs)
+        return
+    taken = replicas.share_epochs(epochs).epoch(0)
+    assert taken.steps == epochs.epoch(0).steps  # all rows of all steps
+    assert replicas.share_batches("s")({"x": np.ones((4, 1))})["x"].shape == (4, 1)
+
+
+def test_in_a_fixed_order_all_have_the_losses_of_all_and_draw_alike() -> None:
+    replicas = ReplicatedTraining("train", Launched(1, 2), {"numpy": OneOf({"mse": [3.0, 2.0]})}, fixed_order=True)
+    assert replicas.total({"mse": (2.0, 1.0)}) == {"mse": (2.0, 1.0)} and not replicas.draws_apart
+    assert ReplicatedTraining("train", Launched(1, 2), {"numpy": OneOf({})}).draws_apart

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.adapter.batch_shards import FIXED_SHARDS, BatchCut, BatchCutter, Shard, ShardProcesses, rounds
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
@@ -17,14 +18,16 @@ from anyaccel.errors import PhaseError, StateError
 from anyaccel.program import Program
 from anyaccel.segment import NodeState, Segment
 
-FIXED_SHARDS = 8
-"""In so many shards a batch is cut where the order of summation is fixed, or in one of each row where it has fewer."""
-
 LossSums = dict[str, tuple[Any, Any]]
 
 
 def build_replicated(
-    backend: ComputingBackend, segment: Segment, devices: Sequence[Device], *, deterministic: bool = False
+    backend: ComputingBackend,
+    segment: Segment,
+    devices: Sequence[Device],
+    *,
+    deterministic: bool = False,
+    processes: ShardProcesses | None = None,
 ) -> Program:
     """A program that trains copies of a segment's models on several devices; the models themselves get the result.
 
@@ -33,6 +36,7 @@ def build_replicated(
         segment: with its models, on the first device.
         devices: one for each replica; with `deterministic` also a single one.
         deterministic: whether results do not depend on how many devices there are, to the last bit.
+        processes: with `deterministic`, those that compute some shards of each batch; None for this one alone.
     """
     assert isinstance(backend, DeviceReplicas)
     whole = None if deterministic or len(devices) == 1 else backend.build_over(segment, devices)
@@ -46,7 +50,7 @@ def build_replicated(
         for program in reversed(programs):
             program.close()
         raise
-    return ReplicatedProgram(segment, backend, programs, devices, FIXED_SHARDS if deterministic else None)
+    return ReplicatedProgram(segment, backend, programs, devices, FIXED_SHARDS if deterministic else None, processes)
 
 
 def copied_segment(backend: ComputingBackend, segment: Segment, device: Device) -> Segment:
@@ -86,23 +90,6 @@ def _moved_state(backend: ComputingBackend, state: NodeState, device: Device) ->
     return NodeState(state.step, slots)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    """The rows of one replica, or a part of them.
-
-    Attributes:
-        number: which one of the batch.
-        replica: which replica computes it.
-        inputs: on the device of the replica.
-        weight: the part of the batch's rows that it has.
-    """
-
-    number: int
-    replica: int
-    inputs: tuple[Any, ...]
-    weight: float
-
-
 class ReplicatedProgram(Program):
     """Programs of one segment on several devices, which stay equal: every one steps with the gradients of all.
 
@@ -117,6 +104,7 @@ class ReplicatedProgram(Program):
         devices: of the programs.
         fixed_shards: into how many shards each batch is cut whatever the number of devices, each with random numbers
             of its own; None for one shard on each device.
+        processes: that compute shards of each batch; without them, all are computed here.
     """
 
     def __init__(
@@ -126,6 +114,7 @@ class ReplicatedProgram(Program):
         programs: Sequence[Program],
         devices: Sequence[Device],
         fixed_shards: int | None = None,
+        processes: ShardProcesses | None = None,
     ) -> None:
         assert isinstance(backend, DeviceReplicas)
         self.segment = segment
@@ -135,12 +124,13 @@ class ReplicatedProgram(Program):
         self._total: Gradients | None = None
         self._is_set = False  # the first program has the gradients of all
         self._key, self._draws = 0, 0
-        self._orders: dict[tuple[int, int], Any] = {}  # numbers of the rows of fixed shards
+        self._processes = processes if processes is not None else ShardProcesses()
+        self._cutter = BatchCutter(segment.label, backend, devices, fixed_shards, self._processes)
         self.raises_out_of_memory = all(program.raises_out_of_memory for program in programs)
 
     @property
     def n_replicas(self) -> int:
-        """On how many devices it is computed."""
+        """On how many devices of this process it is computed."""
         return len(self._programs)
 
     # -- random numbers --------------------------------------------------------------------------------------------
@@ -207,9 +197,10 @@ class ReplicatedProgram(Program):
         factors = self._factors(inputs, scale)
         gradients: dict[int, Gradients] = {}
         losses: dict[int, LossSums] = {}
-        shards = list(self._shards(inputs))
+        cut = self._cutter.cut(inputs)
+        shards = list(self._cutter.shards(inputs, cut))
         self._draws += 1
-        for together in _rounds(shards):
+        for together in rounds(shards):
             pullbacks = []
             for shard in together:
                 losses[shard.number], pullback = self._forward(shard, factors)
@@ -217,8 +208,10 @@ class ReplicatedProgram(Program):
             for shard, pullback in zip(together, pullbacks, strict=True):
                 pullback([None] * len(self.segment.outputs))
                 gradients[shard.number] = self._replicas.gradients(self._programs[shard.replica])
+        if self._processes.gather is not None:
+            gradients, losses = self._of_all(cut, gradients, losses)
         outputs = (None,) * len(self.segment.outputs)
-        return outputs, self._loss_sums(losses), partial(self._add, shards, gradients)
+        return outputs, self._loss_sums(losses), partial(self._add, cut, gradients)
 
     def _factors(self, inputs: Sequence[Any], scale: Mapping[str, Any] | None) -> dict[str, Any]:
         """Factors of the sums of losses that are not divided by the rows of a shard alone, by label."""
@@ -227,46 +220,19 @@ class ReplicatedProgram(Program):
         own = {term.label: term.weight / weights[term.label] for term in self.segment.losses if term.label in weights}
         return {**own, **given}
 
-    def _shards(self, inputs: Sequence[Any]) -> Iterator[_Shard]:
-        """The batch in its shards, in their order."""
-        sizes = {int(column.shape[0]) for column in inputs if column is not None}
-        n_rows, n_replicas = min(sizes), self.n_replicas
-        n_shards = n_replicas if self._fixed_shards is None else min(self._fixed_shards, n_rows)
-        if n_rows < n_replicas:
-            raise PhaseError(
-                f"segment {self.segment.label!r} has a batch of {n_rows} rows for {n_replicas} replicas",
-                available="each replica takes a share of every batch, also of the last one of an epoch",
-                hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
-            )
-        if len(sizes) > 1 and any(size % n_shards for size in sizes):
-            raise PhaseError(
-                f"segment {self.segment.label!r} has batches of {' and '.join(map(str, sorted(sizes)))} rows in one "
-                f"step, to be cut into {n_shards} shards",
-                hint=f"let the samplers draw multiples of {n_shards} rows, with drop_last=True",
-            )
-        for replica in range(n_replicas):
-            for number in range(*share(n_shards, replica, n_replicas)):
-                rows = share(n_rows, number, n_shards)
-                parts = tuple(self._part(column, number, n_shards, replica) for column in inputs)
-                yield _Shard(number, replica, parts, (rows[1] - rows[0]) / n_rows)
+    def _of_all(
+        self, cut: BatchCut, gradients: Mapping[int, Gradients], losses: Mapping[int, LossSums]
+    ) -> tuple[dict[int, Gradients], dict[int, LossSums]]:
+        """Gradients and losses of the shards of all processes, given those of this one."""
+        assert self._processes.gather is not None
+        labels = list(losses[min(losses)])
+        own = [[*gradients[n], *(x for label in labels for x in losses[n][label])] for n in sorted(gradients)]
+        every = self._processes.gather(self._programs[0], own, cut.counts(self._processes.size))
+        end = len(every[0]) - 2 * len(labels)
+        pairs = [dict(zip(labels, zip(each[end::2], each[end + 1 :: 2], strict=True), strict=True)) for each in every]
+        return {n: each[:end] for n, each in enumerate(every)}, dict(enumerate(pairs))
 
-    def _part(self, column: Any, number: int, n_shards: int, replica: int) -> Any:
-        if column is None:
-            return None
-        start, stop = share(int(column.shape[0]), number, n_shards)
-        if self._fixed_shards is None:
-            rows = column if n_shards == 1 else self._backend.gather_rows(column, start, stop)
-        else:  # in memory of their own: where a view begins decides in which order some libraries add
-            rows = self._backend.gather_rows(column, 0, stop - start, self._order(start, stop))
-        return self._backend.move(rows, self._devices[replica])
-
-    def _order(self, start: int, stop: int) -> Any:
-        if (start, stop) not in self._orders:
-            numbers = np.arange(start, stop, dtype=self._backend.index_dtype)
-            self._orders[start, stop] = self._backend.from_host(numbers, self._devices[0])
-        return self._orders[start, stop]
-
-    def _forward(self, shard: _Shard, factors: Mapping[str, Any]) -> tuple[LossSums, Callable[..., Any]]:
+    def _forward(self, shard: Shard, factors: Mapping[str, Any]) -> tuple[LossSums, Callable[..., Any]]:
         """Losses and pullback of a shard, whose gradients are weighted by rows later; factors are for all rows."""
         program = self._programs[shard.replica]
         program.zero_grad()
@@ -285,11 +251,11 @@ class ReplicatedProgram(Program):
         sums = self._replicas.weighted_sums(tensors, [1.0] * len(tensors))
         return {label: (sums[i], sums[len(labels) + i]) for i, label in enumerate(labels)}
 
-    def _add(self, shards: Sequence[_Shard], gradients: Mapping[int, Gradients], _: Sequence[Any]) -> tuple[Any, ...]:
+    def _add(self, cut: BatchCut, gradients: Mapping[int, Gradients], _: Sequence[Any]) -> tuple[Any, ...]:
         """The pullback: adds the gradients of the shards to those that are there."""
         before = [] if self._total is None else [self._total]
-        tensors = [[self._sent(tensor, 0) for tensor in gradients[shard.number]] for shard in shards]
-        weights = [1.0] * len(before) + [shard.weight for shard in shards]
+        tensors = [[self._sent(tensor, 0) for tensor in gradients[number]] for number in range(cut.n_shards)]
+        weights = [1.0] * len(before) + cut.weights
         lengths = {len(each) for each in (*before, *tensors)}
         if len(lengths) > 1:
             raise PhaseError(
@@ -379,21 +345,3 @@ class ReplicatedProgram(Program):
         for program in reversed(self._programs[1:]):
             program.close()
         return self._programs[0].close()
-
-
-def share(n_rows: int, rank: int, size: int) -> tuple[int, int]:
-    """The adjacent rows of `n_rows` that one of `size` takes: at most one more than another."""
-    return rank * n_rows // size, (rank + 1) * n_rows // size
-
-
-def _rounds(shards: Sequence[_Shard]) -> list[list[_Shard]]:
-    """Shards that are computed at the same time: the first of each replica, then the second, and so on."""
-    rounds: list[list[_Shard]] = []
-    counts: dict[int, int] = {}
-    for shard in shards:
-        turn = counts.get(shard.replica, 0)
-        counts[shard.replica] = turn + 1
-        if turn == len(rounds):
-            rounds.append([])
-        rounds[turn].append(shard)
-    return rounds

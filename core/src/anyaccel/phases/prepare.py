@@ -24,7 +24,7 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.replica_share import ReplicaEpochs, ReplicaEvaluation, check_shares
+from anyaccel.phases.loading.replica_share import ReplicaEvaluation, check_shares
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
@@ -120,8 +120,13 @@ def prepare(
 
 
 def _is_shared_evaluation(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> bool:
-    """Whether replicas compute batches of an evaluation each; not where blocks are gathered by all together."""
-    if replicated is None or replicated.sharded or drawn.epochs is None or not isinstance(drawn.part, EvalPhase):
+    """Whether replicas compute batches of an evaluation each.
+
+    Not where blocks are gathered by all together, or where losses are added in one order.
+    """
+    if replicated is None or drawn.epochs is None or not isinstance(drawn.part, EvalPhase):
+        return False
+    if replicated.sharded or replicated.fixed_order:
         return False
     return len(drawn.epochs.epoch(0).steps) >= replicated.size
 
@@ -133,10 +138,7 @@ def _shared(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> DrawnPar
         return replace(drawn, epochs=ReplicaEvaluation(drawn.epochs, replicated.rank, replicated.size))
     if not isinstance(drawn.part, TrainPhase):
         return drawn
-    return replace(
-        drawn,
-        epochs=ReplicaEpochs(drawn.part.label, drawn.epochs, replicated.rank, replicated.size, replicated.see_orders),
-    )
+    return replace(drawn, epochs=replicated.share_epochs(drawn.epochs))
 
 
 def draw_parts(phase: Phase, plan: Plan, graph: ModelGraph) -> list[DrawnPart]:
@@ -223,10 +225,10 @@ def _factory(
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
         assert isinstance(part, TrainPhase)
-        share = None if replicated is None else replicated.share_batches(source.label, part.accumulate)
+        share = None if replicated is None else replicated.share_batches(source.label)
         return batch_source_loaders(plan, source, ranges, part.accumulate, seed, share)
     assert isinstance(source, MapSource) and epochs is not None
-    if replicated is not None and replicated.rank:  # what it draws while reading differs: other rows are read here
+    if replicated is not None and replicated.draws_apart:  # what it draws while reading: other rows are read here
         seed = rng.key(seed, f"replica {replicated.rank}")
     return map_source_loaders(plan, source, ranges, epochs, seed)
 

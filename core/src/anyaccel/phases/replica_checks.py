@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from anyaccel.adapter.batch_shards import FIXED_SHARDS
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Resolution
@@ -34,8 +35,8 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
     """What keeps a phase from being shared, in words."""
     if phase.step is not None:
         yield "its step is your own"
-    if phase.deterministic:
-        yield "deterministic=True is for replicas on the devices of one process"
+    if phase.deterministic and phase.sharding is not None:
+        yield "deterministic=True adds whole gradients, and sharding divides them"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"
     if phase.sync_batchnorm and phase.accumulate > 1:
@@ -69,3 +70,27 @@ def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str
                 f"{backend.framework} cannot add up these weights",
                 hint="write replicas=1 to train the whole model in each process on its own, or update the plugin",
             )
+
+
+def check_fixed_order(phase: TrainPhase, size: int, groups: Mapping[str, ReplicaGroup]) -> None:
+    """Check that so many replicas can add up gradients in an order that does not depend on their number.
+
+    Raises:
+        PhaseError: there are too many.
+        CapabilityError: a backend cannot.
+    """
+    if not phase.deterministic:
+        return
+    if size > FIXED_SHARDS:
+        raise PhaseError(
+            f"phase {phase.label!r} has deterministic=True, and is trained by {size} replicas",
+            available=f"each batch is cut into {FIXED_SHARDS} shards, for at most as many replicas",
+            hint=f"start {FIXED_SHARDS} processes, or leave deterministic out",
+        )
+    unable = next((name for name, group in groups.items() if not group.gathers_tensors), None)
+    if unable is not None:
+        raise CapabilityError(
+            f"phase {phase.label!r} has deterministic=True, and replicas of {unable} add up gradients in an order of "
+            "their own",
+            hint="leave deterministic out, or update the plugin",
+        )

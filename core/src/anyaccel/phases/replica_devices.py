@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel.accelerator import Accelerator
+from anyaccel.adapter.batch_shards import FIXED_SHARDS
 from anyaccel.adapter.device_replicas import DeviceReplicas
-from anyaccel.adapter.replicated_program import FIXED_SHARDS
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, ConfigError, PhaseError
 from anyaccel.graph import Plan, Resolution

@@ -7,20 +7,24 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from anyaccel.adapter.batch_shards import ShardProcesses
+from anyaccel.adapter.replicated_program import build_replicated
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
-from anyaccel.phases.loading.replica_share import BatchShare
+from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
-from anyaccel.phases.replica_checks import check_shareable, check_weights
+from anyaccel.phases.replica_checks import check_fixed_order, check_shareable, check_weights
 from anyaccel.phases.sharding import is_sharded, offloads
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
@@ -39,6 +43,9 @@ class ReplicatedTraining:
         sharded: whether parameters are divided among the replicas.
         offload: whether these rest in host memory.
         sync_batchnorm: whether layers normalize by the rows of all replicas.
+        fixed_order: whether each replica has all rows of a step, computes some shards of them, and has the losses and
+            gradients of all.
+        accumulate: batches of a step.
     """
 
     def __init__(
@@ -50,7 +57,10 @@ class ReplicatedTraining:
         sharded: bool = False,
         offload: bool = False,
         sync_batchnorm: bool = False,
+        fixed_order: bool = False,
+        accumulate: int = 1,
     ) -> None:
+        self.fixed_order = fixed_order
         self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
         self._built: list[tuple[str, Program]] = []
         self._label, self._groups = label, dict(groups)
@@ -59,7 +69,8 @@ class ReplicatedTraining:
         self._orders = hashlib.blake2b(digest_size=16)
         self._epoch, self._step = -1, 0
         self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
-        self._source, self._accumulate = "", 1
+        self._source, self._accumulate = "", accumulate
+        self._gathered = 0  # batches of this step whose shards were exchanged
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         """The program of a segment, with what it trains divided among the replicas if that is asked for."""
@@ -71,11 +82,30 @@ class ReplicatedTraining:
             with self._telling_where():
                 program = backend.build_sharded(segment, group, offload=self._offload)
             self._built.append((backend.framework, program))
+        elif self.fixed_order:
+            processes = ShardProcesses(self.rank, self.size, partial(self._gather_shards, group))
+            devices = (segment.operations[0].device,)
+            program = build_replicated(backend, segment, devices, deterministic=True, processes=processes)
         else:
             program = backend.build(segment)
         if self._sync_batchnorm:
             group.sync_batch_statistics(program)
         return program
+
+    def _gather_shards(
+        self, group: ReplicaGroup, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
+    ) -> list[list[Any]]:
+        """As `ReplicaGroup.gather_tensors`; the last batch of a step ends it."""
+        self._gathered += 1
+        ends = self._gathered == self._accumulate
+        if ends and self._batches is not None:
+            self._compare_batches(self._batches)
+        with self._telling_where():
+            every = group.gather_tensors(program, shards, counts)
+        if ends:
+            self._gathered = 0
+            self._step += 1
+        return every
 
     def abandon(self) -> None:
         """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
@@ -88,19 +118,27 @@ class ReplicatedTraining:
             for framework, program in self._built:
                 self._groups[framework].begin_step([program], sizes)
 
-    def share_batches(self, source: str, accumulate: int) -> BatchShare:
-        """The share that this replica takes of the batches of a source, which are then compared in every step.
+    def share_batches(self, source: str) -> BatchShare:
+        """The share that this replica takes of the batches of a source, which are then compared in every step."""
+        self._batches, self._source = deque(), source
+        return BatchShare(self._label, source, self.rank, self.size, self._batches.append, whole=self.fixed_order)
 
-        Args:
-            source: its label.
-            accumulate: batches of a step.
+    def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
+        """What this replica takes of the steps of a training; the order of rows is compared with the others'.
+
+        Raises:
+            PhaseError: the steps cannot be shared.
         """
-        self._batches, self._source, self._accumulate = deque(), source, accumulate
-        return BatchShare(self._label, source, self.rank, self.size, self._batches.append)
+        return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.fixed_order)
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether its random numbers are to be others than those of a single process, as its rows are."""
+        return self.rank > 0 and not self.fixed_order
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
-        self._epoch, self._step = epoch, step
+        self._epoch, self._step, self._gathered = epoch, step, 0
         if self._batches is not None:
             self._batches.clear()
 
@@ -198,7 +236,9 @@ class ReplicatedTraining:
             raise FrameworkError(problem, available=error.available, hint=error.hint) from error
 
     def total(self, sums: Mapping[str, tuple[float, float]]) -> Sums:
-        """Sums and weights of losses over all replicas, added in the order of their ranks."""
+        """Sums and weights of losses over all replicas, added in the order of their ranks; or those that all have."""
+        if self.fixed_order:
+            return dict(sums)
         every = self._gather({label: list(pair) for label, pair in sums.items()})
         totals: Sums = {}
         for one in every:
@@ -307,6 +347,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
     check_weights(phase, resolution, groups)
+    check_fixed_order(phase, place.size, groups)
     return ReplicatedTraining(
         phase.label,
         place,
@@ -314,6 +355,8 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         sharded=is_sharded(phase),
         offload=offloads(phase),
         sync_batchnorm=phase.sync_batchnorm,
+        fixed_order=phase.deterministic,
+        accumulate=phase.accumulate,
     )
 
 

@@ -392,7 +392,8 @@ def _build(
         raise
     step = phase.step if isinstance(phase, TrainPhase) else None
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
-    return Pipeline(stages, learners or None, log_event, own_step, replicated)
+    step_replicas = None if replicated is None or replicated.fixed_order else replicated
+    return Pipeline(stages, learners or None, log_event, own_step, step_replicas)
 
 
 def _program(

@@ -98,8 +98,8 @@ class TrainLoop:
     @property
     def _rank_key(self) -> tuple[str, ...]:
         """What keeps the random numbers of the replicas apart; the first has those of a single process."""
-        rank = 0 if self._replicated is None else self._replicated.rank
-        return (f"replica {rank}",) if rank else ()
+        replicas = self._replicated
+        return (f"replica {replicas.rank}",) if replicas is not None and replicas.draws_apart else ()
 
     def _new_compile_policy(self) -> CompilePolicy:
         loader, pipeline = self._policy.loader, self._pipeline

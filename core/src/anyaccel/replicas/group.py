@@ -25,6 +25,8 @@ class ReplicaGroup(ABC):
     size: int
     weighs_losses: ClassVar[bool] = False
     """Whether `loss_weights` is there; without it, losses that weigh rows or positions are refused."""
+    gathers_tensors: ClassVar[bool] = False
+    """Whether `gather_tensors` is there; without it, `TrainPhase(deterministic=True)` is refused."""
 
     @abstractmethod
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
@@ -68,6 +70,22 @@ class ReplicaGroup(ABC):
         Args:
             programs: of this backend, each with its inputs; the same segments in every replica.
             n_rows: of this replica.
+
+        Raises:
+            FrameworkError: another replica has ended, or does not answer.
+        """
+        raise NotImplementedError
+
+    def gather_tensors(
+        self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
+    ) -> list[list[Any]]:
+        """What the shards of a batch gave in all replicas, in their order, on the device of this one.
+
+        Args:
+            program: that computed them.
+            shards: of this replica: for each its gradients, as `DeviceReplicas.gradients` gives them, and after them
+                scalars, which are tensors or numbers.
+            counts: how many shards each replica has, by rank; at least one.
 
         Raises:
             FrameworkError: another replica has ended, or does not answer.

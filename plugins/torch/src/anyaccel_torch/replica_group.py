@@ -44,6 +44,7 @@ class TorchReplicaGroup(ReplicaGroup):
     """
 
     weighs_losses: ClassVar[bool] = True
+    gathers_tensors: ClassVar[bool] = True
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -117,6 +118,32 @@ class TorchReplicaGroup(ReplicaGroup):
             for (i, label), weight in zip(keys, in_all.unbind(), strict=True):
                 result[i][label] = weight if cast("TorchProgram", programs[i][0]).is_divided else weight * part
         return result
+
+    @torch.no_grad()
+    def gather_tensors(
+        self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
+    ) -> list[list[Any]]:
+        """As `ReplicaGroup.gather_tensors`: one all-gather for all tensors of a device and dtype."""
+        parameters = cast("TorchProgram", program).trained
+        scalars = [_as_tensor(value) for value in shards[0][len(parameters) :]]
+        like = [*parameters, *scalars]
+        every: list[list[Any]] = [[None] * len(like) for _ in range(sum(counts))]
+        for positions in _positions(like):
+            rows = torch.stack([_row([shard[i] for i in positions], [like[i] for i in positions]) for shard in shards])
+            for shard, row in zip(every, self._gathered_rows(rows, counts), strict=True):
+                present = row[: len(positions)].tolist()
+                pieces = torch.split(row[len(positions) :], [like[i].numel() for i in positions])
+                for i, is_there, piece in zip(positions, present, pieces, strict=True):
+                    shard[i] = piece.view(like[i].shape) if is_there else None
+        return every
+
+    def _gathered_rows(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """The rows of all replicas, each of which has so many."""
+        padded = rows.new_zeros(max(counts), rows.shape[1])
+        padded[: len(rows)] = rows
+        every = list(padded.new_empty(self.size, *padded.shape).unbind())
+        self._try("gather the gradients", lambda: dist.all_gather(every, padded))
+        return [row for each, count in zip(every, counts, strict=True) for row in each[:count].unbind()]
 
     def sync_batch_statistics(self, program: Program) -> None:
         """As `ReplicaGroup.sync_batch_statistics`: one all-reduce for each layer forward, and one back."""
@@ -208,10 +235,28 @@ def _leave() -> None:
 
 def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
     """Parameters by device and dtype, in their order."""
-    buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for parameter in parameters:
-        buckets.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-    return list(buckets.values())
+    every = list(parameters)
+    return [[every[i] for i in positions] for positions in _positions(every)]
+
+
+def _positions(tensors: Iterable[Tensor]) -> list[list[int]]:
+    """The positions of tensors by device and dtype."""
+    positions: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        positions.setdefault((tensor.device, tensor.dtype), []).append(i)
+    return list(positions.values())
+
+
+def _row(tensors: Sequence[Any], like: Sequence[Tensor]) -> Tensor:
+    """Which tensors are there, and then all of them, in one; zeros for those that are not."""
+    present = torch.tensor([tensor is not None for tensor in tensors]).to(like[0])
+    parts = [torch.zeros_like(to) if x is None else _as_tensor(x) for x, to in zip(tensors, like, strict=True)]
+    return torch.cat([present, *[part.reshape(-1) for part in parts]])
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """A number as a tensor in host memory; a tensor as it is."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def _dense(parameter: Tensor) -> Tensor:

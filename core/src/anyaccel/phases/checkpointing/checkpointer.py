@@ -196,7 +196,7 @@ class Checkpointer:
         resumed = self.resumed
         if resumed is None or resumed.random is None or changed_frameworks(self._run, resumed):
             return
-        rank, size = (0, 1) if self._replicated is None else (self._replicated.rank, self._replicated.size)
+        rank, size = (0, 1) if self._drawing is None else (self._drawing.rank, self._drawing.size)
         try:
             if size != resumed.replicas:
                 raise StateError(f"they are of {resumed.replicas} replicas, and now there are {size}")
@@ -222,7 +222,12 @@ class Checkpointer:
     def _random_of(self, pipeline: Pipeline) -> list[Mapping[str, np.ndarray]] | None:
         """The random states of all programs, replica by replica."""
         own = pipeline.random_state()
-        return own if self._replicated is None else self._replicated.arrays_of_all(own)
+        return own if self._drawing is None else self._drawing.arrays_of_all(own)
+
+    @property
+    def _drawing(self) -> ReplicatedTraining | None:
+        """The replicas, where each draws other random numbers."""
+        return None if self._replicated is None or self._replicated.fixed_order else self._replicated
 
     def epoch_ends(self) -> None:
         """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""
@@ -306,7 +311,7 @@ class Checkpointer:
             history=tuple(history),
             losses=sums or {},
             random=random,
-            replicas=1 if self._replicated is None else self._replicated.size,
+            replicas=1 if self._drawing is None else self._drawing.size,
             source_draws=source_draws,
             frameworks=frameworks_of(run),
             callbacks=self._callback_states() if self._callbacks_before is None else self._callbacks_before,

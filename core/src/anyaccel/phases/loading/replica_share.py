@@ -30,9 +30,13 @@ class BatchShare:
         source: label of the source.
         rank, size: which replica of how many.
         on_batch: is told a fingerprint of each whole batch, which is the same in all replicas if their batches are.
+        whole: whether each takes all rows, and computes a part of them.
     """
 
-    def __init__(self, label: str, source: str, rank: int, size: int, on_batch: Callable[[int], None]) -> None:
+    def __init__(
+        self, label: str, source: str, rank: int, size: int, on_batch: Callable[[int], None], *, whole: bool = False
+    ) -> None:
+        self._whole = whole
         self._label, self._source, self._rank, self._size, self._on_batch = label, source, rank, size, on_batch
 
     def __call__(self, batch: Batch) -> Batch:
@@ -50,6 +54,8 @@ class BatchShare:
                 hint="let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)",
             )
         self._on_batch(fingerprint(batch))
+        if self._whole:
+            return batch
         low, high = share(n_rows, self._rank, self._size)
         return {name: column[low:high] for name, column in batch.items()}
 
@@ -73,6 +79,7 @@ class ReplicaEpochs(EpochPlan):
         epochs: of all.
         rank, size: which replica of how many.
         on_orders: is told the row orders of all, of each epoch that is drawn.
+        whole: whether each takes all rows of every step, and computes a part of them.
 
     Raises:
         PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
@@ -87,25 +94,28 @@ class ReplicaEpochs(EpochPlan):
         rank: int,
         size: int,
         on_orders: Callable[[RowOrders], None] = lambda _: None,
+        *,
+        whole: bool = False,
     ) -> None:
-        self._on_orders = on_orders
+        self._whole, self._on_orders = whole, on_orders
         self._epochs, self._rank, self._size = epochs, rank, size
         self.n_steps = epochs.n_steps
         self._known: tuple[RowOrders, EpochSteps] | None = None
         self._label = label
-        whole = epochs.epoch(0)
-        on_orders(whole.orders)
-        steps = whole.steps
+        first = epochs.epoch(0)
+        on_orders(first.orders)
+        steps = first.steps
         for each in steps:
             self._check(each)
-        self.batch_size = max(self._part(each).batch_size for each in steps)
+        taken = steps if whole else [self._part(each) for each in steps]
+        self.batch_size = max(each.batch_size for each in taken)
 
     def epoch(self, number: int) -> EpochSteps:
         """See `EpochPlan`."""
         whole = self._epochs.epoch(number)
         if self._known is None or self._known[0] is not whole.orders:
             self._on_orders(whole.orders)
-            self._known = whole.orders, self._share_of(whole)
+            self._known = whole.orders, whole if self._whole else self._share_of(whole)
         return self._known[1]
 
     def prefetch(self, number: int | None) -> None:
@@ -113,6 +123,9 @@ class ReplicaEpochs(EpochPlan):
         self._epochs.prefetch(number)
 
     def _check(self, steps: StepRange) -> None:
+        if self._whole and steps.microbatch_size is not None:  # each batch of a step is cut by itself
+            last = steps.batch_size % steps.microbatch_size or steps.microbatch_size
+            _check_sizes(self._label, {last}, self._size)
         _check_sizes(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
         if not steps.uniform:
             _check_equal(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
