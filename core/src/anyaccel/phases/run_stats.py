@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from anyaccel.backend import Memory
 from anyaccel.device import Device
@@ -14,8 +14,17 @@ from anyaccel.phases.loading.residency import state_slots
 from anyaccel.registry import registry
 from anyaccel.specs import OPTIMIZERS, Optimizer
 
-if TYPE_CHECKING:
-    from anyaccel.phases.run import Epoch
+
+class FinishedEpoch(Protocol):
+    """What is asked of a completed epoch."""
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps."""
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +98,7 @@ class RunStats:
         return plain
 
 
-def run_stats(plan: Plan | None, graph: ModelGraph, history: Sequence[Epoch], *, trains: bool) -> RunStats:
+def run_stats(plan: Plan | None, graph: ModelGraph, history: Sequence[FinishedEpoch], *, trains: bool) -> RunStats:
     """The figures of a run now; reads the memory of its devices, and waits for none of them.
 
     Args:
