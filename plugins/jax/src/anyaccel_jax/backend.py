@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.device import Device
 from anyaccel.doctor import Check, HealthChecks, Machine
+from anyaccel.replicas import ReplicaGroup, Replicate
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
-class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks):
+class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, Replicate, HealthChecks):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
@@ -41,6 +42,16 @@ class JaxBackend(JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthCheck
         from anyaccel_jax.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
+        """As `Replicate.replica_group`, by jax.distributed."""
+        from anyaccel_jax.replica_group import joined
+
+        return joined(rank, size)
+
+    def unsynchronizable(self, model: Any) -> str:
+        """As `Replicate.unsynchronizable`: any layer that mixes the rows of a batch."""
+        return self.batch_coupling(model)
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`, by the packages that are installed."""
