@@ -183,3 +183,16 @@ class _Graphs(aa.Callback):
 
     def phase_start(self, run: Any) -> None:
         self.graphs.append(run.graph)
+
+
+def test_a_range_test_of_rates_is_numpys_and_leaves_the_graph_as_it_was(framework: str, data: aa.FeatureSet) -> None:
+    graphs = [graph_of(name, data, aa.Optimizer("adam")) for name in ("numpy", framework)]
+    aa.copy_weights(*(graph["net"].model for graph in graphs))
+    phase = aa.TrainPhase("t", data="train", losses=[aa.AppliedLoss("mse", on="net")], sampler=aa.SimpleSampler(8))
+    before = graphs[1].state()
+    numpys, test = (aa.find_learning_rate(graph, phase, min_lr=1e-4, max_lr=0.1, n_steps=30) for graph in graphs)
+    np.testing.assert_allclose(test.losses, numpys.losses, rtol=1e-4)
+    assert test.suggestion == pytest.approx(numpys.suggestion)
+    after = graphs[1].state()
+    assert after.keys() == before.keys()
+    assert all(np.array_equal(after[name], value) for name, value in before.items())

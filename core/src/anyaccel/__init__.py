@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.experiment import ModelGraph as ModelGraph
     from anyaccel.fitting import FittedModel as FittedModel
+    from anyaccel.fitting import find_learning_rate as find_learning_rate
     from anyaccel.fitting import fit as fit
     from anyaccel.fitting import load as load
     from anyaccel.fitting import prepare as prepare
@@ -90,6 +91,9 @@ if TYPE_CHECKING:
     from anyaccel.specs import Loss as Loss
     from anyaccel.specs import Optimizer as Optimizer
     from anyaccel.specs import Schedule as Schedule
+    from anyaccel.transfer_ledger import Ledger as Ledger
+    from anyaccel.transfer_ledger import ledger as ledger
+    from anyaccel.transfer_ledger import no_transfers as no_transfers
 
 __version__ = "0.1.0"
 
@@ -103,9 +107,11 @@ _NAMES = {
     ),
     "device": "Device",
     "experiment": "Experiment ModelGraph",
-    "fitting": "FittedModel fit load prepare",
+    "fitting": "FittedModel find_learning_rate fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
+    "transfer_ledger.counting": "ledger no_transfers",
+    "transfer_ledger": "Ledger",
     "phases.metrics": "Metric",
     "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase Progress ReduceLROnPlateau TrainPhase "
     "WeightAveraging",
@@ -130,6 +136,7 @@ _OTHER_NAMES = {
     "fit": "write Experiment('name', graph).run(TrainPhase('train', data='train', losses=[...]))",
     "Node": "write ModelNode('net', model, data.reference())",
     "Dataset": "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
+    **dict.fromkeys(("lr_find", "find_lr", "LRFinder", "Tuner"), "write find_learning_rate(graph, phase)"),
     "DataLoader": "a phase draws batches: TrainPhase(..., sampler=32)",
     "manual_seed": "write ModelGraph(nodes, optimizer, seed=0)",
     "seed": "write ModelGraph(nodes, optimizer, seed=0)",

@@ -1,6 +1,6 @@
 """`python -m anyaccel` is the same as the command `anyaccel`."""
 
-from anyaccel.cli import main
+from anyaccel.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -14,6 +14,8 @@ import pytest
 
 from anyaccel.adapter.device_description import NvidiaGpu
 from anyaccel.device import Device
+from anyaccel.doctor import Machine
+from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_jax import JaxBackend, device_info, runtime_config
 
 GPU = Device("gpu")
@@ -193,3 +195,34 @@ def test_amd_gpus_are_nodes_that_compute(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_the_cpu_has_the_machines_memory(backend: JaxBackend) -> None:
     figures = backend.memory(Device("cpu"))
     assert figures.total == backend.device_info(Device("cpu")).total_memory > figures.free > 0
+
+
+# -- before JAX is imported ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "cpu:0"),
+        ({"JAX_NUM_CPU_DEVICES": "3"}, "cpu:0 cpu:1 cpu:2"),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "cpu:0 cpu:1"),
+        ({"JAX_PLATFORMS": "cuda"}, ""),
+    ],
+)
+def test_jax_has_the_devices_that_were_expected_of_it(environment: dict[str, str], expected: str) -> None:
+    code = (
+        "import sys; before, reason = b.devices(), b.unavailable_reason(Device('gpu'));"
+        "early = 'jax' in sys.modules; import jax;"
+        "print(early, before == b.devices(), reason == b.unavailable_reason(Device('gpu')), *before)"
+    )
+    assert run(code, **environment) == f"False True True {expected}".rstrip()
+
+
+def test_the_vendor_is_told_where_the_system_does_not_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SystemDevice(kind="gpu", name="NVIDIA L4", vendor="nvidia", identity="GPU-7")
+    monkeypatch.setattr(device_info, "expected_count", lambda kind: {"gpu": 2}.get(kind, 1))
+    with plugin(monkeypatch, "cuda"):
+        found = device_info.expected_devices(("gpu", "cpu"), Machine(devices=(gpu,), visible=(gpu,)))
+    assert found is not None and list(map(str, found)) == ["gpu:0", "gpu:1", "cpu:0"]
+    assert [(info.name, info.vendor) for info in found.values()][:2] == [("NVIDIA L4", "nvidia"), ("gpu:1", "nvidia")]
+    assert device_info.expected_devices(("neuron",), Machine()) is None

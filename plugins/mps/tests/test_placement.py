@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyaccel.backend import DeviceInfo, MemoryInfo
 from anyaccel.device import Device
+from anyaccel.doctor import Machine
 from anyaccel.errors import MoveError
+from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_mps import MpsBackend, dtype_support
 
 CPU, MPS, GIB = Device("cpu"), Device("mps"), 2**30
@@ -266,3 +268,15 @@ def test_torch_is_asked_once_for_other_dtypes(backend: MpsBackend, monkeypatch: 
     assert str(caught.value) == (
         f"a tensor is bfloat16, which mps:0 does not support: {words}. {CLOSEST} tensor.float()."
     )
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "expected"),
+    [("linux", "", {}), ("darwin", "15.1", {MPS: DeviceInfo("Apple GPU", "apple")}), ("darwin", "12.6", None)],
+)
+def test_the_gpu_is_expected_where_system_and_torch_support_it(
+    backend: MpsBackend, monkeypatch: pytest.MonkeyPatch, system: str, release: str, expected: Any
+) -> None:
+    gpu = SystemDevice(kind="mps", name="Apple GPU", vendor="apple")
+    monkeypatch.setattr("platform.mac_ver", lambda: (release, ("", "", ""), "arm64"))
+    assert backend.expected_devices(Machine(system=system, devices=(gpu,), visible=(gpu,))) == expected

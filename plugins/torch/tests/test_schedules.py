@@ -220,3 +220,29 @@ def test_a_scheduler_that_ends_too_early(data: aa.FeatureSet) -> None:
     short = TorchSchedule(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=9, cycle_momentum=False)
     with pytest.raises(SpecError, match=r"OneCycleLR has no rate for step 10: .*Hint: give it as many steps"):
         train(linear(), data, aa.Optimizer("sgd", lr=1.0, schedule=short), compile="off")
+
+
+def test_a_range_test_of_rates_is_that_of_a_loop_by_hand() -> None:
+    """Adam, 60 steps over batches of 16 in order, the rate set before each; parameters come back."""
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    y = np.sin(x[:, :1])
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    expected = copy.deepcopy(net)
+    graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], "adam")
+    phase = aa.TrainPhase(data="all", losses=[aa.AppliedLoss("mse", on="net")], sampler=aa.SimpleSampler(16))
+    test = aa.find_learning_rate(graph, phase, min_lr=1e-4, max_lr=0.1, n_steps=60, stop_factor=None)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(net.state_dict()[name], value), name
+
+    optimizer, losses = torch.optim.Adam(expected.parameters(), lr=1e-4), []
+    for step, rate in enumerate(np.geomspace(1e-4, 0.1, 60)):
+        rows = slice(step % 4 * 16, step % 4 * 16 + 16)
+        optimizer.param_groups[0]["lr"] = rate
+        loss = F.mse_loss(expected(torch.tensor(x[rows])), torch.tensor(y[rows]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    np.testing.assert_allclose(test.losses, losses, rtol=1e-4)

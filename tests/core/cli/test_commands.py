@@ -198,7 +198,7 @@ def test_the_demo_refuses_a_framework_that_cannot_compute(call):
 
 def test_devices_are_listed_with_native_names(call):
     with simulate(2, capacity=3 * 2**20):
-        lines = call("devices").stdout.splitlines()
+        lines = call("devices", "--probe").stdout.splitlines()
         assert lines[0].split() == ["device", "native", "name", "product", "vendor", "memory", "identity"]
         assert [line.split()[:3] for line in lines[1:]] == [
             ["cpu:0", "numpy", "cpu"],
@@ -206,7 +206,7 @@ def test_devices_are_listed_with_native_names(call):
             ["sim:1", "numpy", "sim:1"],
         ]
         assert "3.0 MiB" in lines[2]
-        (report,) = parse_json(call("devices", "--json").stdout)["frameworks"]
+        (report,) = parse_json(call("devices", "--probe", "--json").stdout)["frameworks"]
         assert [each["device"] for each in report["devices"]] == ["cpu:0", "sim:0", "sim:1"]
         assert report["devices"][1]["total_memory"] == 3 * 2**20 and report["missing"] == []
 

@@ -117,6 +117,53 @@ FAILURES = {
 }
 
 
+EXPECTING = """
+from contextlib import nullcontext
+from anyaccel.backend import DeviceInfo
+from anyaccel.device import Device
+from anyaccel.doctor import ExpectedDevices
+from anyaccel.hookspecs import hookimpl
+
+class Foreseen(ExpectedDevices):
+    framework, kinds, import_roots = "foreseen", ("gpu",), ("foreseen",)
+    def expected_devices(self, machine):
+        {body}
+    def devices(self):
+        return [Device("gpu"), Device("gpu", 1)]
+    def device_info(self, device):
+        return DeviceInfo("asked")
+    def device_of(self, obj): return None
+    def place(self, obj, device): return obj
+    def move(self, tensor, device, *, pinned=False): return tensor
+    def scope(self, device): return nullcontext()
+    def device_string(self, device): return f"chip {{device.index}}"
+
+@hookimpl
+def backends():
+    return [Foreseen()]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "option", "names", "cause"),
+    [
+        ("return {Device('gpu'): DeviceInfo('told')}", (), ["told"], ""),
+        ("return {Device('gpu'): DeviceInfo('told')}", ("--probe",), ["asked", "asked"], ""),
+        ("return None", (), ["asked", "asked"], ""),
+        ("1 / 0", (), ["asked", "asked"], "expected_devices() of its backend raised ZeroDivisionError: division by"),
+        ("import os; os._exit(3)", (), ["asked", "asked"], ""),
+    ],
+)
+def test_a_framework_is_asked_only_where_its_backend_cannot_tell(tmp_path, spawn, body, option, names, cause):
+    modules = {"chip": EXPECTING.format(body=body)}
+    write_distribution(tmp_path, "anyaccel-foreseen", entry_points={"foreseen": "chip"}, modules=modules)
+    answer = spawn("devices", "--json", *option, ANYACCEL_PLUGINS="foreseen")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    report = json.loads(answer.stdout)
+    assert [each["name"] for each in report["frameworks"][1]["devices"]] == names
+    assert [each["cause"].startswith(cause) for each in report["broken"]] == [True] * bool(cause)
+
+
 def test_a_framework_that_fails_does_not_affect_others(tmp_path, spawn):
     """Each is listed in a child process, all at once."""
     names = {f"odd{i}": said for i, (_, said) in enumerate(FAILURES.values())}
@@ -226,7 +273,7 @@ def test_other_output_of_a_framework_is_ignored(tmp_path, spawn):
 def test_output_of_a_plugin_is_not_in_the_json(command, tmp_path, spawn):
     write_distribution(tmp_path, "anyaccel-loud", entry_points={"loud": "loud"}, modules={"loud": "print('hello')"})
     answer = spawn(*command, "--json", ANYACCEL_PLUGINS="loud")
-    assert (answer.returncode, answer.stderr) == (0, "hello\n")
+    assert (answer.returncode, answer.stderr) == (0, "" if command == ("devices",) else "hello\n")
     json.loads(answer.stdout)
 
 

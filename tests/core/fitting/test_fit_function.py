@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError, ResultError, SplitError
+from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError, ResultError, SplitError, StateError
+from anyaccel.fitting.scalers import SCALERS
 
 rng = np.random.default_rng(0)
 A, B = rng.normal(2.0, 3.0, 60), rng.normal(-1.0, 0.5, 60)
@@ -158,6 +159,23 @@ def test_early_stopping_keeps_the_best():
     assert fitted.evaluate(fitted.graph.feature_sets["data"]["validation"]).loss == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.parametrize(("name", "own"), list(SCALERS.items()))
+def test_a_scaler_by_name_is_that_of_scikit_learn(name, own):
+    preprocessing = pytest.importorskip("sklearn.preprocessing")
+    by_hand = classify(scaler=getattr(preprocessing, own)())
+    assert [list(classify(scaler=each).results.loss) for each in (name, own)] == 2 * [list(by_hand.results.loss)]
+
+
+def test_a_scaler_that_does_not_exist_is_told(monkeypatch):
+    with pytest.raises(
+        PhaseError, match=r"no scaler 'standart'\. Available: standard, .*Hint: did you mean 'standard'"
+    ):
+        classify(scaler="standart")
+    monkeypatch.setitem(sys.modules, "sklearn.preprocessing", None)
+    with pytest.raises(PhaseError, match=r"cannot be imported .*Hint: python -m pip install scikit-learn"):
+        classify(scaler="standard")
+
+
 def test_it_is_saved_and_predicts_in_a_new_process(tmp_path):
     scaler = pytest.importorskip("sklearn.preprocessing").StandardScaler()
     fitted = classify(scaler=scaler)
@@ -176,6 +194,18 @@ print(json.dumps(aa.load(sys.argv[1]).predict(json.loads(sys.argv[2])).tolist())
     np.testing.assert_array_equal(again.predict(new, outputs=True), fitted.predict(new, outputs=True))
     assert again.evaluate(table()).loss == fitted.evaluate(table()).loss
     assert again.results == fitted.results
+
+
+def test_another_model_takes_its_weights_by_a_map_of_names(tmp_path):
+    from anyaccel.numpy_backend import Dense, Sequential
+
+    fitted = fit(model=aa.SequentialMLP(1, n_layers=1))
+    fitted.save(tmp_path)
+    own = {"models": {"model": Sequential(Sequential(Dense(1)))}}
+    with pytest.raises(StateError, match=r"layers\.0\.weight"):
+        aa.load(tmp_path, **own)
+    again = aa.load(tmp_path, **own, names=lambda name: name.replace("layers.0", "0.0"), change=lambda name, a: a)
+    np.testing.assert_array_equal(again.predict(numbers()), fitted.predict(numbers()))
 
 
 def test_a_folder_of_a_graph_alone_is_no_fitted_model(tmp_path):

@@ -1,9 +1,11 @@
 """The command line: `anyaccel demo`, `devices`, `plugins`, `conform`, `new-plugin`, `env` and `completion`.
 
 `main` declares the commands, `console` prints, and each command has a module (or package) of its own. Stands on all
-other packages; needs no framework.
+other packages; needs no framework. Importing it loads none of them, so that the commands' child processes start fast.
 """
 
-from anyaccel.cli.main import main
+from anyaccel.lazy_attributes import lazy_attributes
 
-__all__ = ["main"]
+__getattr__, __dir__ = lazy_attributes(__name__, {"main": ".main"})
+
+__all__ = ["main"]  # of the module of that name

@@ -34,7 +34,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            ctx.obj = _load_plugins(ctx.params) if self.loads_plugins else ()
+            ctx.obj = load_plugins_of(ctx.params) if self.loads_plugins else ()
             return super().invoke(ctx)
         except AnyaccelError as error:
             from anyaccel.cli.console import print_error
@@ -49,7 +49,7 @@ class PlainCommand(Command):
     loads_plugins = False
 
 
-def _load_plugins(params: Mapping[str, Any]) -> Sequence[Any]:
+def load_plugins_of(params: Mapping[str, Any]) -> Sequence[Any]:
     """Load the plugins; returns those that are left out. With `--json`, their output is on standard error."""
     from anyaccel.cli.plugin_loading import TIMEOUT, load_plugins
 

@@ -1,34 +1,44 @@
-"""Lists the devices of one backend as JSON. `anyaccel devices` runs it in a child process."""
+"""Lists devices as JSON: of all backends, as far as possible without importing a framework; or of one, which may.
+
+`anyaccel devices` runs it in child processes.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any
 
-from anyaccel.backend import Backend
+from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
+from anyaccel.doctor import ExpectedDevices, Machine
+from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
 
 
-def list_devices(plugin_name: str, index: int) -> dict[str, Any]:
-    """The devices of a plugin's backend: `framework`, `devices`, why kinds are `missing`, and what it does wrong.
+def list_all(framework: str | None) -> dict[str, Any]:
+    """The devices of each framework, or of one, as `merged` gives them, and the `broken` plugins.
 
-    Only of the kinds that the backend serves: a pair of framework and kind that several plugins offer, one serves.
+    Backends with `expected_devices` import no framework; the others are asked for their devices and may.
+
+    Raises:
+        FrameworkError: no plugin runs the framework.
     """
-    plugin = next(plugin for plugin in registry().plugins if plugin.name == plugin_name)
-    backend = plugin.backends[index]
-    kinds = served_kinds(backend)
-    before = len(plugin.faults)
-    devices = [device for device in registry().ask(backend, "devices") if device.kind in kinds]
-    listing = {
-        "framework": backend.framework,
-        "devices": [_describe(backend, device) for device in devices],
-        "missing": _missing_kinds(backend, kinds, devices),
-    }
-    registry().ask(backend, "owns", object())
-    return {**listing, "faults": plugin.faults[before:]}
+    if framework is not None:
+        registry().kinds(framework)
+    machine = Machine.detect()
+    listings = [(plugin, list_devices(plugin.name, i, machine)) for plugin, i in served_backends(framework)]
+    return {"frameworks": merged(listings), "broken": describe_broken(registry().plugins)}
+
+
+def served_backends(framework: str | None) -> list[tuple[Plugin, int]]:
+    """Each plugin with the number of each of its backends, of one framework or all, that serves something."""
+    offers = [(plugin, i, backend) for plugin in registry().plugins for i, backend in enumerate(plugin.backends)]
+    return [(p, i) for p, i, backend in offers if framework in (None, backend.framework) and served_kinds(backend)]
 
 
 def served_kinds(backend: Backend) -> list[str]:
@@ -38,16 +48,83 @@ def served_kinds(backend: Backend) -> list[str]:
     return [kind for framework, kind in pairs if known.find(framework, kind) is backend]
 
 
-def _describe(backend: Backend, device: Device) -> dict[str, Any]:
-    native, info = registry().ask(backend, "device_string", device), registry().ask(backend, "device_info", device)
-    return {"device": str(device), "native": native, **asdict(info)}
+def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -> dict[str, Any]:
+    """The devices of a plugin's backend: `framework`, `devices`, why kinds are `missing`, and what it does wrong.
+
+    Only of the kinds that the backend serves: a pair of framework and kind that several plugins offer, one serves.
+
+    Args:
+        plugin_name: the plugin.
+        index: which of its backends.
+        machine: facts by which the backend tells its devices if it can; None to ask the framework.
+    """
+    plugin = next(plugin for plugin in registry().plugins if plugin.name == plugin_name)
+    backend = plugin.backends[index]
+    kinds = served_kinds(backend)
+    before = len(plugin.faults)
+    devices = _expected(plugin, backend, machine)
+    if devices is None:
+        _import_framework(backend)
+        devices = {d: registry().ask(backend, "device_info", d) for d in registry().ask(backend, "devices")}
+    served = {device: info for device, info in devices.items() if device.kind in kinds}
+    listing = {
+        "framework": backend.framework,
+        "devices": [_describe(backend, device, info) for device, info in served.items()],
+        "missing": _missing_kinds(backend, kinds, served),
+    }
+    registry().ask(backend, "owns", object())
+    return {**listing, "faults": plugin.faults[before:]}
 
 
-def _missing_kinds(backend: Backend, kinds: list[str], devices: list[Device]) -> list[dict[str, str]]:
-    missing = [kind for kind in kinds if kind not in {device.kind for device in devices}]
+def merged(listings: Iterable[tuple[Plugin, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """What the backends of each framework list, as one: `framework`, `devices`, `missing`. Plugins get their faults."""
+    found: dict[str, dict[str, Any]] = {}
+    for plugin, listing in listings:
+        name = listing["framework"]
+        whole = found.setdefault(name, {"framework": name, "devices": [], "missing": []})
+        for fault in listing["faults"]:
+            plugin.add_fault(fault, "")
+            whole["missing"].append({"kind": "any", "reason": f"plugin {plugin} is broken: {fault}"})
+        whole["devices"] += listing["devices"]
+        whole["missing"] += listing["missing"]
+    return list(found.values())
+
+
+def describe_broken(plugins: Iterable[Plugin]) -> list[dict[str, str]]:
+    """Name, cause and hint of each plugin that is broken."""
+    broken = (plugin for plugin in plugins if plugin.is_broken)
+    return [{"name": plugin.name, "cause": plugin.cause, "hint": plugin.hint} for plugin in broken]
+
+
+def _expected(plugin: Plugin, backend: Backend, machine: Machine | None) -> dict[Device, DeviceInfo] | None:
+    if machine is None or not isinstance(backend, ExpectedDevices):
+        return None
+    try:
+        found = backend.expected_devices(machine)
+        return None if found is None else dict(found)
+    except Exception as error:
+        plugin.add_fault("expected_devices() of its backend", f"raised {type(error).__name__}: {error}")
+        return None
+
+
+def _import_framework(backend: Backend) -> None:
+    """Import it where a backend would otherwise say what it expects; why it cannot be, the backend says."""
+    if isinstance(backend, ExpectedDevices):
+        with suppress(Exception):
+            import_module(backend.import_roots[0])
+
+
+def _describe(backend: Backend, device: Device, info: DeviceInfo) -> dict[str, Any]:
+    return {"device": str(device), "native": registry().ask(backend, "device_string", device), **asdict(info)}
+
+
+def _missing_kinds(backend: Backend, kinds: list[str], devices: Iterable[Device]) -> list[dict[str, str]]:
+    found = {device.kind for device in devices}
+    missing = [kind for kind in kinds if kind not in found]
     return [{"kind": kind, "reason": registry().ask(backend, "unavailable_reason", Device(kind))} for kind in missing]
 
 
 if __name__ == "__main__":
-    answer = list_devices(sys.argv[1], int(sys.argv[2]))
+    first, second = sys.argv[1], (sys.argv[2:] or [""])[0]
+    answer = list_all(second or None) if first == "all" else list_devices(first, int(second))
     sys.stdout.write(f"\n{json.dumps(answer)}\n")  # on a line of its own, whatever else was printed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from anyaccel.cli.child_process import run_child
 from anyaccel.cli.console import print_json, print_line, print_table
 from anyaccel.cli.plugin_loading import child_environment
 from anyaccel.doctor import Check, Machine, check_machine, worst
@@ -62,19 +62,9 @@ def probe_checks(plugins: Sequence[Plugin], timeout: float) -> list[Check]:
 
 def _probe(plugin: Plugin, index: int, timeout: float) -> Iterator[Check]:
     name = plugin.backends[index].framework
-    # -P: a file of the working directory must not stand in for a module.
-    command = [sys.executable, "-P", "-m", "anyaccel.cli.compute_probe", plugin.name, str(index)]
     try:
-        child = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-            env=child_environment(),
-        )
+        words = (plugin.name, str(index))
+        child = run_child("anyaccel.cli.compute_probe", *words, timeout=timeout, environment=child_environment())
     except subprocess.TimeoutExpired:
         yield _failed(name, f"did not end within {timeout:g} s", "try it again with a larger --timeout")
         return

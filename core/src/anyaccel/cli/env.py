@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anyaccel.cli.console import format_size, print_json
-from anyaccel.cli.devices import probe
+from anyaccel.cli.framework_probes import probe
 from anyaccel.cli.plugin_loading import TIMEOUT
 from anyaccel.cli.plugins import status_of
 from anyaccel.host_memory import host_memory

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from anyaccel.cli import completion as shell_completion
-from anyaccel.cli.base_command import JSON, Command, PlainCommand
+from anyaccel.cli.base_command import JSON, Command, PlainCommand, load_plugins_of
 from anyaccel.cli.checkpoint.commands import checkpoint
 from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.errors import ConfigError
@@ -114,24 +114,27 @@ def demo(framework: str | None, device: str | None, epochs: int, seed: int, as_j
     run(framework, device, epochs, seed, as_json)
 
 
-@_command(short_help="List the devices of this machine.")
+@group.command(cls=PlainCommand, short_help="List the devices of this machine.")
 @click.option("--framework", shell_complete=shell_completion.frameworks, help="Only this one.")
+@click.option("--probe", is_flag=True, help="Ask each framework, in a process of its own.")
 @_TIMEOUT
 @JSON
-@click.pass_obj
-def devices(left_out: Sequence[Any], framework: str | None, timeout: float, as_json: bool) -> None:
+@click.pass_context
+def devices(ctx: click.Context, framework: str | None, probe: bool, timeout: float, as_json: bool) -> None:
     """List the devices of this machine for every installed framework.
 
-    Each backend runs in a process of its own, so that a failure of one does not affect the others.
+    As the builds of the frameworks and the system's drivers tell, without importing a framework whose plugin can do
+    without. With --probe every framework itself is imported and asked, which takes seconds.
 
     \b
     Examples:
       anyaccel devices
+      anyaccel devices --probe
       anyaccel devices --framework numpy --json
     """
     from anyaccel.cli.devices import run
 
-    run(framework, timeout, as_json, left_out)
+    run(framework, timeout, as_json, lambda: load_plugins_of(ctx.params), ask=probe)
 
 
 @group.command(cls=PlainCommand, short_help="Show which devices a request gets, and why.")

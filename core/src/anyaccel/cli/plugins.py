@@ -7,8 +7,9 @@ from typing import Any
 
 from anyaccel.backend import capabilities
 from anyaccel.cli.console import print_json, print_table
-from anyaccel.cli.device_probe import served_kinds
-from anyaccel.cli.devices import print_broken, probe
+from anyaccel.cli.device_probe import describe_broken, served_kinds
+from anyaccel.cli.devices import print_broken
+from anyaccel.cli.framework_probes import probe
 from anyaccel.hookspecs import HOOKS
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
@@ -71,4 +72,4 @@ def _print_plugins(plugins: tuple[Plugin, ...]) -> None:
         serves = serves or ("hooks only" if hooks else "")
         rows.append((plugin.name, source, status_of(plugin), serves, offered, hooks))
     print_table(("plugin", "distribution", "status", "serves", "capabilities", "hooks"), rows)
-    print_broken(plugin for plugin in plugins if plugin.is_broken)
+    print_broken(describe_broken(plugins))

@@ -1,17 +1,42 @@
-"""Capability `health_checks`: a backend says what keeps its framework from using a machine."""
+"""Capabilities of backends that look at a machine before their framework is imported."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
+from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor.check import Check
 from anyaccel.doctor.machine import Machine
 
 
+class ExpectedDevices(Backend):
+    """Capability `expected_devices`: a backend tells the devices that its framework will have, without importing it.
+
+    Stands before the class that has `devices`, which is asked once the framework (`import_roots[0]`) is imported.
+    """
+
+    def devices(self) -> Sequence[Device]:
+        """As `Backend.devices`; until the framework is imported, those expected where these are known."""
+        expected = None if self.import_roots[0] in sys.modules else self.expected_devices(Machine.detect())
+        return super().devices() if expected is None else list(expected)  # type: ignore[safe-super]
+
+    @abstractmethod
+    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
+        """What `devices` and `device_info` will say once the framework is imported, in the same order.
+
+        By how the installed framework was built, its settings, and the facts of the machine. None where these do not
+        tell, as with a driver too old or a library that may be missing: then the framework itself is asked.
+        """
+
+
 class HealthChecks(ABC):
-    """What `anyaccel doctor` asks of a backend. Other backends are checked as far as core can."""
+    """Capability `health_checks`: a backend says what keeps its framework from using a machine.
+
+    `anyaccel doctor` asks for it. Other backends are checked as far as core can.
+    """
 
     @abstractmethod
     def health_checks(self, machine: Machine) -> Iterable[Check]:

@@ -79,8 +79,9 @@ _ARGUMENTS = """
         optimizer: as of a ModelGraph.
         early_stopping: stop after so many epochs without a lower `val_loss`, with the parameters of the best; or an
             EarlyStopping.
-        scaler: a transform in the style of scikit-learn for all features together, fitted to the rows to train on;
-            saved with the model and applied to what it predicts for.
+        scaler: a transform in the style of scikit-learn for all features together, or the name of one of its scalers
+            (`"standard"`, `"minmax"`, `"maxabs"`, `"robust"`), fitted to the rows to train on; saved with the model and
+            applied to what it predicts for.
         accelerator: `"auto"` is the best device on which the model's framework runs; else as of a TrainPhase.
         seed: of the random split, the order of rows and all random streams; the model's own parameters are its own.
         callbacks: Callback objects, besides.

@@ -16,6 +16,7 @@ from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.data.transforms.class_encoder import ClassEncoder
 from anyaccel.errors import PhaseError
+from anyaccel.fitting.scalers import scaler_of
 from anyaccel.fitting.tables import (
     columns_before_transforms,
     feature_set_of,
@@ -55,6 +56,7 @@ def training_data(
         PhaseError: a validation that does not fit the data, or no target.
         DataError, ColumnError, SplitError, TransformError: see `fit`.
     """
+    scaler = scaler_of(scaler)
     if not (is_table(given) or isinstance(given, (FeatureSet, FeatureSetView))):
         return _streamed(given, features, target, validation, scaler)
     if is_table(given):

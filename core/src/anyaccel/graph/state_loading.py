@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anyaccel.adapter.loadable_shapes import LoadableShapes
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.graph import data_config
 from anyaccel.graph.state_dict import PROGRESS, SLOTS, STEP, HasState, models_of, unknown_nodes, values_of
 from anyaccel.printable import printable
-from anyaccel.segment import NodeState
+from anyaccel.segment import NodeState, TensorSpec
 
 _NAMED_SLOTS = ("velocity", "m", "v")
 _HINT = "load it into the graph that it was taken from, or what fits of it with strict=False"
@@ -133,6 +134,7 @@ def _node_part(
             differences.append(_unbuilt(graph, label))
         return None
     values = {name: array for name, array in given.items() if not name.startswith((SLOTS, STEP))}
+    current = _with_loadable_shapes(graph, label, current, values)
     found = list(_value_differences(label, current, values))
     optimizer = {name: array for name, array in given.items() if name not in values}
     found_slots = [*_slot_differences(label, current, optimizer), *_lacking_slots(graph, label, current, optimizer)]
@@ -140,6 +142,22 @@ def _node_part(
     fitting = {name: array for name, array in values.items() if name in current and _alike(array, current[name])}
     all_values = fitting if len(fitting) == len(current) else {**current, **fitting}
     return _NodePart(all_values, optimizer if not found and not found_slots else {}, len(fitting))
+
+
+def _with_loadable_shapes(
+    graph: HasState, label: str, current: dict[str, np.ndarray], given: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The values of a node; where the model takes another shape, as if it had those that are given."""
+    backend = graph.shapes.backends[label]
+    differing = {
+        name: TensorSpec(array.shape, array.dtype.name)
+        for name, array in given.items()
+        if name in current and array.dtype == current[name].dtype and array.shape != current[name].shape
+    }
+    if not differing or not isinstance(backend, LoadableShapes):
+        return current
+    loadable = backend.loadable_shapes(getattr(graph.nodes[label], "model", None), differing)
+    return {**current, **{name: given[name] for name in loadable}}
 
 
 def _unbuilt(graph: HasState, label: str) -> _Difference:

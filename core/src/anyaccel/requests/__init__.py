@@ -4,14 +4,24 @@ One grammar (`DeviceRequest.parse`), a table of products (`products.json`), inve
 machine, and the same request as other schedulers write it. Nothing is initialised by looking. Stands on the kernel.
 """
 
-from anyaccel.requests.allocation import Allocation, Candidate
-from anyaccel.requests.device_request import DeviceRequest, with_count
-from anyaccel.requests.entry import RequestEntry
-from anyaccel.requests.inventory import Inventory, InventoryDevice
-from anyaccel.requests.inventory_registry import InventoryRegistry
-from anyaccel.requests.machine import machine_of
+from typing import TYPE_CHECKING
+
+from anyaccel.lazy_attributes import lazy_attributes
 from anyaccel.requests.products import Product, products
-from anyaccel.requests.requested_accelerator import RequestedAccelerator, accelerator_class, on_machine
+
+if TYPE_CHECKING:
+    from anyaccel.requests.allocation import Allocation as Allocation
+    from anyaccel.requests.allocation import Candidate as Candidate
+    from anyaccel.requests.device_request import DeviceRequest as DeviceRequest
+    from anyaccel.requests.device_request import with_count as with_count
+    from anyaccel.requests.entry import RequestEntry as RequestEntry
+    from anyaccel.requests.inventory import Inventory as Inventory
+    from anyaccel.requests.inventory import InventoryDevice as InventoryDevice
+    from anyaccel.requests.inventory_registry import InventoryRegistry as InventoryRegistry
+    from anyaccel.requests.machine import machine_of as machine_of
+    from anyaccel.requests.requested_accelerator import RequestedAccelerator as RequestedAccelerator
+    from anyaccel.requests.requested_accelerator import accelerator_class as accelerator_class
+    from anyaccel.requests.requested_accelerator import on_machine as on_machine
 
 __all__ = [
     "Allocation",
@@ -29,3 +39,21 @@ __all__ = [
     "products",
     "with_count",
 ]
+
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        "Allocation": ".allocation",
+        "Candidate": ".allocation",
+        "DeviceRequest": ".device_request",
+        "Inventory": ".inventory",
+        "InventoryDevice": ".inventory",
+        "InventoryRegistry": ".inventory_registry",
+        "RequestEntry": ".entry",
+        "RequestedAccelerator": ".requested_accelerator",
+        "accelerator_class": ".requested_accelerator",
+        "machine_of": ".machine",
+        "on_machine": ".requested_accelerator",
+        "with_count": ".device_request",
+    },
+)

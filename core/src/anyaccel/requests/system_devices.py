@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from anyaccel.backend import DeviceInfo
 from anyaccel.host_memory import host_memory
 
 PATIENCE = 5.0  # seconds for a driver; one that hangs must not stop who asks
@@ -36,6 +37,10 @@ class SystemDevice:
     vendor: str = ""
     nbytes: int = 0
     identity: str = ""
+
+    def info(self) -> DeviceInfo:
+        """The same as a backend's `device_info`; devices share memory only with themselves."""
+        return DeviceInfo(self.name, self.vendor, self.identity, self.identity, self.nbytes)
 
 
 def system_host() -> tuple[float, int]:

@@ -61,6 +61,7 @@ _WITH_ASSERTS = (
         "missing_input_tests",
     ),
     *("model_tests", "multi_step_tests", "ownership_tests", "program_tests", "segment_tests", "training_tests"),
+    "transfer_tests",
 )
 
 __all__ = list(_MODULES)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from anyaccel.adapter.device_description import cpu_info, visible_nvidia_gpus
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
+from anyaccel.doctor import Machine
 from anyaccel_jax.error_translation import first_line
-from anyaccel_jax.runtime_config import has_plugin, setting
+from anyaccel_jax.runtime_config import expected_count, has_plugin, is_installed, setting
+
+_VENDORS = {"gpu": {"cuda": "nvidia", "rocm": "amd"}, "tpu": {"cuda": "google", "rocm": "google"}}
 
 
 def describe(device: Device, jax_device: Callable[[Device], Any]) -> DeviceInfo:
@@ -31,14 +35,27 @@ def describe(device: Device, jax_device: Callable[[Device], Any]) -> DeviceInfo:
     return DeviceInfo(str(native.device_kind), vendor, "", str(native), total)
 
 
+def expected_devices(kinds: Iterable[str], machine: Machine) -> dict[Device, DeviceInfo] | None:
+    """The devices of these kinds that JAX will have once it has started; None of kinds that JAX itself lacks."""
+    if not {"cpu", *_VENDORS}.issuperset(kinds) or not is_installed():
+        return None
+    devices = [Device(kind, index) for kind in kinds for index in range(expected_count(kind))]
+    return {device: cpu_info() if device.kind == "cpu" else _system_info(device, machine) for device in devices}
+
+
+def _system_info(device: Device, machine: Machine) -> DeviceInfo:
+    """What the system tells of an accelerator; its vendor at least."""
+    vendor = _VENDORS[device.kind]["cuda" if has_plugin("cuda") else "rocm"]
+    same = [each for each in machine.visible if each.kind == device.kind and each.vendor == vendor]
+    return same[device.index].info() if device.index < len(same) else DeviceInfo(str(device), vendor)
+
+
 def unavailable_reason(device: Device, count: int) -> str:
     """Why JAX, which has `count` devices of this kind, does not have this one; `""` if it has. Starts nothing."""
     if device.index < count:
         return ""
-    try:
-        import jax  # noqa: F401
-    except Exception as error:  # a broken JAX must not break the listing of devices
-        return f"JAX cannot be imported: {first_line(error)}"
+    if count == 0 and (failure := _import_failure()):
+        return failure
     if device.kind == "cpu" and count:
         more = f'jax.config.update("jax_num_cpu_devices", {device.index + 1})'
         return f"JAX has {count} CPU device{'s' if count != 1 else ''}; call {more} before JAX is first used"
@@ -49,3 +66,14 @@ def unavailable_reason(device: Device, count: int) -> str:
     if device.kind == "gpu" and not has_plugin("cuda") and not has_plugin("rocm"):
         return "this JAX has no plugin for GPUs; install one, for example with pip install 'jax[cuda13]'"
     return "JAX finds no driver, or the driver finds no device"
+
+
+def _import_failure() -> str:
+    """Why JAX cannot be imported, as far as that shows without importing it again; `""` otherwise."""
+    if "jax" not in sys.modules and is_installed():
+        return ""
+    try:
+        import jax  # noqa: F401
+    except Exception as error:  # a broken JAX must not break the listing of devices
+        return f"JAX cannot be imported: {first_line(error)}"
+    return ""

@@ -31,6 +31,8 @@ class JaxPlacement(Backend):
 
     def _count(self, kind: str) -> int:
         try:
+            import jax  # noqa: F401
+
             return len(self._jax_devices(kind)) if runtime_config.is_started() else runtime_config.expected_count(kind)
         except (Exception, SystemExit):  # a broken installation has no devices; `unavailable_reason` says why
             return 0
@@ -45,7 +47,7 @@ class JaxPlacement(Backend):
 
     def unavailable_reason(self, device: Device) -> str:
         """As `Backend.unavailable_reason`: JAX's settings, or how it was installed."""
-        return unavailable_reason(device, self._count(device.kind))
+        return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
         """As `Backend.device_info`; the memory space of an NVIDIA GPU is its UUID, its memory what the driver says."""
@@ -75,7 +77,10 @@ class JaxPlacement(Backend):
         first = next(arrays_in(obj), None)
         if first is None:
             return None
-        native = single_device(first)
+        return self.device_named(single_device(first))
+
+    def device_named(self, native: Any) -> Device:
+        """The device that one of JAX's own device objects is."""
         kinds = {platform: kind for kind, platform in self.platforms.items()}
         kind = kinds.get(native.platform, native.platform)
         return Device(kind, self._jax_devices(kind).index(native))

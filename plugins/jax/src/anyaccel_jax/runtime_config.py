@@ -35,8 +35,14 @@ def is_started() -> bool:
     return ask is None or bool(ask())
 
 
+def is_installed() -> bool:
+    """Whether JAX is there, as a package; imports nothing."""
+    spec = find_spec("jax")
+    return spec is not None and spec.submodule_search_locations is not None
+
+
 def expected_count(kind: str) -> int:
-    """How many devices of a kind JAX will have once it has started."""
+    """How many devices of a kind JAX will have once it has started; imports nothing."""
     enabled = {word.strip() for word in (setting("jax_platforms") or "").split(",") if word.strip()}
     if enabled and not enabled & set(_PLATFORMS.get(kind, (kind,))):
         return 0
@@ -53,14 +59,16 @@ def has_plugin(platform: str) -> bool:
 
 
 def setting(name: str) -> Any:
-    """A setting of JAX's, such as `"jax_platforms"`."""
+    """A setting of JAX's, such as `"jax_platforms"`; until JAX is imported, the variable that it will read."""
+    if "jax" not in sys.modules:
+        return os.environ.get(name.upper())
     import jax
 
     return getattr(jax.config, name)
 
 
 def _cpu_count() -> int:
-    configured = int(setting("jax_num_cpu_devices"))
+    configured = int(setting("jax_num_cpu_devices") or 0)
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return configured if configured > 0 else int(flag.group(1)) if flag else 1
 

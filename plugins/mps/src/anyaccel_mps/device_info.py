@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import platform
+from importlib.util import find_spec
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
+from anyaccel.doctor import Machine
+from anyaccel.doctor.machine import is_older
 from anyaccel_torch.error_translation import first_line
+
+_OLDEST_SYSTEM = "14.0"  # of macOS, that every supported torch finds MPS on
 
 
 def apple_gpu_info() -> DeviceInfo:
@@ -22,6 +27,16 @@ def total_memory() -> int:
     import torch
 
     return int(torch.mps.recommended_max_memory())
+
+
+def expected_devices(machine: Machine) -> dict[Device, DeviceInfo] | None:
+    """The Apple GPU, as far as the system tells; None where torch must be asked."""
+    if machine.system != "darwin":
+        return {}
+    release = platform.mac_ver()[0]
+    if not find_spec("torch") or not release or is_older(release, _OLDEST_SYSTEM):
+        return None
+    return {Device("mps"): device.info() for device in machine.visible if device.kind == "mps"}
 
 
 def unavailable_reason(device: Device, count: int) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
+from anyaccel.doctor import Machine
 from anyaccel_mps import device_info
 from anyaccel_mps.dtype_support import check_tensors
 from anyaccel_torch.placement import TorchPlacement
@@ -20,6 +22,10 @@ class MpsPlacement(TorchPlacement):
     kinds: ClassVar[tuple[str, ...]] = ("mps",)
     pinned_kinds: ClassVar[frozenset[str]] = frozenset()
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset({"float64", "complex128"})
+
+    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
+        """As `ExpectedDevices.expected_devices`: none but on a Mac with an Apple GPU, whose system torch supports."""
+        return device_info.expected_devices(machine)
 
     def unavailable_reason(self, device: Device) -> str:
         """As `Backend.unavailable_reason`: the system, the build of torch, or that there is only one device."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import Check, HealthChecks, Machine
+from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
 from anyaccel_tensorflow.compute import TensorFlowCompute
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.memory import TensorFlowMemory
 
 
-class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory, DeviceReplicas, HealthChecks):
+class TensorFlowBackend(
+    ExpectedDevices, TensorFlowExchange, TensorFlowCompute, TensorFlowMemory, DeviceReplicas, HealthChecks
+):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
     For a chip that a PluggableDevice adds, derive a class that sets `kinds`, and `device_types` where TensorFlow's
@@ -39,6 +42,12 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute, TensorFlowMemory,
         from anyaccel_tensorflow.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
+        """As `ExpectedDevices.expected_devices`; None for kinds that a PluggableDevice adds."""
+        from anyaccel_tensorflow.installed_build import build_flags, expected_devices
+
+        return expected_devices(self.kinds, machine, build_flags())
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`, by the packages that are installed."""

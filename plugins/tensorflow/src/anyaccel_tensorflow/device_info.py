@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel_tensorflow.error_translation import first_line
+from anyaccel_tensorflow.installed_build import build_flags, build_name, is_for_gpus
 from anyaccel_tensorflow.runtime_config import logical_devices
 
 INSTALL = "python -m pip install 'anyaccel-tensorflow[cpu]', or [gpu] for NVIDIA GPUs on Linux"
@@ -33,17 +36,19 @@ def unavailable_reason(device: Device, count: int) -> str:
     """Why TensorFlow, which has `count` devices of this kind, does not have this one; `""` if it has."""
     if device.index < count:
         return ""
+    if device.kind == "cpu" and count:
+        return f"TensorFlow has {count} logical CPU{'s' if count != 1 else ''}; configure more before it is first used"
+    if count:
+        return f"TensorFlow sees {count} of this kind"
+    flags = {} if "tensorflow" in sys.modules else build_flags()
+    if device.kind == "gpu" and flags and not is_for_gpus(flags):
+        return f"this {build_name(flags)} is built without GPU support"
     try:
         import tensorflow as tf
     except Exception as error:  # a broken TensorFlow must not break the listing of devices
         if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
             return f"TensorFlow is not installed: {INSTALL}"
         return f"TensorFlow cannot be imported: {first_line(error)}"
-    if device.kind == "cpu":
-        plural = "s" if count != 1 else ""
-        return f"TensorFlow has {count} logical CPU{plural}; configure more before it is first used"
-    if count:
-        return f"TensorFlow sees {count} of this kind"
     if device.kind == "gpu" and not tf.test.is_built_with_gpu_support():
         return f"this TensorFlow, {tf.__version__}, is built without GPU support"
     return "TensorFlow finds no driver or no library for it, or the driver finds no device"

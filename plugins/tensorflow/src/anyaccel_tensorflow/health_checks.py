@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anyaccel.doctor import Check, Machine
-
-_CUDA_LIBRARIES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
-_CPU_BUILDS = ("tensorflow-cpu", "tensorflow-cpu-aws", "intel-tensorflow")
+from anyaccel_tensorflow.installed_build import CPU_BUILDS, CUDA_LIBRARIES
 
 
 def machine_checks(machine: Machine) -> Iterator[Check]:
@@ -20,7 +18,7 @@ def machine_checks(machine: Machine) -> Iterator[Check]:
 def _build(machine: Machine, vendor: str) -> Check:
     name, gpu = f"tensorflow for {vendor}", machine.gpus(vendor)[0].name or f"a GPU of {vendor}"
     wanted = "tensorflow" if vendor == "nvidia" else "tensorflow-rocm"
-    found = next((each for each in (wanted, *_CPU_BUILDS, "tensorflow") if machine.version_of(each)), "tensorflow")
+    found = next((each for each in (wanted, *CPU_BUILDS, "tensorflow") if machine.version_of(each)), "tensorflow")
     if found != wanted:
         return Check(
             name=name,
@@ -36,7 +34,7 @@ def _build(machine: Machine, vendor: str) -> Check:
             message="TensorFlow uses no GPU on Windows from version 2.11 on",
             fix="run it in the Windows Subsystem for Linux (WSL 2)",
         )
-    libraries = [each for each in _CUDA_LIBRARIES if machine.version_of(each)]
+    libraries = [each for each in CUDA_LIBRARIES if machine.version_of(each)]
     if vendor == "nvidia" and not libraries:
         return Check(
             name=name,

@@ -38,7 +38,7 @@ class TensorFlowPlacement(Backend):
 
     def unavailable_reason(self, device: Device) -> str:
         """As `Backend.unavailable_reason`: how this TensorFlow was built, or how many devices it sees."""
-        return unavailable_reason(device, self._count(device.kind))
+        return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
         """As `Backend.device_info`; TensorFlow does not give the identity of a GPU."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
+from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import Check, HealthChecks, Machine
+from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
 from anyaccel.program import Program
 from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
@@ -17,7 +19,16 @@ from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
 
 
-class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, DeviceReplicas, HealthChecks):
+class TorchBackend(
+    ExpectedDevices,
+    TorchExchange,
+    TorchCompute,
+    TorchMemory,
+    ShardParameters,
+    DeviceReplicas,
+    HealthChecks,
+    ObservesTransfers,
+):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
     A chip that torch has a device type for is supported by a subclass that sets `kinds`, and where needed
@@ -97,11 +108,35 @@ class TorchBackend(TorchExchange, TorchCompute, TorchMemory, ShardParameters, De
         mesh = init_device_mesh(self.native_device(device).type, (group.size,))
         return ShardedProgram(segment, self.native_device, mesh, offload=offload)
 
+    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
+        """As `ExpectedDevices.expected_devices`, of the kinds that torch itself has."""
+        from anyaccel_torch.installed_build import build_facts, expected_devices
+
+        return expected_devices(self.kinds, machine, build_facts())
+
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`: what torch was built for, and whether steps can be compiled."""
-        from anyaccel_torch.health_checks import build_facts, machine_checks
+        from anyaccel_torch.health_checks import machine_checks
+        from anyaccel_torch.installed_build import build_facts
 
         return machine_checks(machine, build_facts())
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """As `ObservesTransfers.observe_transfers`, by kernels around torch's own; the CPU has no transfers."""
+        from anyaccel_torch.transfer_observer import observed
+
+        return observed(self._accelerator_types(), record)
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """As `ObservesTransfers.unobserved_transfers`: all where this torch cannot give its kernels."""
+        from anyaccel_torch.transfer_observer import unobserved
+
+        return unobserved(self._accelerator_types())
+
+    def _accelerator_types(self) -> tuple[str, ...]:
+        """Types of torch's devices that are on this machine and are no CPU."""
+        kinds = [kind for kind in self.kinds if kind != "cpu" and self._count(kind)]
+        return tuple(self.torch_types.get(kind, kind) for kind in kinds)
 
     def device_checks(self, device: Device) -> Iterable[Check]:
         """As `HealthChecks.device_checks`: whether torch has kernels for a GPU."""

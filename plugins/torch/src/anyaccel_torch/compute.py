@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.loadable_shapes import LoadableShapes
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.weight_files import WeightFiles
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures):
+class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures, LoadableShapes):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
     weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
@@ -174,15 +175,27 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         from anyaccel.adapter.state_check import check_state
         from anyaccel_torch.extra_state import extra_tensors, load_extra
         from anyaccel_torch.host_transfer import copied
+        from anyaccel_torch.loadable_shapes import resize
         from anyaccel_torch.shape_inference import tensor_spec
 
         named, extra = _named_state(model), extra_tensors(model)
-        check_state(state, {name: tensor_spec(tensor) for name, tensor in named.items()})
+        resized = self.loadable_shapes(model, {name: _spec_of(array) for name, array in state.items()})
+        check_state(state, {name: resized.get(name) or tensor_spec(tensor) for name, tensor in named.items()})
+        if resized:
+            resize(model, {name: spec.shape for name, spec in resized.items()})
+            named = _named_state(model)
         with torch.no_grad():
             for name, tensor in named.items():
                 if name.removeprefix("buffers/") not in extra:
                     tensor.copy_(copied(np.asarray(state[name])))
         load_extra(model, {name: state[f"buffers/{name}"] for name in extra})
+
+    def loadable_shapes(self, model: Any, given: Mapping[str, TensorSpec]) -> Mapping[str, TensorSpec]:
+        """As `LoadableShapes.loadable_shapes`: what modules take that have a loading of their own, as observers do."""
+        from anyaccel_torch.loadable_shapes import loadable
+
+        names = loadable(model, {name: spec.shape for name, spec in given.items()})
+        return {name: given[name] for name in names}
 
     def weight_names(self, model: Any) -> Mapping[str, str]:
         """As `WeightFiles.weight_names`: those of `state_dict()`; with Keras layers, the paths of attributes."""
@@ -243,9 +256,17 @@ def _named_state(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     return _check_built(model, state_names(parameters(model), buffers(model) | extra_tensors(model)))
 
 
+def _spec_of(array: Any) -> TensorSpec:
+    return TensorSpec(np.shape(array), np.asarray(array).dtype.name)
+
+
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
+    import torch
+
+    # not a view that is copied: torch breaks a tensor that it resizes while NumPy has a view of it
+    copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     try:
-        return as_array(tensor.detach().cpu()).copy()
+        return as_array(copy)
     except TypeError as error:
         raise StateError(
             f"{name} has dtype {dtype_name(tensor.dtype)}, which NumPy lacks",

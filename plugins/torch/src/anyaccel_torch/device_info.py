@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel_torch.error_translation import first_line
+from anyaccel_torch.installed_build import build_facts
 
 if TYPE_CHECKING:
     import torch
 
-# Kinds that torch must be built for: the attributes of torch.version that are set then, and their names.
+# Kinds that torch must be built for: the variables of torch.version that are set then, and their names.
 _BUILDS = {"gpu": (("cuda", "hip"), "CUDA and ROCm"), "xpu": (("xpu",), "XPU")}
 
 
@@ -34,11 +36,12 @@ def unavailable_reason(device: Device, count: int) -> str:
     """Why a device is not among the `count` devices of its kind that torch sees; initializes nothing."""
     if count:
         return "" if device.index < count else f"torch sees {count} of this kind"
+    builds, names = _BUILDS.get(device.kind, ((), ""))
+    facts = vars(sys.modules["torch"].version) if "torch" in sys.modules else build_facts()
+    if names and "__version__" in facts and not any(facts.get(build) for build in builds):
+        return f"this torch, {facts['__version__']}, is built without {names}"
     try:
-        import torch
+        import torch  # noqa: F401
     except Exception as error:  # a broken torch must not break the listing of devices
         return f"torch cannot be imported: {first_line(error)}"
-    versions, names = _BUILDS.get(device.kind, ((), ""))
-    if names and not any(getattr(torch.version, version, None) for version in versions):
-        return f"this torch, {torch.__version__}, is built without {names}"
     return "torch finds no driver, or the driver finds no device"

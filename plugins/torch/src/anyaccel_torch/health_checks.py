@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
 
 from anyaccel.device import Device
 from anyaccel.doctor import Check, Machine, cuda_driver_checks
 
-_LINE = re.compile(r"^(\w+)(?::[^=\n]+)? = (?:'([^'\n]*)'|None)$", re.MULTILINE)
 _NAMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 _BUILDS = {"nvidia": "cuda", "amd": "hip"}
-
-
-def build_facts() -> dict[str, str]:
-    """What torch's file `version.py` says it was built for: `__version__`, `cuda`, `hip`, `xpu`; not imported."""
-    spec = find_spec("torch")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    try:
-        text = Path(folders[0], "version.py").read_text("utf-8") if folders else ""
-    except OSError:
-        text = ""
-    return {name: value or "" for name, value in _LINE.findall(text)}
 
 
 def machine_checks(machine: Machine, build: Mapping[str, str]) -> Iterator[Check]:

@@ -39,7 +39,7 @@ class TorchPlacement(Backend):
 
     def unavailable_reason(self, device: Device) -> str:
         """As `Backend.unavailable_reason`: how this torch was built, or how many devices it sees."""
-        return unavailable_reason(device, self._count(device.kind))
+        return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
         """As `Backend.device_info`; an accelerator's memory space is its UUID, as nvidia-smi writes it for NVIDIA."""

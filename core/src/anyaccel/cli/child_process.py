@@ -1,0 +1,49 @@
+"""A module of anyaccel in a process of its own. Imports little, so that commands that only wait for one start fast."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def run_child(
+    module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a module of anyaccel in a process of its own, and wait until it ends.
+
+    Args:
+        module: its full name.
+        arguments: of the command line.
+        timeout: seconds.
+        environment: variables; by default those of this process.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time, and was killed.
+    """
+    return subprocess.run(
+        # -P: a file of the working directory must not stand in for a module.
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        check=False,
+        env=environment,
+    )
+
+
+def last_answer(printed: str, keys: Collection[str]) -> dict[str, Any] | None:
+    """The last line that is a JSON object with these keys, whatever else was printed before or after it; or None."""
+    values = map(_parse, reversed(printed.splitlines()))
+    return next((value for value in values if isinstance(value, dict) and value.keys() >= set(keys)), None)
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

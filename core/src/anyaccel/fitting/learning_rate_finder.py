@@ -1,0 +1,259 @@
+"""Learning-rate finder: a range test, which raises the rate in each step, on a graph that is then as it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anyaccel import arguments
+from anyaccel.arguments import shown
+from anyaccel.errors import PhaseError, ResultError
+from anyaccel.experiment import Experiment, ModelGraph
+from anyaccel.graph import ModelNode
+from anyaccel.phases import Callback, Run, TrainPhase
+from anyaccel.phases.estimator_partial_fit import learning_nodes
+from anyaccel.phases.finished_steps import FinishedSteps
+from anyaccel.results import plots
+from anyaccel.specs import Optimizer, Schedule, assign_fields
+
+_WHERE = "find_learning_rate: "
+_SKIPPED = 5  # steps at the start, of which a mean over few losses says little
+_FEWEST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RangeTest:
+    """Losses of training steps whose learning rates rise; what `find_learning_rate` gives.
+
+    Attributes:
+        rates: float64 [steps], rising.
+        losses: of each step, the sum of its weighted losses; float64 [steps].
+        smoothed: their exponential means, corrected for the first ones; float64 [steps].
+        stop_reason: why it ended before the last rate, in words; `""` if it did not.
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    smoothed: np.ndarray
+    stop_reason: str = ""
+
+    def __repr__(self) -> str:
+        span = f"{self.rates[0]:.3g} to {self.rates[-1]:.3g}"
+        return f"RangeTest({len(self.rates)} steps, {span}, suggestion {self.suggestion:.3g})"
+
+    @property
+    def suggestion(self) -> float:
+        """The rate around which the losses fall fastest over the logarithm of the rate, before the lowest.
+
+        Slopes are those of straight lines through a sixth of the losses, which are not smoothed and so not late.
+        """
+        width = max(_FEWEST // 2, len(self.rates) // 6)
+        end = max(int(np.argmin(self.smoothed)) + 1, width)
+        weights = np.arange(width) - (width - 1) / 2
+        slopes = np.correlate(self.losses[:end], weights, "valid")
+        return float(self.rates[int(np.argmin(slopes)) + width // 2])
+
+    @property
+    def lowest(self) -> float:
+        """The rate at which the smoothed loss is lowest; a rate to stay below."""
+        return float(self.rates[int(np.argmin(self.smoothed))])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Plot the losses over the rates, with the suggestion; gives the Axes.
+
+        Args:
+            ax: matplotlib Axes to draw on; a new figure if None.
+
+        Raises:
+            ResultError: matplotlib is not installed.
+        """
+        ax = plots.axes(ax)
+        ax.plot(self.rates, self.losses, color="0.75", label="loss")
+        ax.plot(self.rates, self.smoothed, label="smoothed")
+        ax.axvline(self.suggestion, color="C1", linestyle="--", label=f"suggestion {self.suggestion:.2g}")
+        ax.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        ax.grid(alpha=0.3)
+        ax.legend()
+        return ax
+
+
+def find_learning_rate(
+    graph: ModelGraph,
+    phase: TrainPhase,
+    *,
+    min_lr: float = 1e-6,
+    max_lr: float = 1.0,
+    n_steps: int = 100,
+    smoothing: float = 0.9,
+    stop_factor: float | None = 4.0,
+    progress: Any = "none",
+) -> RangeTest:
+    """Train steps with learning rates that rise exponentially, and suggest one; the graph is then as it was.
+
+    The steps are those of the phase: its data, batches, losses and devices, over as many epochs as are needed. Its
+    validation, callbacks and checkpoints are left out, and so are the schedules of optimizers, which begin anew. Where
+    optimizers differ in their rates, all are multiplied by the same factor; `min_lr` and `max_lr` are those of the
+    graph's optimizer, or of the first node's. Parameters, buffers, optimizer state and progress come back afterwards,
+    also after an error. A generator that can be read once has given its batches away.
+
+    Args:
+        graph: with the models, built or not.
+        phase: that is to be run with the rate.
+        min_lr, max_lr: rates of the first and of the last step.
+        n_steps: of the test.
+        smoothing: of the mean of the losses: 0 for none, nearly 1 for much.
+        stop_factor: the test ends where the smoothed loss is so many times its lowest; None goes on to the last rate.
+        progress: as of an Experiment.
+
+    Raises:
+        PhaseError: a setting out of range, a phase that does not train, no optimizer, or estimators that learn.
+        ResultError: too few steps before the losses were not finite.
+    """
+    _check(graph, phase, min_lr, max_lr)
+    n_steps = arguments.integer(PhaseError, _WHERE, "n_steps", n_steps, _FEWEST, 100)
+    part = "a number from 0 to below 1"
+    beta = float(arguments.number(PhaseError, _WHERE, "smoothing", smoothing, lambda it: 0 <= it < 1, part, 0.9))
+    if stop_factor is not None:
+        more = "a number above 1, or None"
+        arguments.number(PhaseError, _WHERE, "stop_factor", stop_factor, lambda it: it > 1, more, 4.0)
+    optimizer = _optimizers(graph)[0]
+    rates = np.geomspace(min_lr, max_lr, n_steps)
+    watch = _Watch(_weights(phase), n_steps, beta, math.inf if stop_factor is None else float(stop_factor))
+    with _as_before(graph), _rising(graph, rates / optimizer.lr), np.errstate(over="ignore", invalid="ignore"):
+        Experiment(graph, progress=progress).run_phase(_test_phase(phase, n_steps, watch))
+    return watch.result(rates)
+
+
+class _Watch(Callback):
+    """Collects losses, and stops when enough are there or they grow."""
+
+    def __init__(self, weights: dict[str, float] | None, n_steps: int, beta: float, stop_factor: float) -> None:
+        self._weights, self._n_steps, self._beta, self._stop_factor = weights, n_steps, beta, stop_factor
+        self._mean, self._lowest = 0.0, math.inf
+        self._losses: list[float] = []
+        self._smoothed: list[float] = []
+        self._reason = ""
+
+    def steps_done(self, run: Run, steps: FinishedSteps) -> None:
+        given = steps.losses()
+        if self._weights is None:
+            total = given.get("loss", np.full(len(steps), np.nan))
+        else:
+            total = np.sum([self._weights[name] * values for name, values in given.items()], axis=0)
+        for loss in total.tolist():
+            if self._reason or len(self._losses) == self._n_steps:
+                break
+            self._add(loss)
+        if self._reason or len(self._losses) == self._n_steps:
+            run.stop(self._reason or "the range test is done")
+
+    def _add(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            self._reason = "the loss is not finite"
+            return
+        self._losses.append(loss)
+        self._mean = self._beta * self._mean + (1 - self._beta) * loss
+        self._smoothed.append(self._mean / (1 - self._beta ** len(self._losses)))
+        self._lowest = min(self._lowest, self._smoothed[-1])
+        if len(self._losses) > _SKIPPED and self._smoothed[-1] > self._stop_factor * abs(self._lowest):
+            self._reason = f"the smoothed loss is more than {self._stop_factor:g} times its lowest"
+
+    def result(self, rates: np.ndarray) -> RangeTest:
+        n = len(self._losses)
+        if n < _FEWEST:
+            why = self._reason or "the phase has given no more"
+            hint = "begin with a smaller min_lr, or look at the losses of a plain phase for NaN and infinity"
+            raise ResultError(f"the range test has {n} losses, which is too few: {why}", hint=hint)
+        return RangeTest(
+            rates=rates[:n],
+            losses=np.array(self._losses),
+            smoothed=np.array(self._smoothed),
+            stop_reason=self._reason,
+        )
+
+
+def _check(graph: Any, phase: Any, min_lr: Any, max_lr: Any) -> None:
+    if not isinstance(graph, ModelGraph):
+        problem = f"{_WHERE}graph must be a ModelGraph, got {type(graph).__name__}"
+        raise PhaseError(problem, hint="write find_learning_rate(graph, phase); of an Experiment, give its .graph")
+    if not isinstance(phase, TrainPhase):
+        problem = f"{_WHERE}phase must be a TrainPhase, got {type(phase).__name__}"
+        raise PhaseError(problem, hint="write TrainPhase('train', data='train', losses=[...])")
+    for name, value in (("min_lr", min_lr), ("max_lr", max_lr)):
+        arguments.number(PhaseError, _WHERE, name, value, lambda it: it > 0, "a positive number", 1e-6)
+    if not min_lr < max_lr:
+        problem = f"{_WHERE}min_lr={shown(min_lr)} is not below max_lr={shown(max_lr)}"
+        raise PhaseError(problem, hint="write min_lr=1e-6, max_lr=1.0")
+    if not _optimizers(graph):
+        raise PhaseError(f"{_WHERE}graph {graph.label!r} has no optimizer", hint="write ModelGraph(nodes, 'adam')")
+    graph.build()
+    learning = learning_nodes(phase.label, phase.losses, graph)
+    if learning:
+        problem = f"{_WHERE}{', '.join(map(repr, learning))} would learn by partial_fit, and keep what it has learned"
+        raise PhaseError(problem, hint=f"freeze it for the test: graph.freeze({learning[0]!r})")
+
+
+def _nodes(graph: ModelGraph) -> list[ModelNode]:
+    return [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
+
+
+def _optimizers(graph: ModelGraph) -> list[Optimizer]:
+    given = [graph.optimizer, *(node.optimizer for node in _nodes(graph))]
+    return [optimizer for optimizer in given if optimizer is not None]
+
+
+def _weights(phase: TrainPhase) -> dict[str, float] | None:
+    """Of the losses in their sum, by label; None for a step of one's own, which gives the sum itself."""
+    return None if phase.step is not None else {loss.label: loss.weight for loss in phase.losses}
+
+
+def _test_phase(phase: TrainPhase, n_steps: int, watch: Callback) -> TrainPhase:
+    """The phase with at least so many steps, and nothing beside them."""
+    test = copy.copy(phase)
+    test.n_epochs, test.callbacks = n_steps, (watch,)
+    test.validation, test.checkpoint, test.on_nan = None, None, "ignore"
+    test.compile = "off" if phase.compile == "auto" else phase.compile
+    return test
+
+
+@contextmanager
+def _as_before(graph: ModelGraph) -> Iterator[None]:
+    """Let a graph train from the values that it has, with optimizers that begin anew, and put all of it back."""
+    before = graph.state()
+    graph.optimizer_states.clear()
+    try:
+        yield
+    finally:
+        graph.load_state(before)
+
+
+@contextmanager
+def _rising(graph: ModelGraph, factors: np.ndarray) -> Iterator[None]:
+    """Give the optimizers of a graph these factors, step by step; the last one is kept."""
+
+    def factor(step: int) -> float:
+        return float(factors[min(step, len(factors) - 1)])
+
+    everybody: list[Any] = [graph, *_nodes(graph)]
+    owners = [owner for owner in everybody if owner.optimizer is not None]
+    own = [owner.optimizer for owner in owners]
+    try:
+        for owner in owners:
+            owner.optimizer = _with_schedule(owner.optimizer, Schedule(factor))
+        yield
+    finally:
+        for owner, optimizer in zip(owners, own, strict=True):
+            owner.optimizer = optimizer
+
+
+def _with_schedule(optimizer: Optimizer, schedule: Schedule) -> Optimizer:
+    other = copy.copy(optimizer)
+    groups = tuple((key, _with_schedule(group, schedule)) for key, group in optimizer.groups)
+    assign_fields(other, schedule=schedule, groups=groups)
+    return other

@@ -1,0 +1,66 @@
+"""The devices that TensorFlow is expected to have, beside machines that are made up, and beside TensorFlow itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from anyaccel.device import Device
+from anyaccel.doctor import Machine
+from anyaccel.requests.system_devices import SystemDevice
+from anyaccel_tensorflow import installed_build
+from anyaccel_tensorflow.installed_build import build_flags, build_name, expected_devices, is_for_gpus
+
+CUDA = {"is_cuda_build": True, "is_rocm_build": False}
+ROCM = {"is_cuda_build": False, "is_rocm_build": True}
+CPU = {"is_cuda_build": False, "is_rocm_build": False}
+T4 = SystemDevice(kind="gpu", name="Tesla T4", vendor="nvidia")
+LIBRARIES = {"nvidia-cudnn-cu12": "9.3"}
+SERVER = Machine(devices=(T4, T4), visible=(T4,), version_of=lambda name: LIBRARIES.get(name, ""))
+
+
+def test_the_build_is_read_from_its_file() -> None:
+    flags = build_flags()
+    known = tf.sysconfig.get_build_info()
+    assert {name: bool(known[name]) for name in flags} == flags and {"is_cuda_build", "is_rocm_build"} <= set(flags)
+    assert is_for_gpus(flags) == tf.test.is_built_with_gpu_support()
+    assert build_name(flags) in (f"TensorFlow, {tf.__version__},", "TensorFlow")
+
+
+def test_a_build_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(installed_build, "find_spec", lambda name: None)
+    assert build_flags() == {}
+    monkeypatch.setattr(installed_build, "installed_version", lambda name: "")
+    assert build_name({}) == "TensorFlow"
+
+
+def test_gpus_are_expected_where_build_drivers_and_libraries_are_there() -> None:
+    found = expected_devices(("gpu", "cpu"), SERVER, CUDA)
+    assert found is not None and list(map(str, found)) == ["gpu:0", "cpu:0"]
+    assert (found[Device("gpu")].name, found[Device("gpu")].vendor) == ("Tesla T4", "nvidia")
+    for build, machine in ((CPU, SERVER), (CUDA, Machine()), (ROCM, SERVER)):
+        assert list(map(str, expected_devices(("gpu", "cpu"), machine, build) or ())) == ["cpu:0"]
+
+
+def test_what_is_not_certain_is_not_told() -> None:
+    assert expected_devices(("gpu", "cpu"), replace(SERVER, version_of=lambda name: ""), CUDA) is None
+    amd = replace(SERVER, devices=(replace(T4, vendor="amd"),))
+    assert expected_devices(("gpu", "cpu"), amd, ROCM) is None
+    assert expected_devices(("gpu", "cpu"), SERVER, {}) is None
+    assert expected_devices(("npu",), SERVER, CUDA) is None
+
+
+def test_tensorflow_has_the_devices_that_were_expected_of_it() -> None:
+    code = (
+        "import sys; from anyaccel_tensorflow import TensorFlowBackend as B; from anyaccel import Device; b = B();"
+        "before = b.devices(), b.unavailable_reason(Device('gpu')); early = 'tensorflow' in sys.modules;"
+        "import tensorflow; print(early, before == (b.devices(), b.unavailable_reason(Device('gpu'))), *before[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    words = done.stdout.split()
+    assert words[:2] == ["False", "True"] and words[-1] == "cpu:0", done.stdout

@@ -1,0 +1,61 @@
+"""The installed build of torch, read from its files, and the devices that it will have: torch is not imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from anyaccel.adapter.device_description import cpu_info
+from anyaccel.backend import DeviceInfo
+from anyaccel.device import Device
+from anyaccel.doctor import Machine, cuda_driver_checks
+
+_LINE = re.compile(r"^(\w+)(?::[^=\n]+)? = (?:'([^'\n]*)'|None)$", re.MULTILINE)
+_VENDORS = {"cuda": "nvidia", "hip": "amd"}
+
+
+def build_facts() -> dict[str, str]:
+    """What torch's file `version.py` says it was built for: `__version__`, `cuda`, `hip`, `xpu`; not imported."""
+    spec = find_spec("torch")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    try:
+        text = Path(folders[0], "version.py").read_text("utf-8") if folders else ""
+    except OSError:
+        text = ""
+    return {name: value or "" for name, value in _LINE.findall(text)}
+
+
+def expected_devices(
+    kinds: Iterable[str], machine: Machine, build: Mapping[str, str]
+) -> dict[Device, DeviceInfo] | None:
+    """The devices of these kinds that a build of torch will see on a machine; None where that is not certain."""
+    found: dict[Device, DeviceInfo] = {}
+    for kind in kinds:
+        infos = _infos(kind, machine, build)
+        if infos is None:
+            return None
+        found.update((Device(kind, index), info) for index, info in enumerate(infos))
+    return found
+
+
+def _infos(kind: str, machine: Machine, build: Mapping[str, str]) -> list[DeviceInfo] | None:
+    if not build.get("__version__"):
+        return None
+    if kind == "cpu":
+        return [cpu_info()]
+    if kind == "gpu":
+        platform = next((name for name in _VENDORS if build.get(name)), "")
+        return _gpus(machine, platform, build[platform]) if platform else []
+    return [] if kind == "xpu" and not build.get("xpu") else None
+
+
+def _gpus(machine: Machine, platform: str, version: str) -> list[DeviceInfo] | None:
+    vendor = _VENDORS[platform]
+    if not machine.gpus(vendor):
+        return []
+    driver = cuda_driver_checks(machine, "torch", version) if platform == "cuda" else ()
+    if any(check.status == "FAIL" for check in driver):
+        return None  # most often torch has no device then
+    return [device.info() for device in machine.visible if device.vendor == vendor]

@@ -1,0 +1,52 @@
+"""Buffers whose shape the loading of their own module changes, as torch's observers and fake quantization do."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+from torch import nn
+
+_PREFIX = "buffers/"  # of buffers in a state
+Shape = tuple[int, ...]
+
+
+def loadable(module: nn.Module, shapes: Mapping[str, Shape]) -> set[str]:
+    """Those of some buffers, by their names in a state, that take another shape: copies of their modules are asked."""
+    return {
+        _key(path, name)
+        for path, part in module.named_modules()
+        if (wanted := _local(path, part, shapes))
+        for name in _taken(copy.deepcopy(part), wanted)
+    }
+
+
+def resize(module: nn.Module, shapes: Mapping[str, Shape]) -> None:
+    """Give buffers that are `loadable` other shapes; their values are undefined then.
+
+    They are other tensors: torch breaks one that it resizes in place while NumPy has a view of it.
+    """
+    for path, part in module.named_modules():
+        for name, shape in _local(path, part, shapes).items():
+            setattr(part, name, part.get_buffer(name).new_empty(shape))
+
+
+def _key(path: str, name: str) -> str:
+    return f"{_PREFIX}{path}.{name}" if path else f"{_PREFIX}{name}"
+
+
+def _local(path: str, part: nn.Module, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The shapes for a module's own buffers that differ from theirs."""
+    named = {name: (_key(path, name), buffer) for name, buffer in part.named_buffers(recurse=False)}
+    return {name: shapes[key] for name, (key, buffer) in named.items() if shapes.get(key, buffer.shape) != buffer.shape}
+
+
+def _taken(probe: nn.Module, shapes: Mapping[str, Shape]) -> list[str]:
+    """The buffers that have these shapes once a module, which this changes, has loaded a state with such."""
+    given = probe.state_dict()  # with the versions of its parts, which decide what loading fills in
+    given.update({name: probe.get_buffer(name).new_zeros(shape) for name, shape in shapes.items()})
+    try:
+        probe.load_state_dict(given)
+    except RuntimeError:  # of torch, for a shape that the module does not take
+        return []
+    return [name for name, shape in shapes.items() if probe.get_buffer(name).shape == shape]
