@@ -238,9 +238,9 @@ def test_a_folder_has_a_manifest_and_arrays_that_other_tools_read(tmp_path):
 
 def test_saving_again_replaces_and_leaves_nothing(tmp_path):
     graph = trained(raw())
-    graph.save(tmp_path)
     for name in ("notes.txt", "manifest.previous.json"):
         (tmp_path / name).write_text("mine")
+    graph.save(tmp_path)
     Experiment("e", graph, progress="none").run_phase(
         TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")])
     )
