@@ -11,6 +11,7 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
+from anyaccel.planner import OffloadModels, OffloadPlan, OffloadRequest
 from anyaccel.program import Program
 from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
@@ -26,6 +27,7 @@ class TorchBackend(
     TorchMemory,
     ShardParameters,
     DeviceReplicas,
+    OffloadModels,
     HealthChecks,
     ObservesTransfers,
 ):
@@ -69,6 +71,35 @@ class TorchBackend(
         from anyaccel_torch.device_replicas import set_gradients
 
         set_gradients(program, gradients)
+
+    def empty_weights(self) -> AbstractContextManager[Any]:
+        """As `OffloadModels.empty_weights`: parameters are on torch's `meta` device."""
+        from anyaccel_torch.big_models.empty_weights import init_empty_weights
+
+        return init_empty_weights()
+
+    def plan_offload(self, model: Any, device: Device, request: OffloadRequest) -> OffloadPlan:
+        """As `OffloadModels.plan_offload`; blocks are elements of lists of modules, and modules without others inside.
+
+        Weights rest on disk in files of safetensors, which they were loaded from.
+        """
+        from anyaccel_torch.big_models.node_offload import plan_offload
+
+        return plan_offload(model, device, request, self.native_device)
+
+    def offload(self, model: Any, device: Device, plan: OffloadPlan) -> Any:
+        """As `OffloadModels.offload`; the module is changed in place."""
+        from anyaccel_torch.big_models.node_offload import offload
+        from anyaccel_torch.tree_utils import check_dtypes
+
+        check_dtypes(model, device, self.unsupported_dtypes)
+        return offload(model, plan, self.native_device)
+
+    def end_offload(self, model: Any) -> Any:
+        """As `OffloadModels.end_offload`."""
+        from anyaccel_torch.big_models.node_offload import end_offload
+
+        return end_offload(model)
 
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
         """As `Replicate.replica_group`, by torch.distributed."""
