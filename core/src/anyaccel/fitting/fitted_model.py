@@ -179,6 +179,9 @@ class FittedModel:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything that predictions need, and results of the training, into a folder for `load`.
 
+        Args:
+            folder: as of `ModelGraph.save`.
+
         Raises:
             ConfigError, StateError: as `ModelGraph.save`.
         """

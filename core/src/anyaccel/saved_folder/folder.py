@@ -173,7 +173,8 @@ def _remove_unused(storage: Storage, replaced: set[str]) -> None:
     used = _used(storage)
     for name in storage.names() or ():
         is_arrays = ARRAYS_FILE.fullmatch(name) is not None and name not in used
-        if not (is_arrays or name == PREVIOUS or _TEMPORARY.fullmatch(name)):
+        is_copy = name == PREVIOUS and not storage.replaces_at_once
+        if not (is_arrays or is_copy or _TEMPORARY.fullmatch(name)):
             continue
         with suppress(OSError):  # another process may read it, or have removed it
             if name in replaced or storage.seconds_since_change(name) > _LEFT_BEHIND_SECONDS:

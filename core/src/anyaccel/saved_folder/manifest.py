@@ -84,7 +84,8 @@ def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], ver
 
 def is_saved(storage: Storage) -> bool:
     """Whether a folder has a manifest, if only the one before."""
-    return not {MANIFEST, PREVIOUS}.isdisjoint(storage.names() or ())
+    names = storage.names() or ()
+    return MANIFEST in names or (PREVIOUS in names and not storage.replaces_at_once)
 
 
 def load(storage: Storage) -> dict[str, Any]:
