@@ -2,8 +2,8 @@
 
     python tests/benchmarks/ledger.py [PAIRS]
 
-Prints, for each phase, the median of the ratios of neighbours, and how many transfers and waits a phase makes. torch's
-simulated devices take part where ANYACCEL_TORCH_SIMULATE=2 is set.
+Prints, for each phase, the median and quartiles of the ratios of neighbours, of the clock and of processor time, and
+how many transfers and waits it makes. torch's simulated devices take part where ANYACCEL_TORCH_SIMULATE=2 is set.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,29 +65,40 @@ def phases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield "torch, two simulated devices, streamed", training(torch_nodes("sim:0", "sim:1"), data, 1, "streamed")
 
 
-def seconds(run: Callable[[], None], *, counted: bool) -> tuple[float, aa.Ledger | None]:
+class Times(NamedTuple):
+    """Seconds of the clock, and of all processors."""
+
+    clock: float
+    processors: float
+
+
+def times(run: Callable[[], None], *, counted: bool) -> tuple[Times, aa.Ledger | None]:
     with aa.ledger() if counted else nullcontext() as moved:
-        start = time.perf_counter()
+        clock, processors = time.perf_counter(), time.process_time()
         run()
-        return time.perf_counter() - start, moved
+        return Times(time.perf_counter() - clock, time.process_time() - processors), moved
+
+
+def spread(ratios: list[float]) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def main(pairs: int) -> None:
     aa.simulate(2)
     for name, run in phases():
-        seconds(run, counted=True)
-        ratios = []
+        _, counts = times(run, counted=True)
+        with_it: list[Times] = []
+        without: list[Times] = []
         for i in range(pairs):
-            order = (True, False) if i % 2 else (False, True)
-            taken = {counted: seconds(run, counted=counted) for counted in order}
-            ratios.append(taken[True][0] / taken[False][0])
-        moved = taken[True][1]
-        quarter = statistics.quantiles(ratios, n=4)
-        print(
-            f"{name}: {statistics.median(ratios):.3f} (quartiles {quarter[0]:.3f} to {quarter[2]:.3f}) of "
-            f"{taken[False][0]:.2f} s, {moved}".splitlines()[0],
-            flush=True,
-        )
+            for counted in (True, False) if i % 2 else (False, True):
+                taken, moved = times(run, counted=counted)
+                (with_it if counted else without).append(taken)
+                counts = moved if moved is not None else counts
+        pairs_of = list(zip(with_it, without, strict=True))
+        clock = spread([a.clock / b.clock for a, b in pairs_of])
+        processors = spread([a.processors / b.processors for a, b in pairs_of])
+        print(f"{name}: clock {clock}, processors {processors}, of {without[-1].clock:.2f} s; {counts!r}", flush=True)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,14 @@ def test_torch_passes_the_conformance_kit_on_two_simulated_devices(tmp_path: Pat
     assert sum("second" in line["test"] or "another" in line["test"] for line in ends) > 0
 
 
-@pytest.mark.parametrize("part", ["device", "refusals", "graphs", "faults", "transfers", "concurrency"])
+@pytest.mark.parametrize("part", ["device", "refusals", "graphs", "faults"])
 def test_on_simulated_devices(part: str) -> None:
     assert "skipped" not in run_tests(f"test_simulated_{part}.py").stdout
+
+
+def test_transfers_and_clocks_on_simulated_devices() -> None:
+    """Two files in one process: starting one takes longer than they do."""
+    assert "skipped" not in run_tests("test_simulated_transfers.py", str(HERE / "test_simulated_concurrency.py")).stdout
 
 
 # -- what torch says of it elsewhere ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Run by test_simulated.py in a process of its own, as torch cannot be rid of the 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -23,6 +24,13 @@ from anyaccel_torch.simulated.timing import HostClock, Timing
 DEVICES = simulated.start(2)
 WIDTH, DEPTH, ROWS = 64, 6, 256
 EPOCHS = 2
+
+
+@pytest.fixture(autouse=True)
+def without_clocks_afterwards() -> Iterator[None]:
+    yield
+    for device in DEVICES:
+        device.timing = None
 
 
 def data() -> aa.FeatureSet:
