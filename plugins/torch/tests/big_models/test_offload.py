@@ -281,6 +281,18 @@ def test_an_offloaded_model_is_evaluated_in_a_phase(tmp_path: Path) -> None:
     )
 
 
+def test_steps_of_an_offloaded_node_are_not_compiled() -> None:
+    model = cpu_offload(with_one_output(), "cpu")
+    data = aa.FeatureSet.from_dict("data", {"x": X.numpy(), "y": X.numpy()[:, :1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], "adam")
+    losses = aa.AppliedLoss("mse", on="net")
+    phase = aa.TrainPhase("train", data=data, losses=losses, compile="steps", accelerator="cpu")
+    with pytest.raises(
+        AnyaccelError, match="cannot be compiled: weights of node 'net' rest elsewhere, and come and go"
+    ):
+        aa.Experiment("test", graph, progress="none").run_phase(phase)
+
+
 # -- planned maps ----------------------------------------------------------------------------------------------------
 
 
