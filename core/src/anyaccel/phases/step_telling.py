@@ -11,6 +11,7 @@ from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
+from anyaccel.phases.traceback_cleanup import release_callers
 
 
 class StepTeller:
@@ -43,6 +44,7 @@ class StepTeller:
         """A step is done, whose losses a function gives; whether the call is to end."""
         run = self._run
         self._table = table
+        del table  # an error's traceback would keep it, and what it holds
         self.n_told += 1
         try:
             self._progress.advance(1)
@@ -53,10 +55,16 @@ class StepTeller:
         run.step += 1
         return self._raised is not None or run.stopped
 
+    def end(self) -> None:
+        """The call has ended: keep the last losses, and nothing of the program and its columns."""
+        self._run.last_losses = self._losses().copy
+        self._runner = self._table = None
+
     def reraise(self) -> None:
         """Raise what a listener has raised in this call, if anything."""
         raised, self._raised = self._raised, None
         if raised is not None:
+            release_callers(raised)
             raise raised
 
     def _losses(self) -> list[Losses]:

@@ -391,6 +391,7 @@ class TrainLoop:
             means = runner.train_told_steps(start, count, size, microbatch, teller)
         finally:
             self._uncounted = count - teller.n_told
+            teller.end()
         return [runner.losses_of(means, teller.n_told, size)]
 
     def _record(self, calls: Iterable[tuple[int, float]]) -> None:
