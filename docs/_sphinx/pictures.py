@@ -73,6 +73,7 @@ FLOORS = (
     ("data", "feature sets, samplers, sources"),
     ("replicas", "processes that train one model"),
     ("doctor", "checks of the machine"),
+    ("transfer_ledger", "what moves, and who waits"),
     ("requests", "which devices are asked for"),
     ("planner", "blocks on devices and tiers"),
     ("precision", "dtypes, and scaled losses"),

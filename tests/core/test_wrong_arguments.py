@@ -79,6 +79,11 @@ def planned_blocks() -> planner.BlockPlan:
     return planner.plan_blocks([planner.Block(name="b")], [planner.DeviceSpec(name="d")])
 
 
+def counted() -> aa.Ledger:
+    with aa.ledger() as moved:
+        return moved
+
+
 class Halves:
     """A transform that learns nothing."""
 
@@ -339,7 +344,8 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Experiment.load": lambda: (
         aa.Experiment.load,
         {"folder": saved_experiment(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "phases": [train()]}
-        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none", "strict": True},
+        | {"callbacks": [aa.EarlyStopping()], "allow": (), "progress": "none", "strict": True}
+        | {"names": None, "change": None},
     ),
     "Experiment.run": lambda: (one(experiment().run), {"given": train(), "resume": "never"}),
     "Experiment.save": lambda: (experiment().save, {"folder": saved_experiment()}),
@@ -405,6 +411,10 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"label": "f", "data": "val", "nodes": ["fit"], "batch_size": 4, **PHASE, **MODES},
     ),
     "FitPhase.from_split": lambda: (aa.FitPhase.from_split, {"label": "f", "split": "val"}),
+    "ledger": lambda: (aa.ledger, {}),
+    "Ledger.by": lambda: (counted().by, {"key": "line"}),
+    "Ledger.totals": lambda: (counted().totals, {"kind": None}),
+    "no_transfers": lambda: (aa.no_transfers, {"frameworks": ["numpy"]}),
     "IterableSource": lambda: (
         aa.IterableSource,
         {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0, "pad": None},
@@ -457,7 +467,11 @@ CALLS: dict[str, Callable[[], Call]] = {
         lambda objects, accelerator: aa.prepare(objects, accelerator=accelerator),
         {"objects": aa.SequentialMLP(1), "accelerator": "auto"},
     ),
-    "load": lambda: (aa.load, {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": ()}),
+    "load": lambda: (
+        aa.load,
+        {"folder": saved_fit(), "models": {}, "optimizer": "adam", "allow": (), "strict": True}
+        | {"names": None, "change": None},
+    ),
     "ModelGraph.load": lambda: (
         aa.ModelGraph.load,
         {"folder": saved(), "models": {}, "feature_sets": [data()], "optimizer": "adam", "allow": ()}
@@ -485,7 +499,7 @@ CALLS: dict[str, Callable[[], Call]] = {
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
         | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0}
-        | {"precision": "float32", "remat": None},
+        | {"precision": "float32", "remat": None, "device_map": "auto", "max_memory": {0: 1}, "offload": "cpu"},
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (
@@ -625,7 +639,7 @@ CALLS: dict[str, Callable[[], Call]] = {
 CONTRACT = ("Backend", "Compute", "Exchange", "Memory", "MultiStepProgram", "Program", "Callback", "Progress")
 """Classes whose methods others write and core calls."""
 RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "FitResults", "Plan")
-RECORDS += ("DeviceRequest", "Inventory")
+RECORDS += ("DeviceRequest", "Inventory", "Ledger")
 """What core or a plugin makes and a user reads."""
 UNCHECKED = {
     *(*CONTRACT, *RECORDS, "TrainResults", "BatchSource", "PairCondition", "Sampler", "Source"),  # abstract, too

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+
+FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 
 
 def torch_model() -> Any:
@@ -122,6 +126,43 @@ def test_a_run_that_was_broken_off_goes_on_to_the_bit(kind: str, residency: str,
         return aa.ModelGraph([aa.ModelNode("net", MODELS[kind](), table().reference())], "adam", seed=1)
 
     assert_goes_on(make, tmp_path, (1, 9), compile="off", residency=residency)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("kind", MODELS if FULL else ("torch", "tensorflow"))
+def test_a_loss_scale_goes_on_to_the_bit(kind: str, tmp_path: Path) -> None:
+    """It has grown and shrunk before, and the steps since are counted; dropout goes on as well."""
+    scales: list[Any] = []
+
+    class Scales(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            scales.append(run.loss_scale)
+
+    def training(at: int) -> aa.TrainPhase:
+        given = phase(tmp_path if at else None, at, compile="off", precision="fp16-mixed", loss_scale=scale)
+        given.callbacks = (Scales(), *given.callbacks)  # before the one that breaks it off
+        return given
+
+    def make() -> aa.ModelGraph:
+        return aa.ModelGraph([aa.ModelNode("net", MODELS[kind](), table().reference())], "adam", seed=1)
+
+    scale = aa.LossScale(initial=2.0**22, growth_interval=4)
+    whole, again = make(), make()
+    expected = aa.Experiment(whole, progress="none").run_phase(training(0))
+    heard = scales.copy()
+    pairs = list(pairwise(heard))
+    assert any(b.scale < a.scale for a, b in pairs) and any(b.scale > a.scale for a, b in pairs)
+    at = next(n for n, each in enumerate(heard, 1) if n > 6 and each.good_steps and each.skipped)
+    scales.clear()
+    with pytest.raises(KeyboardInterrupt):
+        aa.Experiment(make(), progress="none").run_phase(training(at), resume="auto")
+    done = len(scales)
+    results = aa.Experiment(again, progress="none").run_phase(training(-1), resume="auto")
+    assert scales[:done] == heard[:at] and scales[done:] == heard[at:]
+    np.testing.assert_array_equal(results.loss, expected.loss)
+    state = whole.state()
+    for name, array in again.state().items():
+        np.testing.assert_array_equal(array, state[name], err_msg=name)
 
 
 class Noisy:

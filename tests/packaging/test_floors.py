@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("numpy_backend", "registry"),
     ("accelerator",),
     ("placement",),
-    ("data", "replicas", "requests"),
+    ("data", "replicas", "requests", "transfer_ledger"),
     ("graph", "doctor"),
     ("phases",),
     ("results",),

@@ -1,4 +1,4 @@
-"""Rules for sources: core names no framework, and plugins use only public names of core."""
+"""Rules for sources: core names no framework, plugins use only public names of core, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -67,6 +67,33 @@ def private_imports(source: str) -> list[str]:
     return private
 
 
+UNPICKLES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def unpickling(source: str) -> list[str]:
+    """Each place of a source that may run code of a file: imports, and calls that do not say that they only read."""
+    places = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            places += [alias.name for alias in node.names if alias.name.partition(".")[0] in UNPICKLES]
+        elif isinstance(node, ast.ImportFrom) and not node.level and str(node.module).partition(".")[0] in UNPICKLES:
+            places.append(str(node.module))
+        elif isinstance(node, ast.Call):
+            places += [ast.unparse(node.func)] if runs_code(node) else []
+    return places
+
+
+def runs_code(node: ast.Call) -> bool:
+    """Whether a call is one of `torch.load` without weights_only=True, of NumPy with allow_pickle=True, or the like."""
+    given = {each.arg: getattr(each.value, "value", None) for each in node.keywords}
+    if given.get("allow_pickle", False) is not False:
+        return True
+    name = ast.unparse(node.func)
+    if name == "torch.load":
+        return given.get("weights_only") is not True
+    return name in {"eval", "exec", "pd.read_pickle", "pandas.read_pickle"}
+
+
 def is_private(name: str) -> bool:
     """Whether a name starts with an underscore and is no dunder."""
     return name.startswith("_") and not name.startswith("__")
@@ -83,6 +110,30 @@ def test_core_names_no_framework(core_sources: dict[str, str]) -> None:
 def test_plugins_import_no_private_name_of_core(plugin_sources: dict[str, str]) -> None:
     assert plugin_sources
     assert not {path: found for path, source in plugin_sources.items() if (found := private_imports(source))}
+
+
+def test_nothing_is_unpickled_and_no_text_is_run(core_sources: dict[str, str], plugin_sources: dict[str, str]) -> None:
+    assert core_sources and plugin_sources
+    sources = {**core_sources, **plugin_sources}
+    assert not {path: places for path, source in sources.items() if (places := unpickling(source))}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "def f():\n    from joblib import load",
+        "np.load(f, allow_pickle=True)",
+        "np.load(f, allow_pickle=x)",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "eval(text)",
+        "pd.read_pickle(f)",
+    ],
+)
+def test_the_check_finds_what_unpickles(source: str) -> None:
+    assert unpickling(source)
+    assert not unpickling("np.load(f, allow_pickle=False)\ntorch.load(f, weights_only=True)\nmodel.eval()")
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,7 @@ class Accelerator:
         return str(self.device)
 
     def _repr_html_(self) -> str:
-        notes = [f"written {self.spec}"] if self.spec != str(self.device) else []
-        notes += ["pinned memory"] if self.pin_memory else []
+        notes = [f"written {self.spec}"] * (self.spec != str(self.device)) + ["pinned memory"] * self.pin_memory
         return str(joined(["Accelerator ", badge(str(self.device)), faint(f" {', '.join(notes)}") if notes else None]))
 
     @classmethod

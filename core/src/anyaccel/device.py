@@ -78,8 +78,7 @@ def _split(text: str) -> tuple[str, int]:
     match = _SPELLING.fullmatch(text)
     if match is None:
         raise _malformed(repr(text))
-    word, index = match.groups()
-    return ALIASES.get(word, (word, ""))[0], int(index or 0)
+    return ALIASES.get(match[1], (match[1], ""))[0], int(match[2] or 0)
 
 
 def _malformed(shown: str) -> DeviceParseError:

@@ -15,10 +15,9 @@ class AnyaccelError(Exception):
     """
 
     def __init__(self, problem: str, *, available: str = "", hint: str = "") -> None:
-        problem, available, hint = map(printable, (problem, available, hint))
-        self.problem, self.available, self.hint = problem, available, hint
-        parts = [problem, f"Available: {available}" if available else "", f"Hint: {hint}" if hint else ""]
-        text = ". ".join(part.removesuffix(".") for part in parts if part)
+        texts = self.problem, self.available, self.hint = [printable(each) for each in (problem, available, hint)]
+        parts = [title + said for title, said in zip(("", "Available: ", "Hint: "), texts, strict=True) if said]
+        text = ". ".join(part.removesuffix(".") for part in parts)
         super().__init__(text if text.endswith("?") else f"{text}.")
 
 
@@ -44,6 +43,10 @@ class MemoryShareError(AnyaccelError):
 
 class MoveError(AnyaccelError, TypeError):
     """An object cannot be moved or placed without changing it, for example its dtype."""
+
+
+class TransferError(AnyaccelError, AssertionError):
+    """Something was moved between devices, or the host waited for one, inside `no_transfers`."""
 
 
 class FrameworkError(AnyaccelError):

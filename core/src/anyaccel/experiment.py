@@ -18,6 +18,7 @@ from anyaccel.graph import ModelGraph, Plan, phase_runner
 from anyaccel.graph.framework_versions import versions_of
 from anyaccel.graph.nodes import check_label
 from anyaccel.graph.serialization import checked_classes
+from anyaccel.graph.weight_matching import Change, Names
 from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_for, plan_of, progress_for
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.checkpointing.checkpointer import checked_resume
@@ -324,7 +325,7 @@ class Experiment(AttributeHints):
         saved_folder.write(folder, parts, self.graph.state(), arrays, versions=versions)
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - keywords, each documented
         cls,
         folder: str | os.PathLike[str],
         *,
@@ -335,13 +336,15 @@ class Experiment(AttributeHints):
         callbacks: Iterable[Callback] | None = None,
         allow: Iterable[type] = (),
         progress: Any = "auto",
+        names: Names = None,
+        change: Change | None = None,
         strict: bool = True,
     ) -> Experiment:
         """The experiment that `save` wrote, with its graph in its state on the CPU, and its results.
 
         Args:
-            folder: that `save` wrote.
-            models, feature_sets, optimizer, strict: as of `ModelGraph.load`.
+            folder: that `save` wrote, or its URL.
+            models, feature_sets, optimizer, names, change, strict: as of `ModelGraph.load`.
             phases: in place of the saved ones; needed if one of them has no configuration.
             callbacks: likewise.
             allow: classes of models, transforms and callbacks that the folder may name besides those that are known.
@@ -354,7 +357,7 @@ class Experiment(AttributeHints):
         classes = checked_classes(allow)
         part, arrays = _read(folder)
         given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer}
-        graph = ModelGraph.load(folder, **given, allow=classes, strict=strict)
+        graph = ModelGraph.load(folder, **given, allow=classes, names=names, change=change, strict=strict)
         hint = "give them: load(folder, callbacks=[...]); callbacks=[] for none"
         if phases is None:
             phases = [read_phase(each, classes) for each in part["phases"]]

@@ -177,8 +177,7 @@ class Registry:
 
     def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
         """Each framework, or only this one, with each of its devices."""
-        backends = [backend for backend in self.backends if framework in (None, backend.framework)]
-        listed = [(backend, device) for backend in backends for device in self.ask(backend, "devices")]
+        listed = [(b, it) for b in self.backends if framework in (None, b.framework) for it in self.ask(b, "devices")]
         return [(b.framework, device) for b, device in listed if self._table.get((b.framework, device.kind)) is b]
 
     @property

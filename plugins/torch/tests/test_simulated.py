@@ -67,6 +67,11 @@ def test_on_simulated_devices(part: str) -> None:
     assert "skipped" not in run_tests(f"test_simulated_{part}.py").stdout
 
 
+def test_transfers_and_clocks_on_simulated_devices() -> None:
+    """Two files in one process: starting one takes longer than they do."""
+    assert "skipped" not in run_tests("test_simulated_transfers.py", str(HERE / "test_simulated_concurrency.py")).stdout
+
+
 # -- what torch says of it elsewhere ---------------------------------------------------------------------------------
 
 
@@ -88,10 +93,9 @@ def test_on_simulated_devices(part: str) -> None:
 def test_torchs_device_mismatch_messages_are_recognized(message: str) -> None:
     with pytest.raises(DeviceMismatchError) as caught, translate_errors("a step"):
         raise RuntimeError(message)
-    assert str(caught.value) == (
-        f"a step: an operation was given tensors on several devices: {message}. "
-        "Hint: move them to one device; create tensors on the device of the inputs."
-    )
+    text = str(caught.value)
+    assert text.startswith(f"a step: an operation was given tensors on several devices: {message}; at {__file__}:")
+    assert text.endswith("Hint: move them to one device; create tensors on the device of the inputs.")
     with pytest.raises(DeviceMismatchError, match=r"node 'a' on gpu:0 .* its inputs are x on no device; torch says: "):
         raise_if_device_mismatch(RuntimeError(message), "node 'a' on gpu:0", {"x": 3})
 

@@ -79,7 +79,7 @@ def states_on_the_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_hops(patch: pytest.MonkeyPatch) -> None:
-    def stays(source: int, target: int, device: torch.device) -> Callable[[list[Any]], None]:
+    def stays(name: str, source: int, target: int, device: torch.device) -> Callable[[list[Any]], None]:
         return lambda values: values.__setitem__(target, values[source])
 
     patch.setattr(forward_plan, "_transfer", stays)

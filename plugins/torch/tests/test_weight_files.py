@@ -8,11 +8,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
 import anyaccel as aa
+from anyaccel import saved_folder
+from anyaccel.cli.main import group
 from anyaccel.errors import StateError
 
 
@@ -66,6 +69,46 @@ def test_torch_loads_a_file_in_its_own_format(suffix, tmp_path):
     graph_of(one).save_weights(tmp_path / f"net{suffix}")
     other.load_state_dict(torch.load(tmp_path / f"net{suffix}", weights_only=True))
     assert_equal(one, other)
+
+
+def test_a_checkpoint_is_converted_to_a_file_of_torch(tmp_path):
+    one, other = made(1), made(2)
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse")], checkpoint=tmp_path / "run")
+    graph_of(one).run(phase, progress="none")
+    done = CliRunner().invoke(group, ["checkpoint", "convert", str(tmp_path / "run"), str(tmp_path / "net.pt")])
+    assert done.exit_code == 0, done.output
+    given = torch.load(tmp_path / "net.pt", weights_only=True)
+    assert given.keys() == one.state_dict().keys() - {"twin.weight"}  # tied: written under its first name
+    other.load_state_dict(given, strict=False)
+    assert_equal(one, other)
+
+
+def test_files_of_torch_go_to_a_store_and_come_back(tmp_path):
+    pytest.importorskip("fsspec")
+    one, other, url = made(1), made(2), f"memory://{tmp_path}/net.pt"
+    graph_of(one).save_weights(url)
+    graph_of(other).load_weights(url)
+    assert_equal(one, other)
+    with pytest.raises(StateError, match=r"^'memory://.*/evil.pt' holds more than tensors"):
+        torch.save({"x": Evil()}, tmp_path / "evil.pt")
+        saved_folder.storage_of(url.removesuffix("/net.pt")).publish("evil.pt", (tmp_path / "evil.pt").read_bytes())
+        graph_of(other).load_weights(url.replace("net.pt", "evil.pt"))
+
+
+@pytest.mark.parametrize("largest", [5 * 10**9, 200])
+def test_a_saved_graph_is_read_by_the_hub_of_huggingface(largest, tmp_path):
+    """By the index of its shards; `/` in names is the state's own, and `.` that of torch."""
+    hub = pytest.importorskip("huggingface_hub", minversion="0.26")
+    one, other = (
+        nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)),
+        nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)),
+    )
+    saved_folder.write(tmp_path, {"graph": {}}, graph_of(one).build().state(), largest_shard=largest)
+    assert len(list(tmp_path.glob("state-*.safetensors"))) == (1 if largest > 1000 else 2)
+    reader = nn.ModuleDict({"net/parameters/0": other[0], "net/parameters/2": other[1]})
+    told = hub.load_torch_model(reader, tmp_path, strict=False)
+    assert not told.missing_keys and set(told.unexpected_keys) <= {"seed"}
+    assert torch.equal(other[0].weight, one[0].weight) and torch.equal(other[1].bias, one[2].bias)
 
 
 def test_nodes_together_are_a_module_dict(tmp_path):

@@ -68,6 +68,7 @@ def test_the_help_lists_every_command_with_a_sentence(call):
         "completion",
         "conform",
         "demo",
+        "device-map",
         "devices",
         "doctor",
         "env",

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError, ResultError, SplitError
+from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError, ResultError, SplitError, StateError
 from anyaccel.fitting.scalers import SCALERS
 
 rng = np.random.default_rng(0)
@@ -194,6 +194,18 @@ print(json.dumps(aa.load(sys.argv[1]).predict(json.loads(sys.argv[2])).tolist())
     np.testing.assert_array_equal(again.predict(new, outputs=True), fitted.predict(new, outputs=True))
     assert again.evaluate(table()).loss == fitted.evaluate(table()).loss
     assert again.results == fitted.results
+
+
+def test_another_model_takes_its_weights_by_a_map_of_names(tmp_path):
+    from anyaccel.numpy_backend import Dense, Sequential
+
+    fitted = fit(model=aa.SequentialMLP(1, n_layers=1))
+    fitted.save(tmp_path)
+    own = {"models": {"model": Sequential(Sequential(Dense(1)))}}
+    with pytest.raises(StateError, match=r"layers\.0\.weight"):
+        aa.load(tmp_path, **own)
+    again = aa.load(tmp_path, **own, names=lambda name: name.replace("layers.0", "0.0"), change=lambda name, a: a)
+    np.testing.assert_array_equal(again.predict(numbers()), fitted.predict(numbers()))
 
 
 def test_a_folder_of_a_graph_alone_is_no_fitted_model(tmp_path):

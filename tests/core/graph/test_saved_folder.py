@@ -238,14 +238,15 @@ def test_a_folder_has_a_manifest_and_arrays_that_other_tools_read(tmp_path):
 
 def test_saving_again_replaces_and_leaves_nothing(tmp_path):
     graph = trained(raw())
+    for name in ("notes.txt", "manifest.previous.json"):
+        (tmp_path / name).write_text("mine")
     graph.save(tmp_path)
-    (tmp_path / "notes.txt").write_text("mine")
     Experiment("e", graph, progress="none").run_phase(
         TrainPhase("train", data="all", losses=[AppliedLoss("mse", on="net")])
     )
     graph.save(tmp_path)
     assert_same(ModelGraph.load(tmp_path).state(), graph.state())
-    assert len(list(tmp_path.iterdir())) == 4 and (tmp_path / "notes.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 5 and (tmp_path / "manifest.previous.json").read_text() == "mine"
 
 
 def test_a_reader_whose_files_are_replaced_reads_the_new_ones(tmp_path, monkeypatch):

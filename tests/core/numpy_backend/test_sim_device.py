@@ -155,6 +155,8 @@ STAYS = {
     "zeros like": lambda x: np.zeros_like(x),
     "iteration": lambda x: next(iter(x)),
 }
+AS_LONG_AS_VALUES_SAY = {"mask", "gather", "compress"}
+"""The host waits to learn how long the result is."""
 
 
 @pytest.mark.parametrize("name", STAYS)
@@ -164,7 +166,8 @@ def test_results_stay_on_the_device_and_have_the_right_values(name, to_sim, sims
     result = STAYS[name](x)
     assert isinstance(result, SimArray)
     assert result.device == SIM0
-    assert (sims[0].transfers.out.number, sims[0].transfers.into.number, sims[0].syncs) == (0, 0, 0)
+    assert (sims[0].transfers.out.number, sims[0].transfers.into.number) == (0, 0)
+    assert sims[0].syncs == (name in AS_LONG_AS_VALUES_SAY)
     np.testing.assert_array_equal(np.asarray(result), STAYS[name](values.copy()))
 
 

@@ -167,6 +167,37 @@ def test_a_checkpoint_within_an_epoch_goes_on_to_the_same_end(tmp_path: Path, de
         np.testing.assert_array_equal(value, resumed.state()[name])
 
 
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 1), (1, 4)])
+def test_a_checkpoint_of_some_replicas_is_gone_on_from_by_others(tmp_path: Path, before: int, after: int) -> None:
+    """Within an epoch and to the bit, with Adam's state and a schedule."""
+    rows = data()
+
+    class Ends(aa.Callback):
+        def __init__(self, ends: bool) -> None:
+            self._ends = ends
+
+        def step_end(self, run: Any) -> None:
+            if self._ends and run.epoch == 1 and run.step == 2:
+                raise RuntimeError("ended here")
+
+    def run(n: int, folder: Path | None, *, ends: bool = False) -> tuple[aa.ModelGraph, Any]:
+        schedule = aa.Schedule("cosine", steps=12)
+        graph = graph_of(rows, aa.Optimizer("adam", lr=0.01, schedule=schedule), Sequential(Dense(8), Dense(1)))
+        kept = None if folder is None else aa.Checkpoint(folder, every=3)
+        settings: dict[str, Any] = {"accelerator": "sim", "replicas": n, "deterministic": True, "checkpoint": kept}
+        resume = "never" if folder is None else "auto"
+        phase = phase_of(rows, **settings, callbacks=[Ends(ends)])
+        return graph, aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
+
+    whole, _ = run(after, None)
+    with pytest.raises(RuntimeError, match="ended here"):
+        run(before, tmp_path, ends=True)
+    resumed, results = run(after, tmp_path)
+    assert results.events[0].message.endswith("epoch-000001-step-000000003")
+    for name, value in whole.state().items():
+        np.testing.assert_array_equal(value, resumed.state()[name])
+
+
 def test_what_each_replica_takes_may_be_said_instead_of_the_whole() -> None:
     whole = trained(accelerator="sim", replicas=2, sampler=16)
     assert whole[0] == trained(accelerator="sim", replicas=2, sampler=8, per_replica=True)[0]

@@ -21,6 +21,7 @@ from anyaccel import (
     saved_folder,
 )
 from anyaccel.errors import ConfigError, PhaseError, StateError
+from anyaccel.numpy_backend import Dense, Sequential
 from anyaccel.results import EvalResults
 
 LOSS = AppliedLoss("mse", on="guess")
@@ -99,6 +100,23 @@ def test_with_another_model_what_fits_is_loaded_if_asked(data, tmp_path):
     np.testing.assert_array_equal(again.graph.state()[name], before.state()[name])
     assert "guess/parameters/layers.2.weight" in again.graph.state()
     assert again.run() is not None
+
+
+def test_other_names_and_another_order_of_axes_are_mapped(data, tmp_path):
+    """As of a model of another framework: the layers of the saved one are called otherwise, and are turned."""
+    before = saved(data, tmp_path, train())
+    before.run()
+    before.save(tmp_path)
+    renamed = Sequential(Sequential(Dense(1)))
+    own = {"models": {"guess": renamed}, "feature_sets": [data], "progress": "none"}
+    with pytest.raises(StateError, match=r"layers\.0\.weight"):
+        Experiment.load(tmp_path, **own)
+    mapping = {"names": lambda name: name.replace("layers.0", "0.0"), "change": lambda name, array: array[..., ::-1]}
+    again = Experiment.load(tmp_path, **own, **mapping)
+    assert again.history[0] == before.history[0]
+    for place in ("parameters", "optimizer/m"):
+        turned = before.graph.state()[f"guess/{place}/layers.0.weight"][..., ::-1]
+        np.testing.assert_array_equal(again.graph.state()[f"guess/{place}/0.0.weight"], turned)
 
 
 def test_callbacks_come_back(data, tmp_path):

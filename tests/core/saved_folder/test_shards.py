@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +173,35 @@ def test_a_failed_write_leaves_what_was_there_and_no_file_more(tmp_path, monkeyp
         calls.clear()
         saved_folder.write(tmp_path / "new", {"graph": 2}, state(), largest_shard=100)
     assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows replaces no file that is being read")
+def test_a_reader_beside_a_writer_gets_one_state_whole(tmp_path):
+    """Another thread replaces the folder again and again, by shards of one tensor each."""
+    states = [{f"a{i}": np.full(50, number) for i in range(6)} for number in range(3)]
+    saved_folder.write(tmp_path, {"graph": 0}, states[0], largest_shard=1)
+    is_over = threading.Event()
+
+    def replace():
+        number = 0
+        while not is_over.is_set():
+            number = (number + 1) % 3
+            saved_folder.write(tmp_path, {"graph": number}, states[number], largest_shard=1)
+
+    seen = set()
+    with ThreadPoolExecutor(1) as executor:
+        writing = executor.submit(replace)
+        try:
+            for count in range(10_000):
+                found, arrays = saved_folder.read(tmp_path, "graph")
+                assert_same(arrays, states[found["graph"]])
+                seen.add(found["graph"])
+                if count > 60 and len(seen) == 3:
+                    break
+        finally:
+            is_over.set()
+        writing.result()
+    assert len(seen) == 3
 
 
 def test_an_index_of_something_else_is_not_overwritten(tmp_path):

@@ -243,7 +243,8 @@ class StepValues:
         """The value on a device."""
         if (name, device) not in self._values:
             value = self.at_home(name)
-            self._values[name, device] = None if value is None else self._ops.move(value, device)
+            edge = ("outputs of", name)
+            self._values[name, device] = None if value is None else _crossed(self._ops, value, device, edge)
         return self._values[name, device]
 
     def lacks(self, names: Iterable[str]) -> bool:
@@ -253,6 +254,11 @@ class StepValues:
     def at_home(self, name: str) -> Any:
         """The value on the device where it was made; None if it is missing."""
         return self._values[name, self._home[name]]
+
+
+def _crossed(ops: ArrayOps, value: Any, device: Device, edge: tuple[str, str]) -> Any:
+    """A value that crosses between nodes, on `device`; ledgers read `edge` from the stack."""
+    return ops.move(value, device)
 
 
 class CotangentSums:
@@ -272,6 +278,6 @@ class CotangentSums:
         """Remove and return the total on the value's home device; None where nothing flowed back."""
         total = None
         for cotangent in self._sums.pop(name, {}).values():
-            moved = self._ops.move(cotangent, self._home[name])
+            moved = _crossed(self._ops, cotangent, self._home[name], ("gradients of", name))
             total = moved if total is None else total + moved
         return total

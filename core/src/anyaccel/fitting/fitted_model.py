@@ -18,6 +18,7 @@ from anyaccel.errors import ConfigError, DataError, NaNWarning, ResultError
 from anyaccel.experiment import Experiment
 from anyaccel.fitting.tables import Columns, columns_before_transforms, is_table, new_rows, transformed_like
 from anyaccel.graph import AppliedLoss, ModelGraph, Plan
+from anyaccel.graph.weight_matching import Change, Names
 from anyaccel.phases import EvalPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
@@ -178,6 +179,9 @@ class FittedModel:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write everything that predictions need, and results of the training, into a folder for `load`.
 
+        Args:
+            folder: as of `ModelGraph.save`.
+
         Raises:
             ConfigError, StateError: as `ModelGraph.save`.
         """
@@ -202,14 +206,18 @@ def load(
     models: Mapping[str, Any] | None = None,
     optimizer: Any = None,
     allow: Iterable[type] = (),
+    names: Names = None,
+    change: Change | None = None,
+    strict: bool = True,
 ) -> FittedModel:
     """The model that `FittedModel.save` wrote, ready to predict; runs no code of the folder.
 
     Args:
-        folder: that `save` wrote.
+        folder: that `save` wrote, or its URL.
         models: `{"model": net}` with the model, built as it was for `fit`; not needed for one with a registered name.
         optimizer: needed if the saved one was a framework's own.
         allow: classes of models and transforms that the folder may name besides those that are registered.
+        names, change, strict: for a model of another framework, or one that has changed; see `ModelGraph.load`.
 
     Raises:
         ConfigError: not such a folder, or the model must be given.
@@ -219,7 +227,8 @@ def load(
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
         raise ConfigError(problem, hint="give the folder that save() wrote")
-    graph = ModelGraph.load(folder, models=models, optimizer=optimizer, allow=allow)
+    given: dict[str, Any] = {"models": models, "optimizer": optimizer, "allow": allow}
+    graph = ModelGraph.load(folder, **given, names=names, change=change, strict=strict)
     loss = None if part.get("loss") is None else Loss.from_config(part["loss"])
     experiment = Experiment("fit", graph)
     results = part.get("results", ())

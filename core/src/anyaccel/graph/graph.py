@@ -303,7 +303,8 @@ class ModelGraph(AttributeHints):
         `NODE.` before them where several nodes are written. A model that nodes share is written for the first.
 
         Args:
-            path: a `.safetensors` file; with the plugin for torch also `.pt`. An existing one is replaced.
+            path: a `.safetensors` file; with the plugin for torch also `.pt`; or its URL, such as
+                `s3://bucket/net.safetensors`. An existing one is replaced.
             node: the only one to write; without it, all that have weights.
 
         Raises:
@@ -328,7 +329,8 @@ class ModelGraph(AttributeHints):
 
         Args:
             path: a `.safetensors` file; a folder with one, or with shards and their index; with the plugin for torch
-                also a `state_dict` (`.pt`, `.pth`, `.bin`), of which no code is run; or a dict of names and arrays.
+                also a `state_dict` (`.pt`, `.pth`, `.bin`), of which no code is run; a URL of any; or a dict of names
+                and arrays.
             node: the only one to load into; without it, all that have weights.
             names: the name in the model for each in the file, where they differ; None leaves an array out.
             change: called with the name in the model and the file's array; gives the array to load. Needed where the

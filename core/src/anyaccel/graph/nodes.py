@@ -17,6 +17,7 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
+from anyaccel.graph.offload_settings import offload_settings
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.precision import checked_precision
 from anyaccel.segment import Path
@@ -103,13 +104,18 @@ class ModelNode(AttributeHints):
             `"blocks"` for the repeated parts of the model, or a pattern of names of its parts (`"encoder.layer.*"`).
         batch_axis: the axis on which the model wants the batch in its inputs, such as 1 for recurrent layers that have
             time first: a number for all inputs, or a mapping by keyword. Outputs are found by themselves.
+        device_map: for a model that is larger than a device: names of its parts, each with a device, or `"cpu"` or
+            `"disk"` for weights that rest there and are copied to a device in each step; or `"auto"` to plan that.
+        max_memory: what a planned map may use: bytes, or text such as `"20GiB"`, for each device, `"cpu"` and `"disk"`;
+            by default what is free on the node's device and in host memory.
+        offload: where a planned map may let weights rest that do not fit on the devices: `"no"`, `"cpu"` or `"disk"`.
 
     Attributes:
         frozen: whether the node is not trained; set by `ModelGraph.freeze`.
         frozen_mode: the mode, `"eval"` or `"train"`, in which a frozen node runs in a training step.
 
     Raises:
-        GraphError: an invalid label, model, upstream, `modes`, `precision`, `remat` or `batch_axis`.
+        GraphError: an invalid label, model, upstream, `modes`, `precision`, `remat`, `batch_axis` or device map.
     """
 
     label: str
@@ -123,6 +129,9 @@ class ModelNode(AttributeHints):
     modes: str
     precision: str | None
     remat: str | None
+    device_map: str | dict[str, str | int] | None
+    max_memory: dict[str | int, int] | None
+    offload: str
     frozen: bool
     frozen_mode: str
 
@@ -150,6 +159,9 @@ class ModelNode(AttributeHints):
         precision: str | None = None,
         remat: str | None = None,
         batch_axis: int | Mapping[str, int] = 0,
+        device_map: str | Mapping[str, Any] | None = None,
+        max_memory: Mapping[Any, int | str] | None = None,
+        offload: str = "no",
     ) -> None:
         if upstream_ref is None and not isinstance(label, str):
             label, model, upstream_ref = "model", label, model
@@ -165,6 +177,7 @@ class ModelNode(AttributeHints):
         where = f"node {label!r}: "
         self.precision = None if precision is None else checked_precision(GraphError, where, precision)
         self.remat = None if remat is None else text(GraphError, where, "remat", remat, "text", "'blocks'")
+        self.device_map, self.max_memory, self.offload = offload_settings(where, device_map, max_memory, offload)
         self.frozen, self.frozen_mode = False, "eval"
 
     def __repr__(self) -> str:

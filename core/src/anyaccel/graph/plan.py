@@ -15,8 +15,10 @@ from anyaccel.graph.plan_diff import PlanDiff, diff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, step_bytes
 from anyaccel.graph.plan_html import plan_page
+from anyaccel.graph.plan_offload import offload_lines
 from anyaccel.graph.plan_report import plan_report
 from anyaccel.html import Markup, text
+from anyaccel.planner import OffloadPlan
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 
@@ -240,6 +242,7 @@ class Plan:
             added = ["precision", *(_precision(a) for a in self.assignments)]
             rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
+        lines += [line for a in self.assignments if a.offload for line in offload_lines(a.node, a.offload)]
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
         lines += [f"{each.what} {each.choice}: {text(each.why, _LONGEST)}" for each in self.decisions]
@@ -334,7 +337,10 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _to_dict(entry: Any) -> dict[str, Any]:
     """The compared fields of a plan's entry or of a spec; the others are objects of backends."""
-    return {item.name: _plain(getattr(entry, item.name)) for item in fields(entry) if item.compare}
+    plain = {item.name: _plain(getattr(entry, item.name)) for item in fields(entry) if item.compare}
+    if plain.get("offload", ...) is None:  # of nodes that are on their device, which most are
+        del plain["offload"]
+    return plain
 
 
 def _text(value: Any) -> str:
@@ -354,6 +360,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, (TensorSpec, Rejection)):
         return _to_dict(value)
+    if isinstance(value, OffloadPlan):
+        return value.to_dict()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -11,6 +11,7 @@ from anyaccel.data.padding import up_to
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
 from anyaccel.display import listing
+from anyaccel.planner import OffloadPlan
 from anyaccel.segment import TensorSpec
 
 LEVELS = ("node", "policy", "phase", "environment")
@@ -41,6 +42,7 @@ class Assignment:
         parameters, nbytes: number and bytes of the model's parameters.
         precision: in which it is computed; `""` for that of the model.
         precision_reason: who decided that, `node` or `phase`; `""` for nobody.
+        offload: where the blocks of its model are, and what rests elsewhere; None where all is on the device.
         recomputed: parts of the model whose values are computed again in the backward pass; `("",)` for all of it.
         rejected: what else was asked for, or might have been had, and why it was not taken.
     """
@@ -61,6 +63,12 @@ class Assignment:
     precision_reason: str = ""
     recomputed: tuple[str, ...] = ()
     rejected: tuple[Rejection, ...] = ()
+    offload: OffloadPlan | None = None
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Bytes that its parameters take on its device."""
+        return self.nbytes if self.offload is None else self.offload.device_bytes.get(str(self.device), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +170,8 @@ def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
         **{name: tuple(_list(plain.pop(name))) for name in _TUPLES if name in plain},
         **{name: tuple(_rejection(each) for each in _list(plain.pop(name))) for name in ("rejected",) if name in plain},
     }
+    if plain.get("offload") is not None:
+        read["offload"] = OffloadPlan.from_dict(plain.pop("offload"))
     for name in _NOT_COMPARED:
         if name in plain:
             raise ValueError(f"{name!r} is no part of a saved plan")

@@ -14,6 +14,7 @@ from anyaccel.graph.device_assignment import DeviceAssigner
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.loss_binding import LossBinder, check_patterns, check_supported
 from anyaccel.graph.nodes import ModelNode
+from anyaccel.graph.offload_assignment import with_offload
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
@@ -75,6 +76,10 @@ class _Resolver:
         ).assign(active)
         self._assigned = {
             label: with_precision(self._nodes[label], assignment, request)
+            for label, assignment in self._assigned.items()
+        }
+        self._assigned = {
+            label: with_offload(self._nodes[label], assignment, request, self._registry)
             for label, assignment in self._assigned.items()
         }
         if request.training:

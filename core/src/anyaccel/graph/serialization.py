@@ -13,12 +13,13 @@ from anyaccel.backend import Compute
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ConfigError, GraphError
 from anyaccel.graph.nodes import FROZEN_MODES, MODES, ConcatNode, ModelNode, Node, check_label, one_of
+from anyaccel.graph.offload_settings import settings_config
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
 _MODEL_KEYS = {
     *("type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
-    *("batch_axes", "precision", "remat"),
+    *("batch_axes", "precision", "remat", "device_map", "max_memory", "offload"),
     *("frozen_mode", "model"),
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
@@ -147,6 +148,7 @@ def _node_config(node: Node) -> dict[str, Any]:
         "modes": node.modes,
         **({"batch_axes": list(axes)} if (axes := batch_axes_of(node.arguments)) else {}),
         **{name: value for name in ("precision", "remat") if (value := getattr(node, name)) is not None},
+        **settings_config(node.device_map, node.max_memory, node.offload),
         "frozen": node.frozen,
         "frozen_mode": node.frozen_mode,
         "model": _model_config(node.model),
@@ -214,6 +216,9 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         batch_axis=_read_batch_axes(plain),
         precision=plain.get("precision"),
         remat=plain.get("remat"),
+        device_map=plain.get("device_map"),
+        max_memory=plain.get("max_memory"),
+        offload=plain.get("offload", "no"),
     )
     node.frozen = flag(ConfigError, f"node {node.label!r}: ", "frozen", plain.get("frozen", False))
     node.frozen_mode = _mode(plain, "frozen_mode", FROZEN_MODES)

@@ -1,11 +1,16 @@
-"""Weight files: named arrays from a file, a folder of shards, a framework's own file, or a dict; and back."""
+"""Weight files: named arrays from a file, a folder of shards, a framework's own file, or a dict; and back.
+
+A file or a folder may also be a URL that fsspec opens.
+"""
 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,13 +20,15 @@ from anyaccel.arguments import shown
 from anyaccel.errors import NoBackendError, StateError
 from anyaccel.install_hints import distribution_for, install_line
 from anyaccel.registry import registry
-from anyaccel.saved_folder import tensor_file
+from anyaccel.saved_folder import Storage, storage_of_file, tensor_file
+from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.saved_folder.shard_index import INDEX_ENDING, shard_map, weight_file_in
 
 SAFETENSORS = ".safetensors"
 FRAMEWORK_SUFFIXES = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".ckpt": "torch"}
 """Whose files these are, for the hint where no plugin reads them."""
 SUFFIXES = (SAFETENSORS, *FRAMEWORK_SUFFIXES)
+_PIECE = 2**20
 
 
 def read(given: Any) -> dict[str, np.ndarray]:
@@ -36,46 +43,66 @@ def read(given: Any) -> dict[str, np.ndarray]:
     """
     if isinstance(given, Mapping):
         return {str(name): _host_array(name, value) for name, value in given.items()}
-    path = checked_path(given)
-    path = weight_file_in(path, SUFFIXES) if path.is_dir() else path
-    if not path.is_file():
-        raise StateError(f"there is no file {str(path)!r}", hint="give a file of weights, or a folder that has one")
-    if path.name.endswith(INDEX_ENDING):
-        return _read_shards(path)
-    return _read_file(path)
+    storage, name = _found(checked_path(given))
+    return _read_shards(storage, name) if name.endswith(INDEX_ENDING) else _read_file(storage, name)
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray], file_format: str = "") -> None:
+def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], file_format: str = "") -> None:
     """Write a file of weights: safetensors, or a framework's own by its ending; all at once.
 
     Args:
-        path: of the file, in a folder that is made if it is not there.
+        path: of the file, in a folder that is made if it is not there; or a URL.
         arrays: by name.
         file_format: for readers of safetensors that ask which framework wrote them.
 
     Raises:
         StateError: no installed plugin writes files of this ending, or not these arrays.
+        ConfigError: a URL that fsspec does not open.
         OSError: it cannot be written.
     """
-    writer = None if path.suffix == SAFETENSORS else _backend_for(path)
-    if path.is_dir():
-        raise StateError(f"{str(path)!r} is a folder", hint="give the name of a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if writer is None:
-        _publish(path, lambda file: _write_safetensors(file, arrays, file_format))
-    else:
-        _publish(path, lambda file: writer.write_weights(file, arrays))
+    storage, name = storage_of_file(path)
+    writer = None if _suffix(storage, name) == SAFETENSORS else _backend_for(storage, name)
+    if storage.size(name) is None and storage.subfolder(name).names() is not None:
+        raise StateError(f"{storage.file_name(name)!r} is a folder", hint="give the name of a file")
+    storage.create_folder()
+    with storage.replacing(name) as file:
+        if writer is None:
+            _write_safetensors(file, arrays, file_format)
+        else:
+            writer.write_weights(file, arrays)
 
 
-def checked_path(given: Any) -> Path:
-    """A path from what a user gave.
+def checked_path(given: Any) -> str | os.PathLike[str]:
+    """The name of a file or a folder, or its URL, as a user gave it.
 
     Raises:
         StateError: it is none.
     """
     if not isinstance(given, (str, os.PathLike)) or not str(given):
         raise StateError(f"{shown(given)} is not a file of weights", hint="write 'weights.safetensors'")
-    return Path(given).expanduser()
+    return given
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file or a folder of a name, or at a URL.
+
+    Raises:
+        ConfigError: a URL that fsspec does not open.
+    """
+    storage, name = storage_of_file(path)
+    return storage.size(name) is not None or storage.subfolder(name).names() is not None
+
+
+def _found(path: str | os.PathLike[str]) -> tuple[Storage, str]:
+    """The storage and the name of a file, or of that which a folder has."""
+    storage, name = storage_of_file(path)
+    if storage.size(name) is not None:
+        return storage, name
+    folder = storage.subfolder(name)
+    if folder.names() is None:
+        problem = f"there is no file {storage.file_name(name)!r}"
+        raise StateError(problem, hint="give a file of weights, or a folder that has one")
+    return folder, weight_file_in(folder, SUFFIXES)
 
 
 def _host_array(name: object, value: Any) -> np.ndarray:
@@ -89,15 +116,45 @@ def _host_array(name: object, value: Any) -> np.ndarray:
     return np.asarray(backend.to_host(value))
 
 
-def _read_file(path: Path) -> dict[str, np.ndarray]:
-    if path.suffix != SAFETENSORS:
-        return _backend_for(path).read_weights(path)
+def _suffix(storage: Storage, name: str) -> str:
+    """The ending of a file's name, without what a link for downloads has behind it."""
+    is_local = isinstance(storage, LocalStorage)
+    return PurePosixPath(name if is_local else name.partition("?")[0]).suffix
+
+
+def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
+    file = storage.file_name(name)
+    if _suffix(storage, name) != SAFETENSORS:
+        return _read_with(_backend_for(storage, name), storage, name)
+    size = storage.size(name) or 0
     try:
-        with path.open("rb") as stream:
-            return tensor_file.read(stream, path.stat().st_size)
+        with storage.open(name) as stream:
+            return tensor_file.read(stream, size)
     except StateError as error:
-        problem = f"{str(path)!r} cannot be read as safetensors: {error.problem}"
+        problem = f"{file!r} cannot be read as safetensors: {error.problem}"
         raise StateError(problem, hint=error.hint or "copy or download it again") from error
+
+
+def _read_with(backend: WeightFiles, storage: Storage, name: str) -> dict[str, np.ndarray]:
+    with _on_disk(storage, name) as path:
+        try:
+            return backend.read_weights(path)
+        except StateError as error:  # which has the name of the copy
+            problem = error.problem.replace(str(path), storage.file_name(name))
+            raise StateError(problem, available=error.available, hint=error.hint) from error
+
+
+@contextmanager
+def _on_disk(storage: Storage, name: str) -> Iterator[Path]:
+    """The path of a file on this machine: its own, or that of a copy, which is removed afterwards."""
+    if isinstance(storage, LocalStorage):
+        yield storage.path / name
+        return
+    with TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        with storage.open(name) as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target, _PIECE)
+        yield path
 
 
 def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], file_format: str) -> None:
@@ -110,43 +167,31 @@ def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], file_format
         raise StateError(problem, available=f"they have {kinds}", hint="convert the model first") from error
 
 
-def _publish(path: Path, write_file: Callable[[Path], object]) -> None:
-    """Let a function write a file, which has its name when it is complete and on the disk."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        write_file(temporary)
-        with temporary.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _backend_for(path: Path) -> WeightFiles:
+def _backend_for(storage: Storage, name: str) -> WeightFiles:
+    suffix = _suffix(storage, name)
     backends = [backend for backend in registry().backends if isinstance(backend, WeightFiles)]
     for backend in backends:
-        if path.suffix in backend.weight_suffixes:
+        if suffix in backend.weight_suffixes:
             return backend
-    distribution = distribution_for(FRAMEWORK_SUFFIXES.get(path.suffix, ""))
+    distribution = distribution_for(FRAMEWORK_SUFFIXES.get(suffix, ""))
     readable = dict.fromkeys([SAFETENSORS, *(each for one in backends for each in one.weight_suffixes)])
     raise StateError(
-        f"no installed plugin has files that end in {path.suffix!r}, as {str(path)!r}",
+        f"no installed plugin has files that end in {suffix!r}, as {storage.file_name(name)!r}",
         available=", ".join(readable),
         hint=install_line(distribution) if distribution else f"use {SAFETENSORS}",
     )
 
 
-def _read_shards(index: Path) -> dict[str, np.ndarray]:
+def _read_shards(storage: Storage, index: str) -> dict[str, np.ndarray]:
     """The arrays of all shards of an index, which must be in its folder and hold what it says."""
-    weight_map = shard_map(index, SUFFIXES)
+    weight_map, whole = shard_map(storage, index, SUFFIXES), repr(storage.file_name(index))
     arrays: dict[str, np.ndarray] = {}
     for shard in dict.fromkeys(weight_map.values()):
-        if not (index.parent / shard).is_file():
-            raise StateError(f"{str(index)!r} names {shard!r}, which is not there", hint="copy or download it again")
-        arrays.update(_read_file(index.parent / shard))
+        if storage.size(shard) is None:
+            raise StateError(f"{whole} names {shard!r}, which is not there", hint="copy or download it again")
+        arrays.update(_read_file(storage, shard))
     different = sorted(weight_map.keys() ^ arrays.keys())
     if different:
-        problem = f"{str(index)!r} and its shards differ in {', '.join(different)}"
+        problem = f"{whole} and its shards differ in {', '.join(different)}"
         raise StateError(problem, hint="copy or download them again")
     return arrays

@@ -11,6 +11,7 @@ import numpy as np
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import AsyncCopy, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
@@ -24,7 +25,7 @@ from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.program import NumpyProgram
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
-from anyaccel.numpy_backend.sim_device import missing, running
+from anyaccel.numpy_backend.sim_device import missing, observers, running
 from anyaccel.numpy_backend.step_memory import step_memory
 from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
@@ -33,7 +34,7 @@ from anyaccel.specs import Loss, Optimizer
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
 
 
-class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision):
+class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision, ObservesTransfers):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
@@ -100,6 +101,10 @@ class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, Com
         on = handle(device)
         if on is not None:
             on.waited()
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """Of simulated devices: all transfers and synchronizations that they count; the CPU has none."""
+        return observers.added(record)
 
     def device_info(self, device: Device) -> DeviceInfo:
         """A simulated device has a memory space of its own."""

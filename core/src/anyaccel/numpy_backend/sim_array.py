@@ -13,6 +13,8 @@ from anyaccel.numpy_backend.sim_device import SimDevice
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HOST = Device("cpu")
+_COUNTING = frozenset({"argwhere", "compress", "extract", "flatnonzero", "nonzero", "unique"})
+"""Functions whose results are as long as their values say, so that the host waits."""
 
 
 def _by(function: Callable[..., Any]) -> Any:
@@ -29,8 +31,9 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
     """An array on a simulated device. Made by `put`, and by computing with such arrays.
 
     Computing with an array on another device raises DeviceMismatchError; Python numbers and arrays without axes are
-    accepted. Every result is on the same device, scalars too, so `float(x)`, `bool(x)`, `int(x)`, `x.item()` and
-    `x.tolist()` are counted as synchronizations. `np.asarray(x)` and C code that reads the buffer go unnoticed.
+    accepted. Every result is on the same device, scalars too, so `float(x)`, `bool(x)`, `int(x)`, `x.item()`,
+    `x.tolist()` and masks as indices are counted as synchronizations. `np.asarray(x)` and C code that reads the buffer
+    go unnoticed.
     """
 
     on: SimDevice
@@ -57,16 +60,18 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return out[0] if len(out) == 1 else out
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Compute on the plain arrays. A function that returns a Python bool has synchronized."""
+        """Compute on the plain arrays. What returns a Python bool, or as much as values say, has synchronized."""
         on = self._check_operands(func.__name__, (args, kwargs))
         result = func(*_bare(args), **_bare(kwargs))
-        if isinstance(result, bool):
-            on.waited()
+        if isinstance(result, bool) or func.__name__ in _COUNTING:
+            on.waited(func.__name__)
         return _wrapped(result, on)
 
     def __getitem__(self, key: Any) -> Any:
         """Slices are views; a single element is an array without axes."""
         self._check_operands("indexing", key)
+        if _has_mask(key):
+            self.on.waited("nonzero")
         return _wrapped(super().__getitem__(_bare(key)), self.on)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -84,33 +89,33 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         return self.on
 
     def __float__(self) -> float:
-        return float(read(self))
+        return float(read(self, "float"))
 
     def __int__(self) -> int:
-        return int(read(self))
+        return int(read(self, "int"))
 
     def __bool__(self) -> bool:
-        return bool(read(self))
+        return bool(read(self, "bool"))
 
     def __complex__(self) -> complex:
-        return complex(read(self))
+        return complex(read(self, "complex"))
 
     def __index__(self) -> int:
-        return read(self).__index__()
+        return read(self, "index").__index__()
 
     def __repr__(self) -> str:
-        return f"{read(self)!r} on {self.on}"
+        return f"{read(self, 'repr')!r} on {self.on}"
 
     def __str__(self) -> str:
-        return str(read(self))
+        return str(read(self, "str"))
 
     def item(self, *args: Any) -> Any:
         """One element as a Python number; synchronizes."""
-        return read(self).item(*args)
+        return read(self, "item").item(*args)
 
     def tolist(self) -> Any:
         """Nested lists of Python numbers; synchronizes."""
-        return read(self).tolist()
+        return read(self, "tolist").tolist()
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         """Always refused: other frameworks would take simulated memory for host memory.
@@ -155,30 +160,29 @@ def put(array: Array, on: SimDevice) -> SimArray:
     return placed
 
 
-def upload(array: Array, on: SimDevice) -> SimArray:
+def upload(array: Array, on: SimDevice, *, waits: bool = True) -> SimArray:
     """A copy of a plain array on a simulated device, counted as a transfer from the host. Raises as `put`."""
     placed = put(array, on)
-    on.transfers.into.count(placed.nbytes)
+    on.uploaded(placed.nbytes, waits=waits)
     return placed
 
 
 def download(array: SimArray) -> Array:
     """A plain copy in host memory: a transfer to the host, and a synchronization."""
-    array.on.transfers.out.count(array.nbytes)
-    return read(array)
+    array.on.downloaded(array.nbytes)
+    return bare(array).copy()
 
 
 def copy_between(array: SimArray, on: SimDevice) -> SimArray:
     """A copy on another simulated device: a transfer between two. Raises as `put`."""
     placed = put(bare(array), on)
-    for end in (array.on, on):
-        end.transfers.between.count(placed.nbytes)
+    on.received(array.on, placed.nbytes)
     return placed
 
 
-def read(array: SimArray) -> Array:
-    """A plain copy for the host to look at: a synchronization."""
-    array.on.waited()
+def read(array: SimArray, operation: str) -> Array:
+    """A plain copy for the host to look at, as `operation` does: a synchronization."""
+    array.on.waited(operation)
     return bare(array).copy()
 
 
@@ -201,6 +205,11 @@ def _elsewhere(array: Array, on: SimDevice) -> bool:
     if isinstance(array, SimArray):
         return array.on is not on
     return array.ndim > 0
+
+
+def _has_mask(key: Any) -> bool:
+    """Whether an index has a mask on a device, so that the host waits to learn how many places it has."""
+    return any(isinstance(each, SimArray) and each.dtype == bool for each in (key if type(key) is tuple else (key,)))
 
 
 def _arrays(tree: Any) -> Iterator[Array]:

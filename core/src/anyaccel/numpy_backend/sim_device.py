@@ -16,14 +16,19 @@ from typing import Any
 import numpy as np
 
 from anyaccel import arguments
+from anyaccel.adapter.transfer_observer import Observers, TransferEvent, TransferKind
 from anyaccel.arguments import shown
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, MoveError, OutOfMemoryError
 
 SWITCH = "ANYACCEL_SIMULATE"
 _MAX_DEVICES = 64
+_HOST = Device("cpu")
 _WIDE = (np.dtype("float64"), np.dtype("complex128"))
 _lock = threading.RLock()  # a finalizer may run while its own thread holds it
+
+observers = Observers()
+"""Who is told transfers and waits of simulated devices."""
 
 
 @dataclass(slots=True)
@@ -81,9 +86,35 @@ class SimDevice:
         """Reset transfers and syncs to zero, and the peak to the current use."""
         self.transfers, self.syncs, self.peak = Transfers(), 0, self.used
 
-    def waited(self) -> None:
-        """Count a synchronization."""
+    def waited(self, operation: str = "synchronize") -> None:
+        """Count a synchronization, in which nothing is moved."""
         self.syncs += 1
+        self._tell("wait", self.device, _HOST, operation, 0)
+
+    def uploaded(self, nbytes: int, *, waits: bool = True) -> None:
+        """Count a transfer from the host."""
+        self.transfers.into.count(nbytes)
+        self._tell("host to device", _HOST, self.device, "copy", nbytes, waits)
+
+    def downloaded(self, nbytes: int) -> None:
+        """Count a transfer to the host, which is a synchronization."""
+        self.transfers.out.count(nbytes)
+        self.syncs += 1
+        self._tell("device to host", self.device, _HOST, "copy", nbytes)
+
+    def received(self, source: SimDevice, nbytes: int) -> None:
+        """Count a transfer from another simulated device, on both."""
+        for end in (source, self):
+            end.transfers.between.count(nbytes)
+        self._tell("device to device", source.device, self.device, "copy", nbytes, waits=False)
+
+    def _tell(
+        self, kind: TransferKind, source: Device, target: Device, operation: str, nbytes: int, waits: bool = True
+    ) -> None:
+        if observers and _counting.get() is None:
+            observers.tell(
+                TransferEvent(kind=kind, source=source, target=target, operation=operation, nbytes=nbytes, waits=waits)
+            )
 
     def check(self, dtype: np.dtype[Any]) -> None:
         """Check that the device supports a dtype.

@@ -63,7 +63,7 @@ def copy_async(array: Array, device: Device) -> AsyncCopy:
         return AsyncCopy(from_host(array, device))
     garbage = np.empty_like(_as_numbers(array), order="C", subok=False)
     garbage.reshape(-1).view(np.uint8)[:] = _GARBAGE
-    pending = _PendingCopy(array, upload(garbage, on))
+    pending = _PendingCopy(array, upload(garbage, on, waits=False))
     return AsyncCopy(pending.tensor, pending.finish, pending.finish)
 
 

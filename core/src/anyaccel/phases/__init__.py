@@ -1,7 +1,7 @@
 """Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
 
 Stands on `graph`, `data`, `replicas`, `requests`, `saved_folder`, `numpy_backend` (for estimators), `adapter`,
-`display`, `precision` and the kernel.
+`display`, `planner`, `precision`, `transfer_ledger` and the kernel.
 """
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
@@ -16,6 +16,7 @@ from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.run_stats import RunStats
 from anyaccel.phases.runner import execute
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.weight_averaging import WeightAveraging
@@ -37,6 +38,7 @@ __all__ = [
     "ReduceLROnPlateau",
     "RichProgress",
     "Run",
+    "RunStats",
     "TrainPhase",
     "WeightAveraging",
     "execute",

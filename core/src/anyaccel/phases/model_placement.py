@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from anyaccel.backend import Backend
 from anyaccel.device import Device
@@ -12,9 +13,12 @@ from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases.phase import Phase
+from anyaccel.planner import OffloadModels, OffloadPlan
 from anyaccel.registry import Registry, registry
 from anyaccel.requests import on_machine
 from anyaccel.segment import NodeState
+
+_NONE: Mapping[str, OffloadPlan] = {}
 
 
 def final_devices(phase: Phase, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
@@ -52,18 +56,32 @@ def warn_of_fallbacks(plan: Plan) -> None:
         )
 
 
-def place(graph: ModelGraph, devices: Mapping[str, Device]) -> None:
-    """Place nodes, with the optimizer state that training left them, on devices; the graph holds the placed models."""
+def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, OffloadPlan] = _NONE) -> None:
+    """Place nodes, with the optimizer state that training left them, on devices; the graph holds the placed models.
+
+    Args:
+        graph: has the nodes.
+        devices: of nodes.
+        plans: of nodes whose blocks are on several devices, or rest elsewhere; their optimizer state stays with them.
+    """
     for label, device in devices.items():
         node = graph[label]
         if not isinstance(node, ModelNode):
             continue
         backend = registry().find(graph.shapes.frameworks[label], device.kind)
-        before, state = node.model, graph.optimizer_states.get(label)
-        after = backend.place(before, device)
+        before, state, plan = node.model, graph.optimizer_states.get(label), plans.get(label)
+        after = _placed(node, backend, device, plan)
         graph.exchange_model(before, after)  # nodes that share the model go on sharing it, taking part or not
-        if state is not None:
+        if state is not None and plan is None:
             graph.optimizer_states[label] = _moved(state, backend, device)
+
+
+def _placed(node: ModelNode, backend: Backend, device: Device, plan: OffloadPlan | None) -> Any:
+    if node.device_map is None or not isinstance(backend, OffloadModels):
+        return backend.place(node.model, device)
+    if plan is None:  # where a phase leaves it
+        return backend.place(backend.end_offload(node.model), device)
+    return backend.offload(node.model, device, plan)
 
 
 def _moved(state: NodeState, backend: Backend, device: Device) -> NodeState:

@@ -134,6 +134,9 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
     plan, one_device = resolution.plan, _one_device(resolution.plan)
     if phase.step is not None:
         yield "its step is your own", one_device
+    divided = [each.node for each in plan.assignments if each.offload is not None]
+    if divided:
+        yield f"node {divided[0]!r} has a device_map", f"leave it out, or {one_device}"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch", f"freeze it, or {one_device}"
     for each in plan.assignments:

@@ -16,6 +16,7 @@ from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
+from anyaccel.phases.run_stats import RunStats, run_stats
 from anyaccel.precision import LossScaleState
 from anyaccel.printable import printable
 
@@ -142,6 +143,11 @@ class Run:
         log(event, self.phase.label)
         if self.heard is not None and not verbose:
             self.heard(event)
+
+    @property
+    def stats(self) -> RunStats:
+        """Memory of the devices and nodes, and the speed of the last epoch; for `epoch_end`, as it costs a moment."""
+        return run_stats(self.plan, self.graph, self.history, trains=hasattr(self.phase, "n_epochs"))
 
     def step_losses(self) -> dict[str, float]:
         """Mean losses of the steps since `step_end` was last called, by label. Waits for the devices.

@@ -11,12 +11,21 @@ from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.run import Run
+from anyaccel.transfer_ledger import register_running
 
 # While a phase runs its programs hold the state: the models must not be read or changed by another phase.
 _LOCK = threading.Lock()
 _GRAPHS: dict[int, Run] = {}
 _MODELS: dict[int, tuple[Any, str, Run, int]] = {}
 """By the id of a model: the model, the label of its node, the run that uses it, and the thread of this run."""
+
+
+def running_phases() -> list[str]:
+    """Labels of the phases that are running."""
+    return [run.phase.label for run in list(_GRAPHS.values())]
+
+
+register_running(running_phases)
 
 
 def claim(run: Run) -> None:

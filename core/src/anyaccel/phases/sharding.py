@@ -53,6 +53,9 @@ def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
     asked = [each.node for each in resolution.plan.assignments if each.precision or each.recomputed]
     if asked:
         yield f"node {asked[0]!r} has a precision, or values that are computed again"
+    divided = [each.node for each in resolution.plan.assignments if each.offload is not None]
+    if divided:
+        yield f"node {divided[0]!r} has a device_map"
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         assert isinstance(backend, ShardParameters)
         if reason := backend.unshardable_reason(segment, offload=offloads(phase)):

@@ -4,7 +4,22 @@ Names no framework; times and sizes are given as numbers. Stands on `display` an
 """
 
 from anyaccel.planner.block_plan import BlockPlan, DeviceShare
+from anyaccel.planner.capability import OffloadModels, OffloadPlan, OffloadRequest, PlacedBlock
+from anyaccel.planner.memory_size import memory_size
 from anyaccel.planner.planning import plan_blocks
 from anyaccel.planner.values import Block, DeviceSpec, Edge, OffloadTier
 
-__all__ = ["Block", "BlockPlan", "DeviceShare", "DeviceSpec", "Edge", "OffloadTier", "plan_blocks"]
+__all__ = [
+    "Block",
+    "BlockPlan",
+    "DeviceShare",
+    "DeviceSpec",
+    "Edge",
+    "OffloadModels",
+    "OffloadPlan",
+    "OffloadRequest",
+    "OffloadTier",
+    "PlacedBlock",
+    "memory_size",
+    "plan_blocks",
+]

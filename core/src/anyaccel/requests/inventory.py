@@ -21,6 +21,8 @@ MOST_DEVICES = 4096
 _TIMES = re.compile(r"\s*(\d+)\s*[xX*]\s+")
 _KINDS = ("cpu", "gpu", "cuda", "rocm", "mps", "xpu", "tpu", "npu", "hpu", "sim")
 _SIZED_KIND = re.compile(rf"\s*({'|'.join(_KINDS[1:])})-(\d{{1,6}})GB\b", re.IGNORECASE)
+_ANY_GPU = re.compile(r"^\s*(\d{1,6}GB)(?=\s|$)", re.IGNORECASE)
+_HOST = re.compile(r"^\s*cpu\s+(\d{1,6}[GT]B)\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,9 @@ class Inventory:
         """The inventory that `value` writes.
 
         Args:
-            value: text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"2x gpu-24GB"` for devices of no product
-                in the table, `"2x sim-1GB"` for simulated ones, `"cpu"` for a machine without accelerators, or an
-                Inventory.
+            value: text such as `"8x H100-80GB, 2x T4 mem=1TB cores=96"`, `"2x gpu-24GB"` or `"2x 24GB"` for devices
+                of no product in the table, `"2x sim-1GB"` for simulated ones, `"cpu 64GB"` for the memory of the host,
+                `"cpu"` for a machine without accelerators, or an Inventory.
 
         Raises:
             ConfigError: not an inventory.
@@ -171,7 +173,7 @@ def stated_memory(name: str, nbytes: int) -> float:
 
 def _read_part(part: str, whole: str) -> tuple[int, RequestEntry]:
     times = _TIMES.match(part)
-    what = part[times.end() :] if times else part
+    what = _HOST.sub(r"cpu mem=\1", _ANY_GPU.sub(r"gpu-\1", part[times.end() :] if times else part))
     sized = _SIZED_KIND.match(what)
     try:
         entries, _ = Parser(sized.group(1) + what[sized.end() :] if sized else what).request()

@@ -98,7 +98,7 @@ class PhaseResults(AttributeHints):
         `PhaseResults.load` finds out of which kind they are.
 
         Args:
-            folder: that `save` wrote.
+            folder: that `save` wrote, or its URL.
             allow: classes of transforms that the folder may name besides those that are known, for `undo=True`.
 
         Raises:
@@ -130,7 +130,7 @@ def check_replaceable(folder: Any, part: str) -> None:
     Raises:
         ConfigError: it holds something else, such as a graph.
     """
-    if saved_folder.MANIFEST not in (saved_folder.storage_of(folder).names() or ()):
+    if not saved_folder.is_saved(saved_folder.storage_of(folder)):
         return
     try:
         saved_folder.part(folder, part)

@@ -21,9 +21,12 @@ from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.saved_folder.manifest import (
     ARRAYS_FILE,
     MANIFEST,
+    PREVIOUS,
     ArraysFile,
     arrays_files,
     encode,
+    is_saved,
+    keep_previous,
     load,
     part_of,
     parts_of,
@@ -73,13 +76,15 @@ def write(
         for group, given in ((GROUP, arrays), ("run", run or {})):
             for file in shards.written(storage, group, given, largest_shard, pause):
                 files.append(file)
-        storage.publish(MANIFEST, encode(storage.name, parts, files, versions or {}))
+        text = encode(storage.name, parts, files, versions or {})
+        keep_previous(storage)
+        storage.publish(MANIFEST, text)
     except BaseException:
         with suppress(OSError, ConfigError):  # the first error is the one to tell
             _remove_unused(storage, {file.file for file in files})
         raise
     storage.publish(shards.INDEX, shards.index_text([file for file in files if file.group == GROUP], arrays))
-    _remove_unused(storage, earlier)
+    _remove_unused(storage, {*earlier, PREVIOUS})
 
 
 def read(
@@ -146,7 +151,7 @@ def _earlier(storage: Storage, parts: set[str]) -> set[str]:
     if shards.has_foreign_index(storage):
         problem = f"{storage.name!r} has a {shards.INDEX} of something else"
         raise ConfigError(problem, hint="choose a name for a new folder")
-    if MANIFEST not in (storage.names() or ()):
+    if not is_saved(storage):
         return set()
     manifest = load(storage)
     lost = sorted(parts_of(manifest) - parts)
@@ -158,7 +163,7 @@ def _earlier(storage: Storage, parts: set[str]) -> set[str]:
 
 def _used(storage: Storage) -> set[str]:
     """The files of arrays that the manifest of a folder names; none if it has no manifest."""
-    if MANIFEST not in (storage.names() or ()):
+    if not is_saved(storage):
         return set()
     return {file.file for file in arrays_files(storage, load(storage))}
 
@@ -168,7 +173,8 @@ def _remove_unused(storage: Storage, replaced: set[str]) -> None:
     used = _used(storage)
     for name in storage.names() or ():
         is_arrays = ARRAYS_FILE.fullmatch(name) is not None and name not in used
-        if not (is_arrays or _TEMPORARY.fullmatch(name)):
+        is_copy = name == PREVIOUS and not storage.replaces_at_once
+        if not (is_arrays or is_copy or _TEMPORARY.fullmatch(name)):
             continue
         with suppress(OSError):  # another process may read it, or have removed it
             if name in replaced or storage.seconds_since_change(name) > _LEFT_BEHIND_SECONDS:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
@@ -17,14 +18,17 @@ class LocalStorage:
 
     Args:
         path: need not be there.
+        follows_links: whether a symbolic link to a file counts as the file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
+    replaces_at_once = True
+
+    def __init__(self, path: Path, *, follows_links: bool = False) -> None:
+        self.path, self.name, self._follows_links = path, str(path), follows_links
 
     def subfolder(self, name: str) -> LocalStorage:
         """A folder in this one, which need not be there."""
-        return LocalStorage(self.path / name)
+        return LocalStorage(self.path / name, follows_links=self._follows_links)
 
     def file_name(self, file: str) -> str:
         """The whole name of a file, as messages show it."""
@@ -45,7 +49,12 @@ class LocalStorage:
     def size(self, file: str) -> int | None:
         """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
         path = self.path / file
-        return None if path.is_symlink() or not path.is_file() else path.stat().st_size
+        is_link = path.is_symlink() and not self._follows_links
+        return None if is_link or not path.is_file() else path.stat().st_size
+
+    def modified(self, file: str) -> datetime | None:
+        """When a file was written, in local time."""
+        return datetime.fromtimestamp((self.path / file).stat().st_mtime).astimezone()
 
     def seconds_since_change(self, file: str) -> float:
         """Of a file."""
@@ -76,6 +85,20 @@ class LocalStorage:
             with temporary.open("wb") as stream:
                 stream.write(contents)
                 stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(self.path / file)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._sync_names()
+
+    @contextmanager
+    def replacing(self, file: str) -> Iterator[Path]:
+        """A path beside a file, which is renamed to it when the block has ended without an error."""
+        temporary = self.path / f".{file}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        try:
+            yield temporary
+            with temporary.open("rb+") as stream:
                 os.fsync(stream.fileno())
             temporary.replace(self.path / file)
         except BaseException:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -17,6 +18,8 @@ from anyaccel.saved_folder.storage import Storage
 from anyaccel.saved_folder.tensor_file import Digests
 
 MANIFEST = "manifest.json"
+PREVIOUS = "manifest.previous.json"
+"""A copy of the manifest, while another is written in its place into a store that may be left with a part of it."""
 SCHEMA_VERSION = 2
 ARRAYS_FILE = re.compile(r"(state|run)-[0-9a-f]{16}\.safetensors")
 _FORMAT = "anyaccel"
@@ -79,22 +82,72 @@ def encode(name: str, parts: Mapping[str, Any], files: Sequence[ArraysFile], ver
         raise ConfigError(f"what was to be saved in {name!r} is not plain data: {error}") from error
 
 
+def is_saved(storage: Storage) -> bool:
+    """Whether a folder has a manifest, if only the one before."""
+    names = storage.names() or ()
+    return MANIFEST in names or (PREVIOUS in names and not storage.replaces_at_once)
+
+
 def load(storage: Storage) -> dict[str, Any]:
-    """The manifest of a folder.
+    """The manifest of a folder; the one before, if a store has but a part of this one.
 
     Raises:
         ConfigError: there is none, it is of something else or of a newer version, or was changed.
     """
-    size = storage.size(MANIFEST)
+    try:
+        return _load(storage, MANIFEST)
+    except ConfigError:
+        if storage.replaces_at_once or storage.size(PREVIOUS) is None or is_newer(storage):
+            raise
+        return _load(storage, PREVIOUS)
+
+
+def is_newer(storage: Storage) -> bool:
+    """Whether the manifest of a folder was written by a version that this one cannot read."""
+    try:
+        version = _parsed(storage, MANIFEST).get("schema_version")
+    except ConfigError:
+        return False
+    return isinstance(version, int) and version > SCHEMA_VERSION
+
+
+def is_damaged(storage: Storage) -> bool:
+    """Whether the manifest of a folder cannot be read, and no newer version of this library would read it either."""
+    if not is_saved(storage):
+        return False
+    try:
+        load(storage)
+    except ConfigError:
+        return not is_newer(storage)
+    return False
+
+
+def keep_previous(storage: Storage) -> None:
+    """Keep a copy of the manifest, where a process that ends while it replaces the manifest may leave a part of it.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    if storage.replaces_at_once or storage.size(MANIFEST) is None:
+        return
+    with suppress(ConfigError):  # of a part there is no copy: the one that is there is of the manifest before it
+        _load(storage, MANIFEST)
+        with storage.open(MANIFEST) as stream:
+            contents = stream.read()
+        storage.publish(PREVIOUS, contents)
+
+
+def _parsed(storage: Storage, name: str) -> dict[str, Any]:
+    """What is in a manifest of this library, of whatever version."""
+    size = storage.size(name)
     if size is None:
         names = storage.names()
         there = "no such folder" if names is None else ", ".join(sorted(names)[:10])
-        raise ConfigError(f"{storage.name!r} has no {MANIFEST}", available=there, hint=HINT)
-    file = storage.file_name(MANIFEST)
-    problem = f"{file!r} is not a manifest of {_FORMAT}"
+        raise ConfigError(f"{storage.name!r} has no {name}", available=there, hint=HINT)
+    problem = f"{storage.file_name(name)!r} is not a manifest of {_FORMAT}"
     if size > _LARGEST:
         raise ConfigError(f"{problem}: it is too large", hint=HINT)
-    with storage.open(MANIFEST) as stream:
+    with storage.open(name) as stream:
         text = stream.read(size)
     try:
         given = strict_json.parse(text)
@@ -102,6 +155,12 @@ def load(storage: Storage) -> dict[str, Any]:
         raise ConfigError(f"{problem}: {error}", hint=HINT) from error
     if not isinstance(given, dict) or given.get("format") != _FORMAT:
         raise ConfigError(problem, available="another format", hint=HINT)
+    return given
+
+
+def _load(storage: Storage, name: str) -> dict[str, Any]:
+    """A manifest that is whole, of a version that can be read."""
+    given, file = _parsed(storage, name), storage.file_name(name)
     _check_version(file, given)
     if given["schema_version"] > 1 and given.pop("sha256", None) != _sha256(given):
         raise ConfigError(

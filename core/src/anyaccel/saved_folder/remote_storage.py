@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, TypeGuard, cast
 
 from anyaccel.errors import ConfigError
 
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs"),
+    **dict.fromkeys(("http", "https"), "aiohttp requests"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "hf": "huggingface_hub",
+    "smb": "smbprotocol",
+    "github": "requests",
+    "webhdfs": "requests",
+}
+"""What fsspec needs for a URL, for the hint where it is not installed."""
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:(:|//)")
 
 
@@ -19,27 +35,57 @@ def is_url(folder: object) -> TypeGuard[str]:
 
 
 def remote_storage(url: str) -> RemoteStorage:
-    """The storage that a URL names.
+    """The storage that a URL of a folder names.
 
     Raises:
         ConfigError: fsspec is not installed, does not know the URL, or lacks what it needs for it.
     """
+    filesystem, path = _opened(url)
+    return RemoteStorage(filesystem, path, _shown(url))
+
+
+def remote_file(url: str) -> tuple[RemoteStorage, str]:
+    """The storage of the folder in which the file of a URL is, and the file's name.
+
+    Raises:
+        ConfigError: as `remote_storage`.
+    """
+    filesystem, path = _opened(url)
+    folder, _, name = path.rpartition("/")
+    return RemoteStorage(filesystem, folder, _shown(url.rstrip("/").removesuffix(name))), name
+
+
+def _shown(url: str) -> str:
+    """A URL of a folder without a slash at its end, unless it is that of a whole store."""
+    stripped = url.rstrip("/")
+    return f"{stripped}//" if stripped.endswith(":") else stripped
+
+
+def _opened(url: str) -> tuple[Any, str]:
     try:
         fsspec = import_module("fsspec.core")
     except ImportError as error:
         problem = f"{url!r} is a URL, and fsspec, which opens URLs, is not installed"
-        raise ConfigError(problem, hint="python -m pip install fsspec, or name a folder of this machine") from error
+        raise ConfigError(problem, hint="python -m pip install fsspec, or name a place on this machine") from error
+    problem = f"{url!r} cannot be opened: "
     try:
         filesystem, path = fsspec.url_to_fs(url)
-    except (ImportError, ValueError) as error:  # fsspec says in both what it lacks
-        problem = f"{url!r} cannot be opened: {error}"
-        hint = "install what it asks for, or name a folder of this machine"
-        raise ConfigError(problem, hint=hint) from error
-    return RemoteStorage(filesystem, path.rstrip("/"), url.rstrip("/"))
+    except ImportError as error:
+        package = _PACKAGES.get(url.rpartition("::")[2].partition("://")[0].lower(), "")
+        act = f"python -m pip install {package}" if package else "install what it asks for"
+        raise ConfigError(f"{problem}{error}", hint=f"{act}, or name a place on this machine") from error
+    except ValueError as error:  # no such protocol
+        raise ConfigError(
+            f"{problem}{error}", hint="name a store that fsspec knows, or a place on this machine"
+        ) from error
+    return filesystem, path.rstrip("/")
 
 
 class RemoteStorage:
     """A folder of a store of files; a file is there when it was sent whole.
+
+    Stores of objects show a file when all of it is there. File systems, which show what was sent so far, get it under
+    another name and rename it, where they can.
 
     Args:
         filesystem: of fsspec.
@@ -47,16 +93,18 @@ class RemoteStorage:
         url: of the folder, for messages.
     """
 
+    replaces_at_once = False  # not every store does
+
     def __init__(self, filesystem: Any, path: str, url: str) -> None:
         self._filesystem, self._path, self.name = filesystem, path, url
 
     def subfolder(self, name: str) -> RemoteStorage:
         """A folder in this one, which need not be there."""
-        return RemoteStorage(self._filesystem, f"{self._path}/{name}", f"{self.name}/{name}")
+        return RemoteStorage(self._filesystem, self._place(name), self.file_name(name))
 
     def file_name(self, file: str) -> str:
         """The whole name of a file, as messages show it."""
-        return f"{self.name}/{file}"
+        return f"{self.name}{'' if self.name.endswith('/') else '/'}{file}"
 
     def create_folder(self) -> None:
         """Make the folder, where the store knows folders."""
@@ -79,11 +127,19 @@ class RemoteStorage:
         """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
         self._filesystem.invalidate_cache(self._path)
         try:
-            info = self._filesystem.info(f"{self._path}/{file}")
+            info = self._filesystem.info(self._place(file))
         except FileNotFoundError:
             return None
         is_plain = info.get("type") == "file" and not info.get("islink")
         return int(info["size"]) if is_plain and info.get("size") is not None else None
+
+    def modified(self, file: str) -> datetime | None:
+        """When a file was written by the store's clock, in local time; None where the store does not tell."""
+        try:
+            when: datetime = self._filesystem.modified(self._place(file))
+            return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone()
+        except (NotImplementedError, AttributeError, KeyError, TypeError):
+            return None
 
     def seconds_since_change(self, file: str) -> float:
         """0.0: stores tell times by their own clocks, in different ways."""
@@ -91,27 +147,34 @@ class RemoteStorage:
 
     def open(self, file: str) -> IO[bytes]:
         """A plain file, for reading."""
-        return cast(IO[bytes], self._filesystem.open(f"{self._path}/{file}", "rb"))
+        return cast(IO[bytes], self._filesystem.open(self._place(file), "rb"))
 
     @contextmanager
     def create(self, file: str) -> Iterator[IO[bytes]]:
         """A new file, for writing; it is removed if an error leaves the block, and stored when the block has ended."""
-        path = f"{self._path}/{file}"
+        path = self._place(file)
         try:
             with self._filesystem.open(path, "wb") as stream:
                 yield stream
         except BaseException:
-            with suppress(Exception):  # the first error is the one to tell
-                self._filesystem.rm_file(path)
+            self._discard(path)
             raise
 
     def publish(self, file: str, contents: bytes) -> None:
         """A file with these contents, sent in one piece."""
-        self._filesystem.pipe_file(f"{self._path}/{file}", contents)
+        self._send(file, lambda path: self._filesystem.pipe_file(path, contents))
+
+    @contextmanager
+    def replacing(self, file: str) -> Iterator[Path]:
+        """A path on this machine, which is sent to the store when the block has ended without an error."""
+        with TemporaryDirectory() as folder:
+            source = Path(folder, file)
+            yield source
+            self._send(file, lambda path: self._filesystem.put_file(str(source), path))
 
     def remove(self, file: str) -> None:
         """Remove a file."""
-        self._filesystem.rm_file(f"{self._path}/{file}")
+        self._filesystem.rm_file(self._place(file))
 
     def remove_folder(self) -> None:
         """Remove the folder and all in it, as far as that is possible."""
@@ -121,3 +184,33 @@ class RemoteStorage:
     def lock(self, file: str) -> Callable[[], object] | None:
         """Nothing: stores have no locks."""
         return lambda: None
+
+    def _place(self, file: str) -> str:
+        return f"{self._path}/{file}" if self._path else file
+
+    def _send(self, file: str, send: Callable[[str], object]) -> None:
+        """Let a function send a file, which gets its name by renaming where the store does that itself."""
+        if not self._renames:
+            send(self._place(file))
+            return
+        temporary = self._place(f".{file}.{secrets.token_hex(8)}.tmp")
+        try:
+            send(temporary)
+        except BaseException:
+            self._discard(temporary)
+            raise
+        try:
+            self._filesystem.mv(temporary, self._place(file))
+        except (OSError, NotImplementedError):  # some rename to new names alone
+            self._discard(temporary)
+            send(self._place(file))
+
+    @property
+    def _renames(self) -> bool:
+        """Whether the store has a way of its own to move a file; others copy it, and what they are sent is whole."""
+        base = import_module("fsspec.spec").AbstractFileSystem
+        return type(self._filesystem).mv is not base.mv
+
+    def _discard(self, path: str) -> None:
+        with suppress(Exception):  # the first error is the one to tell
+            self._filesystem.rm_file(path)

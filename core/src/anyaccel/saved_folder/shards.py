@@ -13,7 +13,7 @@ import numpy as np
 
 from anyaccel.errors import StateError
 from anyaccel.saved_folder import strict_json, tensor_file
-from anyaccel.saved_folder.manifest import ArraysFile
+from anyaccel.saved_folder.manifest import ArraysFile, is_saved
 from anyaccel.saved_folder.storage import Storage
 
 INDEX = "model.safetensors.index.json"
@@ -110,7 +110,9 @@ def has_foreign_index(storage: Storage) -> bool:
     try:
         given = strict_json.parse(text)
         return bool(given["metadata"]["written_by"] != _WRITER)
-    except (ValueError, TypeError, KeyError):
+    except ValueError:  # beside a manifest a store may have a part of ours
+        return storage.replaces_at_once or not is_saved(storage)
+    except (TypeError, KeyError):
         return True
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
 
@@ -13,9 +15,11 @@ class Storage(Protocol):
 
     Attributes:
         name: of the folder, as messages show it.
+        replaces_at_once: whether `publish` always does; else a process that ends while it publishes may leave a part.
     """
 
     name: str
+    replaces_at_once: bool
 
     def subfolder(self, name: str) -> Storage:
         """A folder in this one, which need not be there."""
@@ -35,6 +39,9 @@ class Storage(Protocol):
     def size(self, file: str) -> int | None:
         """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
 
+    def modified(self, file: str) -> datetime | None:
+        """When a file was written, in local time; None where the store does not tell."""
+
     def seconds_since_change(self, file: str) -> float:
         """Of a file; 0.0 if that is not known."""
 
@@ -46,6 +53,9 @@ class Storage(Protocol):
 
     def publish(self, file: str, contents: bytes) -> None:
         """A file with these contents, in place of the one of this name; readers see the old or the new one, whole."""
+
+    def replacing(self, file: str) -> AbstractContextManager[Path]:
+        """A path on this machine, which becomes the file of this name when the block has ended without an error."""
 
     def remove(self, file: str) -> None:
         """Remove a file."""

@@ -7,6 +7,7 @@ from anyaccel.testing.device_replica_tests import DeviceReplicaTests
 from anyaccel.testing.keyword_tests import KeywordTests
 from anyaccel.testing.missing_input_tests import MissingInputTests
 from anyaccel.testing.model_tests import ModelTests
+from anyaccel.testing.offload_tests import OffloadTests
 from anyaccel.testing.own_step_tests import OwnStepTests
 from anyaccel.testing.parameter_group_tests import ParameterGroupTests
 from anyaccel.testing.precision_tests import PrecisionTests
@@ -32,6 +33,7 @@ class ComputeTests(
     PrecisionTests,
     WeightFileTests,
     DeviceReplicaTests,
+    OffloadTests,
 ):
     """Everything that `Compute` and `Program` promise."""
 

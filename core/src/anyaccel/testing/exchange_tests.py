@@ -14,6 +14,7 @@ from anyaccel.errors import MoveError
 from anyaccel.testing.backend_tests import DTYPES
 from anyaccel.testing.harness import Array
 from anyaccel.testing.ownership_tests import OwnershipTests
+from anyaccel.testing.transfer_tests import TransferTests
 
 SHAPES = ((), (1,), (5,), (2, 3), (3, 1, 2), (0,), (0, 4), (4, 0, 2))
 ROWS = np.arange(24, dtype="float32").reshape(8, 3)
@@ -49,7 +50,7 @@ class DLPackOnly:
         return self._array.__dlpack_device__()
 
 
-class ExchangeTests(OwnershipTests):
+class ExchangeTests(OwnershipTests, TransferTests):
     """Everything that `Exchange` promises. Arrays are read with `to_host`, which is under test as well."""
 
     capability = "exchange"

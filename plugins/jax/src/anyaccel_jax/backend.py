@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
@@ -14,7 +16,7 @@ from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
-class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks):
+class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks, ObservesTransfers):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
@@ -54,3 +56,16 @@ class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceRepl
         from anyaccel_jax.health_checks import machine_checks
 
         return machine_checks(machine)
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """As `ObservesTransfers.observe_transfers`; an array on the CPU that becomes NumPy's counts as a transfer."""
+        from anyaccel_jax.transfer_observer import observed
+
+        return observed(record, self.device_named)
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """As `ObservesTransfers.unobserved_transfers`: all where JAX lacks what the observer needs."""
+        from anyaccel_jax.transfer_observer import missing_names
+
+        missing = ", ".join(missing_names())
+        return [f"this version of JAX has no {missing}, by which transfers are seen"] if missing else []

@@ -77,7 +77,10 @@ class JaxPlacement(Backend):
         first = next(arrays_in(obj), None)
         if first is None:
             return None
-        native = single_device(first)
+        return self.device_named(single_device(first))
+
+    def device_named(self, native: Any) -> Device:
+        """The device that one of JAX's own device objects is."""
         kinds = {platform: kind for kind, platform in self.platforms.items()}
         kind = kinds.get(native.platform, native.platform)
         return Device(kind, self._jax_devices(kind).index(native))

@@ -1,4 +1,4 @@
-"""Memory and NVIDIA statistics of the devices of a plan."""
+"""Speed and memory of a run, and NVIDIA statistics of the devices of its plan."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from functools import partial
 from typing import Any
 
 from anyaccel.adapter.device_description import start_nvml
-from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.registry import registry
 
 
-def memory_stats(plan: Any) -> dict[str, float]:
-    """Bytes used, at the peak and in total, as `memory/DEVICE/FRAMEWORK/used_bytes`; unknown figures are left out."""
-    stats: dict[str, float] = {}
-    for framework, device in dict.fromkeys((node.framework, node.device) for node in plan.assignments):
-        backend = registry().find(framework, device.kind)
-        if isinstance(backend, Memory):
-            info = backend.memory(device)
-            sizes = {"used": info.used, "peak": info.peak, "total": info.total}
-            stats.update({f"memory/{device}/{framework}/{name}_bytes": size for name, size in sizes.items() if size})
-    return stats
+def speed_and_memory(stats: Any) -> dict[str, float]:
+    """Of `run.stats`: `speed/steps_per_second`, and `memory/DEVICE/FRAMEWORK/used_bytes`; unknown figures are left out.
+
+    Beside `used_bytes` also `peak_bytes` and `total_bytes`.
+    """
+    sizes = {
+        f"memory/{each.device}/{each.framework}/{name}_bytes": getattr(each, name)
+        for each in stats.devices
+        for name in ("used", "peak", "total")
+    }
+    values = {"speed/steps_per_second": stats.steps_per_second, **sizes}
+    return {tag: value for tag, value in values.items() if value is not None}
 
 
 def nvidia_stats(plan: Any) -> NvidiaStats:

@@ -9,7 +9,7 @@ from typing import Any
 
 from anyaccel.errors import PhaseError
 from anyaccel_tensorboard import text_summaries
-from anyaccel_tensorboard.device_stats import NvidiaStats, memory_stats, nvidia_stats
+from anyaccel_tensorboard.device_stats import NvidiaStats, nvidia_stats, speed_and_memory
 from anyaccel_tensorboard.event_file import EventFile
 from anyaccel_tensorboard.learning_rates import ScheduledRate, scheduled_rates
 from anyaccel_tensorboard.run_dirs import create_run_dir
@@ -79,8 +79,7 @@ class RunLogger:
             **{rate.tag: rate.after(self._n_epoch_steps) for rate in self._rates},
             **{f"validation/{name}": value for name, value in epoch.validation.items()},
             "speed/epoch_seconds": epoch.seconds,
-            "speed/steps_per_second": epoch.steps / max(epoch.seconds, 1e-9),
-            **memory_stats(run.plan),
+            **speed_and_memory(run.stats),
             **self._nvidia.read(),
         }
         self._file.scalars(epoch.number, values)

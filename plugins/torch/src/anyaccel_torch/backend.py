@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
+from anyaccel.planner import OffloadModels, OffloadPlan, OffloadRequest
 from anyaccel.program import Program
 from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
@@ -19,7 +21,15 @@ from anyaccel_torch.memory import TorchMemory
 
 
 class TorchBackend(
-    ExpectedDevices, TorchExchange, TorchCompute, TorchMemory, ShardParameters, DeviceReplicas, HealthChecks
+    ExpectedDevices,
+    TorchExchange,
+    TorchCompute,
+    TorchMemory,
+    ShardParameters,
+    DeviceReplicas,
+    OffloadModels,
+    HealthChecks,
+    ObservesTransfers,
 ):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
@@ -61,6 +71,35 @@ class TorchBackend(
         from anyaccel_torch.device_replicas import set_gradients
 
         set_gradients(program, gradients)
+
+    def empty_weights(self) -> AbstractContextManager[Any]:
+        """As `OffloadModels.empty_weights`: parameters are on torch's `meta` device."""
+        from anyaccel_torch.big_models.empty_weights import init_empty_weights
+
+        return init_empty_weights()
+
+    def plan_offload(self, model: Any, device: Device, request: OffloadRequest) -> OffloadPlan:
+        """As `OffloadModels.plan_offload`; blocks are elements of lists of modules, and modules without others inside.
+
+        Weights rest on disk in files of safetensors, which they were loaded from.
+        """
+        from anyaccel_torch.big_models.node_offload import plan_offload
+
+        return plan_offload(model, device, request, self.native_device)
+
+    def offload(self, model: Any, device: Device, plan: OffloadPlan) -> Any:
+        """As `OffloadModels.offload`; the module is changed in place."""
+        from anyaccel_torch.big_models.node_offload import offload
+        from anyaccel_torch.tree_utils import check_dtypes
+
+        check_dtypes(model, device, self.unsupported_dtypes)
+        return offload(model, plan, self.native_device)
+
+    def end_offload(self, model: Any) -> Any:
+        """As `OffloadModels.end_offload`."""
+        from anyaccel_torch.big_models.node_offload import end_offload
+
+        return end_offload(model)
 
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
         """As `Replicate.replica_group`, by torch.distributed."""
@@ -112,6 +151,23 @@ class TorchBackend(
         from anyaccel_torch.installed_build import build_facts
 
         return machine_checks(machine, build_facts())
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """As `ObservesTransfers.observe_transfers`, by kernels around torch's own; the CPU has no transfers."""
+        from anyaccel_torch.transfer_observer import observed
+
+        return observed(self._accelerator_types(), record)
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """As `ObservesTransfers.unobserved_transfers`: all where this torch cannot give its kernels."""
+        from anyaccel_torch.transfer_observer import unobserved
+
+        return unobserved(self._accelerator_types())
+
+    def _accelerator_types(self) -> tuple[str, ...]:
+        """Types of torch's devices that are on this machine and are no CPU."""
+        kinds = [kind for kind in self.kinds if kind != "cpu" and self._count(kind)]
+        return tuple(self.torch_types.get(kind, kind) for kind in kinds)
 
     def device_checks(self, device: Device) -> Iterable[Check]:
         """As `HealthChecks.device_checks`: whether torch has kernels for a GPU."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from anyaccel.adapter.out_of_memory import out_of_memory
 from anyaccel.errors import AnyaccelError, DeviceMismatchError, MoveError
+from anyaccel_torch.mixed_tensors import mixed_tensors
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -58,7 +59,7 @@ def raise_if_device_mismatch(error: RuntimeError, who: str, inputs: Mapping[str,
     given = ", ".join(f"{name} on {getattr(tensor, 'device', 'no device')}" for name, tensor in inputs.items())
     raise DeviceMismatchError(
         f"{who} computes with tensors on several devices: its inputs are {given or 'none'}; "
-        f"torch says: {first_line(error)}",
+        f"torch says: {first_line(error)}{mixed_tensors(error)}",
         hint="create tensors on the device of the inputs, as in torch.zeros(3, device=x.device), and register "
         "constant tensors with register_buffer",
     ) from error
@@ -76,7 +77,7 @@ def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
         return out_of_memory(what, first_line(error))
     if _is_device_mismatch(text):
         return DeviceMismatchError(
-            f"{what}: an operation was given tensors on several devices: {first_line(error)}",
+            f"{what}: an operation was given tensors on several devices: {first_line(error)}{mixed_tensors(error)}",
             hint="move them to one device; create tensors on the device of the inputs",
         )
     if "meta tensor" in text:

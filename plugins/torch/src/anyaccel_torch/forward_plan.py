@@ -75,7 +75,7 @@ class ForwardPlan:
         if (name, device) not in self._slots:
             self._slots[name, device] = self.size
             source = self._slots[name, home]
-            self._append(_transfer(source, self._slots[name, device], device), [source])
+            self._append(_transfer(name, source, self._slots[name, device], device), [source])
         return self._slots[name, device]
 
     def _append(self, run: Run, sources: Sequence[int]) -> None:
@@ -158,8 +158,10 @@ def _with_copies(model: Callable[..., Any], label: str, *, writes: bool) -> Call
     return call
 
 
-def _transfer(source: int, target: int, device: torch.device) -> Run:
-    def run(values: list[Any]) -> None:
+def _transfer(name: str, source: int, target: int, device: torch.device) -> Run:
+    crossing = f"outputs of {name!r}"
+
+    def run(values: list[Any], edge: str = crossing) -> None:  # `edge` is read by ledgers
         values[target] = values[source].to(device)
 
     return run

@@ -1,4 +1,4 @@
-"""Offload to simulated devices: the tests of a file beside this one, in a process of their own."""
+"""Offload to simulated devices: the tests of two files beside this one, in a process of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def test_offload_to_simulated_devices() -> None:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")}
     settings = {"ANYACCEL_PLUGINS": "torch", "ANYACCEL_TORCH_SIMULATE": "2"}
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", "error"]
-    command = [sys.executable, "-m", "pytest", *options, str(HERE / "test_offload_on_devices.py")]
+    files = [str(HERE / name) for name in ("test_offload_on_devices.py", "test_nodes_on_devices.py")]
+    command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(command, capture_output=True, text=True, env=kept | settings, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from anyaccel import SequentialMLP
-from anyaccel.errors import PhaseError, StateError
+from anyaccel.errors import ConfigError, PhaseError, StateError
 from anyaccel.phases.checkpointing import run_folder
 
 SCRIPT = """
@@ -145,6 +145,25 @@ def test_what_is_not_whole_is_no_checkpoint(line, experiment, tuned, like, tmp_p
     again = experiment(line()).run_phase(tuned(tmp_path, n_epochs=2), resume="auto")
     like(again, first)
     assert names(tmp_path)[-1] == "epoch-000002-step-000000000"
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_left_out(line, experiment, tuned, tmp_path):
+    """Going on from the one before would lose what the newer version has done."""
+    experiment(line()).run_phase(tuned(tmp_path, n_epochs=2))
+    newest = tmp_path / names(tmp_path)[-1] / "manifest.json"
+    newest.write_text(newest.read_text().replace('"schema_version": 2', '"schema_version": 3'))
+    with pytest.raises(ConfigError, match=r"is of schema version 3, written by .*or a newer one"):
+        experiment(line()).run_phase(tuned(tmp_path), resume="auto")
+
+
+def test_half_a_manifest_is_left_out_and_written_anew(line, experiment, tuned, like, tmp_path):
+    whole, folder = experiment(line()).run_phase(tuned(tmp_path / "whole")), tmp_path / "cut"
+    experiment(line()).run_phase(tuned(folder, n_epochs=2))
+    newest = folder / names(folder)[-1] / "manifest.json"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.warns(RuntimeWarning, match=r"a newer checkpoint is left out: .*is not a manifest of anyaccel"):
+        like(experiment(line()).run_phase(tuned(folder), resume="auto"), whole)
+    assert len(names(folder)) == 3 and all(run_folder.read(folder / name) for name in names(folder))
 
 
 def test_latest_names_a_checkpoint_that_is_there_at_every_moment(line, experiment, tuned, tmp_path, monkeypatch):

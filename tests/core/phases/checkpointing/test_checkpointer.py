@@ -20,6 +20,7 @@ from anyaccel.errors import PhaseError, StateError
 from anyaccel.numpy_backend import SequentialMLP
 from anyaccel.phases import Callback, Checkpoint
 from anyaccel.phases.checkpointing import checkpointer, run_folder, termination
+from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.specs import Optimizer
 
 from .conftest import Broken
@@ -286,16 +287,19 @@ def test_a_run_without_checkpoints_cannot_go_on(line, experiment, train, evaluat
         experiment(line()).run_phase(train(), resume="yes")
 
 
-def test_a_disk_that_is_full_is_told_and_the_training_goes_on(line, experiment, tuned, tmp_path, monkeypatch):
-    def full(self, *args):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("error", [(28, "No space left on device"), (30, "Read-only file system")])
+def test_a_disk_that_takes_nothing_is_told_and_the_training_goes_on(
+    line, experiment, tuned, tmp_path, monkeypatch, error
+):
+    def failing(self, *args, **settings):
+        raise OSError(*error)
 
-    monkeypatch.setattr(run_folder.RunFolder, "write", full)
-    with pytest.warns(RuntimeWarning, match=r"could not be written to .*No space left"):
+    monkeypatch.setattr(LocalStorage, "create", failing)
+    with pytest.warns(RuntimeWarning, match=rf"could not be written to .*{error[1]}"):
         results = experiment(line()).run_phase(tuned(tmp_path))
     assert len(results.epochs) == 3
-    assert any("No space left" in event.message for event in results.events)
-    with pytest.raises(OSError, match="No space left"):
+    assert any(error[1] in event.message for event in results.events)
+    with pytest.raises(OSError, match=error[1]):
         experiment(line()).run_phase(tuned(tmp_path / "b", on_failure="stop"))
 
 

@@ -15,7 +15,8 @@ from anyaccel.phases.checkpointing import run_folder, termination
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 SCRIPT = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests in the background has it ignored
 import numpy as np
 import anyaccel as aa
 from anyaccel.phases.checkpointing import run_folder

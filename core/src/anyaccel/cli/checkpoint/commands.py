@@ -104,7 +104,7 @@ def verify(folder: str, as_json: bool) -> None:
 @click.option("--node", help="Only this node; by default all, with NODE. before the names if there are several.")
 @JSON
 def convert(folder: str, file: str, node: str | None, as_json: bool) -> None:
-    """Write the parameters and buffers in FOLDER into FILE: .safetensors, or .pt with the plugin for torch.
+    """Write the parameters and buffers in FOLDER into FILE: .safetensors, or .pt with the plugin for torch; or a URL.
 
     The names are those of the model. A parameter that a model has under several names is written under the first.
 

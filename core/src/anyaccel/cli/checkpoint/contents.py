@@ -35,7 +35,7 @@ def run(folder: str, as_json: bool) -> None:
 def _header(saved: Saved) -> dict[str, Any]:
     return {
         "folder": saved.name,
-        "written": saved.written.isoformat(timespec="seconds"),
+        "written": None if saved.written is None else saved.written.isoformat(timespec="seconds"),
         "written_by": saved.manifest.get("written_by"),
         "schema_version": saved.manifest.get("schema_version"),
     }
@@ -51,9 +51,8 @@ def _print_header(saved: Saved) -> None:
         print_line(f"phase {position.get('phase')!r}: {done}{score}")
     writers = saved.manifest.get("written_by")
     versions = ", ".join(f"{name} {version}" for name, version in (writers or {}).items())
-    print_line(
-        f"written {saved.written:%Y-%m-%d %H:%M:%S} by {versions} (schema {saved.manifest.get('schema_version')})"
-    )
+    when = "" if saved.written is None else f"{saved.written:%Y-%m-%d %H:%M:%S} "
+    print_line(f"written {when}by {versions} (schema {saved.manifest.get('schema_version')})")
     further = sorted(set(saved.manifest) - {*_OWN, "graph", "checkpoint"})
     if further:
         print_line(f"further parts: {', '.join(further)}")

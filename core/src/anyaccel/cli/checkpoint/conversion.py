@@ -24,7 +24,7 @@ def run(folder: str, file: str, node: str | None, as_json: bool) -> None:
         StateError: the file is there, it has no such node, or no plugin writes such files.
     """
     path = weight_files.checked_path(file)
-    if path.exists():
+    if weight_files.is_there(path):
         raise StateError(f"{str(path)!r} is there already", hint="choose another name, or remove it first")
     saved = find_saved(folder)
     weights = _weights(saved)

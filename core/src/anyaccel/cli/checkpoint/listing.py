@@ -46,7 +46,7 @@ def _entry(name: str, saved: Saved, is_newest: bool, is_best: bool) -> dict[str,
         "steps": position.get("step"),
         "score": _score(saved),
         "bytes": saved.size,
-        "written": saved.written.isoformat(timespec="seconds"),
+        "written": None if saved.written is None else saved.written.isoformat(timespec="seconds"),
         "newest": is_newest,
         "best": is_best,
     }
@@ -56,4 +56,5 @@ def _row(entry: dict[str, Any], saved: Saved) -> tuple[str, ...]:
     score = "" if entry["score"] is None else f"{entry['score']:.6g}"
     marks = ", ".join(mark for mark in ("newest", "best") if entry[mark])
     done = (str(entry["phase"]), str(entry["epochs"]), str(entry["steps"]))
-    return entry["name"], *done, score, format_size(saved.size), f"{saved.written:%Y-%m-%d %H:%M:%S}", marks
+    written = "" if saved.written is None else f"{saved.written:%Y-%m-%d %H:%M:%S}"
+    return entry["name"], *done, score, format_size(saved.size), written, marks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +10,7 @@ from typing import Any
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.phases.checkpointing.position import PART
 from anyaccel.phases.checkpointing.run_folder import RunFolder
-from anyaccel.saved_folder import MANIFEST, Storage, storage_of, tensor_file
+from anyaccel.saved_folder import MANIFEST, Storage, is_saved, storage_of, tensor_file
 from anyaccel.saved_folder.manifest import ArraysFile, arrays_files, load
 
 
@@ -49,9 +48,9 @@ class Saved:
         return sum(file.size for file in self.files)
 
     @property
-    def written(self) -> datetime:
-        """When it was written, in local time."""
-        return datetime.fromtimestamp(time.time() - self.storage.seconds_since_change(MANIFEST)).astimezone()
+    def written(self) -> datetime | None:
+        """When it was written, in local time; None where its store does not tell."""
+        return self.storage.modified(MANIFEST)
 
     def tensors(self) -> dict[str, tuple[str, tensor_file.TensorEntry]]:
         """Group and entry of each of its arrays, by name; those that only a run needs start with `run:`.
@@ -89,7 +88,7 @@ def run_names(folder: str) -> list[str]:
         return names
     storage = storage_of(folder)
     there = storage.names()
-    if there is not None and MANIFEST in there:
+    if is_saved(storage):
         hint = f"it is one saved graph or checkpoint: anyaccel checkpoint show {folder}"
     else:
         hint = "give the folder of a Checkpoint(...)"
@@ -114,6 +113,6 @@ def find_saved(folder: str) -> Saved:
         ConfigError: it is neither.
     """
     storage = storage_of(folder)
-    if MANIFEST not in (storage.names() or ()):
+    if not is_saved(storage):
         storage = storage.subfolder(run_names(folder)[-1])
     return read_saved(storage)

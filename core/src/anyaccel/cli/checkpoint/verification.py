@@ -10,13 +10,13 @@ from anyaccel.cli.checkpoint.saved import read_saved, run_names
 from anyaccel.cli.console import format_size, print_json, print_line
 from anyaccel.errors import AnyaccelError
 from anyaccel.phases.checkpointing.position import PART, Position
-from anyaccel.saved_folder import MANIFEST, Storage, shards, storage_of
+from anyaccel.saved_folder import Storage, is_saved, shards, storage_of
 
 
 def run(folder: str, as_json: bool) -> int:
     """Print what is as it was written, and what is not; returns 1 if something is damaged, else 0."""
     storage = storage_of(folder)
-    is_one = MANIFEST in (storage.names() or ())
+    is_one = is_saved(storage)
     folders = [storage] if is_one else [storage.subfolder(name) for name in run_names(folder)]
     reports = [_verify(each) for each in folders]
     if as_json:

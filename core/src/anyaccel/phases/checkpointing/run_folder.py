@@ -91,6 +91,8 @@ class RunFolder:
         """
         own, arrays = position.to_parts()
         folder, parts = self._storage.subfolder(position.name), {**parts, PART: own}
+        if saved_folder.is_damaged(folder):  # a run that went on from the one before comes here again
+            folder.remove_folder()
         saved_folder.write(folder, parts, state, arrays, pause=pause, versions=versions)
         self._storage.publish(LATEST, f"{position.name}\n".encode())
         self._prune(position.name, keep)
@@ -128,7 +130,9 @@ class RunFolder:
         for name in reversed(names):
             try:
                 position, state = read(self._storage.subfolder(name))
-            except StateError as error:
+            except (StateError, ConfigError) as error:
+                if saved_folder.is_newer(self._storage.subfolder(name)):
+                    raise
                 failures.append(error.problem)
                 continue
             return position, state, failures

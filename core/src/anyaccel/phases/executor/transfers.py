@@ -42,8 +42,8 @@ def transfer(
     """
     kind = route(source.backend, source.device, target.backend, target.device)
     if kind == "move":
-        return _identity if source.device == target.device else partial(_move, target)
-    through_host = partial(_through_host, source.backend, target)
+        return _identity if source.device == target.device else partial(_move, target, name)
+    through_host = partial(_through_host, source.backend, target, name)
     if kind != "share":
         return through_host
     message = f"{name} go from {source} to {target} through host memory, as sharing memory failed"
@@ -93,7 +93,8 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _move(target: TransferEnd, value: Any) -> Any:
+def _move(target: TransferEnd, edge: str, value: Any) -> Any:
+    """`edge` is read by ledgers (`transfer_ledger.call_site`), as in `_through_host`."""
     return target.backend.move(value, target.device)
 
 
@@ -102,5 +103,5 @@ def _share(target: TransferEnd, value: Any) -> Any:
     return target.backend.from_dlpack(np.asarray(value) if isinstance(value, np.generic) else value, target.device)
 
 
-def _through_host(source: ComputingBackend, target: TransferEnd, value: Any) -> Any:
+def _through_host(source: ComputingBackend, target: TransferEnd, edge: str, value: Any) -> Any:
     return target.backend.from_host(np.asarray(source.to_host(value)), target.device)

@@ -137,7 +137,7 @@ def bytes_added_by_training(
             has_state = assignment.node in states and states[assignment.node].slots
             slots = 0 if has_state else state_slots(optimizers[assignment.node])
             place = (assignment.framework, assignment.device)
-            added[place] = added.get(place, 0) + assignment.nbytes * (1 + slots)
+            added[place] = added.get(place, 0) + assignment.resident_nbytes * (1 + slots)
     return added
 
 

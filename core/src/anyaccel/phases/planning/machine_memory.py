@@ -24,10 +24,10 @@ def free_after_placement(place: Place, plan: Plan, graph: ModelGraph, known: Reg
     nodes = [each for each in plan.assignments if (each.framework, each.device) == place]
     if isinstance(known, InventoryRegistry):
         total = known.capacity(device)
-        return max(total - sum(each.nbytes for each in nodes), 0) if total else None
+        return max(total - sum(each.resident_nbytes for each in nodes), 0) if total else None
     backend = known.find(framework, device.kind)
     free = backend.memory(device).free if isinstance(backend, Memory) else 0
-    return max(free - sum(each.nbytes for each in nodes if not _is_there(each, graph)), 0) if free else None
+    return max(free - sum(each.resident_nbytes for each in nodes if not _is_there(each, graph)), 0) if free else None
 
 
 def _is_there(assignment: Assignment, graph: ModelGraph) -> bool:

@@ -100,7 +100,7 @@ class _Figures:
             parameters=parameters,
             gradients=gradients,
             optimizer=optimizer,
-            activations=None if peak is None else max(peak - gradients, 0),
+            activations=None if peak is None else max(peak - self._measured_gradients(), 0),
             batches=batches,
             capacity=total,
             gaps=self._gaps,
@@ -113,7 +113,7 @@ class _Figures:
             model = getattr(self._graph[each.node], "model", None)
             if model is not None and id(model) not in seen:
                 seen.add(id(model))
-                yield each.node, each.nbytes
+                yield each.node, each.resident_nbytes
 
     def _parameters(self) -> int | None:
         """Parameters and buffers; None if a backend does not tell buffers."""
@@ -126,6 +126,11 @@ class _Figures:
             buffers = backend.buffers(self._graph[node].model).values()  # type: ignore[union-attr]
             total += nbytes + sum(spec.nbytes for spec in buffers)
         return total
+
+    def _measured_gradients(self) -> int:
+        """Those in the peak of a step, which is measured with all weights on the device."""
+        models = {id(getattr(self._graph[each.node], "model", None)): each for each in reversed(self._here)}
+        return sum(each.nbytes for each in models.values() if each.node in self._optimizers)
 
     def _gradients(self) -> int:
         return sum(nbytes for node, nbytes in self._models() if node in self._optimizers)

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel.arguments import check, integer, number
+from anyaccel.arguments import check, number
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
-from anyaccel.planner import Block, BlockPlan, DeviceSpec, OffloadTier, plan_blocks
+from anyaccel.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
+from anyaccel_torch.big_models.copy_rates import STATED, copy_rate
 from anyaccel_torch.big_models.device_map import DISK, device_in_map
 from anyaccel_torch.big_models.model_blocks import block_around, find_blocks, places
 
 WHERE = "infer_auto_device_map: "
 _WHOLE = "(model)"
 """The name of a block in a plan that is the whole model."""
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class DeviceMap(dict[str, Any]):
@@ -32,6 +31,10 @@ class DeviceMap(dict[str, Any]):
     def __init__(self, entries: Mapping[str, Any], plan: BlockPlan) -> None:
         super().__init__(entries)
         self.plan = plan
+
+    def name_of(self, block: str) -> str:
+        """What the plan calls a block."""
+        return block or _WHOLE
 
 
 def infer_auto_device_map(
@@ -50,7 +53,8 @@ def infer_auto_device_map(
     Args:
         model: to place.
         max_memory: bytes, or text such as `"20GiB"`, for each device, `"cpu"` and `"disk"`; None for all devices
-            of torch's accelerator with their free memory, half of the free host memory, and disk.
+            of torch's accelerator with their free memory, half of the free host memory, and disk. None as the size of
+            one means no limit.
         no_split_module_classes: classes whose modules stay together.
         dtype: that floating weights will be cast to when they are loaded.
         offload: `"no"` to refuse a model that does not fit on the devices, `"cpu"`, or `"disk"`.
@@ -79,8 +83,11 @@ def infer_auto_device_map(
     blocks = _blocks(model, names, dtype)
     if not memory:  # all computes on the CPU
         memory, cpu = {"cpu": cpu}, 0
-    devices = [DeviceSpec(name=each, memory=size, headroom=headroom) for each, size in memory.items()]
-    tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk)]
+    devices = [
+        DeviceSpec(name=each, memory=size, headroom=headroom, offload_link=copy_rate(torch.device(each), "cpu"))
+        for each, size in memory.items()
+    ]
+    tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=STATED["disk"])]
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
     plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
     entries = {**plan.device_map, **plan.offloaded}
@@ -186,21 +193,8 @@ def _memory(given: Any) -> dict[str, int | None]:
         name = device if isinstance(device, str) else str(device)
         if name in made:
             raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")
-        made[name] = _size(key, value)
+        made[name] = None if value is None else memory_size(ConfigError, WHERE, f"max_memory[{key!r}]", value)
     return made
-
-
-def _size(key: Any, value: Any) -> int:
-    """Bytes from a number or from text such as "20GiB"."""
-    if isinstance(value, str):
-        digits = value.strip().rstrip("abikmgtABIKMGT").strip()
-        unit = _UNITS.get(value.strip()[len(digits) :].strip().upper())
-        try:
-            return int(float(digits) * unit)  # type: ignore[operator]
-        except (TypeError, ValueError, OverflowError):
-            problem = f"{WHERE}max_memory[{key!r}]={value!r} is no size"
-            raise ConfigError(problem, hint="write bytes, or '20GiB' or '500MB'") from None
-    return integer(ConfigError, WHERE, f"max_memory[{key!r}]", value, 0, 2**34)
 
 
 def _memory_here() -> dict[str, int | None]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.saved_folder import tensor_file
+from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.saved_folder.shard_index import INDEX_ENDING, shard_map, weight_file_in
 from anyaccel_torch.weight_files import load_tensors
 
@@ -177,7 +178,7 @@ def open_checkpoint(where: str, given: Any) -> Mapping[str, SavedTensor]:
     if not isinstance(given, str | os.PathLike) or not str(given):
         raise StateError(f"{where}checkpoint={shown(given)} is no path", hint="write checkpoint='FOLDER'")
     path = Path(given).expanduser()
-    path = weight_file_in(path, SUFFIXES) if path.is_dir() else path
+    path = path / weight_file_in(LocalStorage(path, follows_links=True), SUFFIXES) if path.is_dir() else path
     if not path.is_file():
         problem = f"{where}there is no file or folder {str(path)!r}"
         raise StateError(problem, hint="give a file of weights, an index of shards, or a folder that has one")
@@ -194,7 +195,7 @@ def _open_file(path: Path) -> Mapping[str, SavedTensor]:
 
 def _open_shards(index: Path) -> Mapping[str, SavedTensor]:
     """The tensors of all shards of an index, which must hold what it says and nothing else."""
-    places = shard_map(index, SUFFIXES)
+    places = shard_map(LocalStorage(index.parent, follows_links=True), index.name, SUFFIXES)
     found: dict[str, SavedTensor] = {}
     wrong: set[str] = set()
     for shard in dict.fromkeys(places.values()):

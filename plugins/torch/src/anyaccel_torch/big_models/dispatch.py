@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from anyaccel.arguments import check, flag, integer
-from anyaccel.errors import ConfigError, StateError
+from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
+from anyaccel_torch.big_models.block_placement import (
+    check_is_there,
+    check_model,
+    check_values,
+    checked_execution_device,
+    checked_names,
+    named_device,
+    placed_blocks,
+)
 from anyaccel_torch.big_models.checkpoint_files import SAFETENSORS, FileTensor, open_checkpoint
-from anyaccel_torch.big_models.device_map import DISK, checked_map, device_in_map, entry_for
+from anyaccel_torch.big_models.device_map import DISK, checked_map
 from anyaccel_torch.big_models.loading import load_checkpoint_in_model
 from anyaccel_torch.big_models.model_blocks import find_blocks, places, shared_tensors
-from anyaccel_torch.big_models.offload import BlockPlace, Offload, offload_of
+from anyaccel_torch.big_models.offload import BlockPlace, Offload
 from anyaccel_torch.big_models.offload_folder import checked_folder, is_unwritten, write_blocks
+from anyaccel_torch.big_models.stored_tensor import StoredTensor
 
 _CPU = torch.device("cpu")
 
@@ -56,20 +66,14 @@ def dispatch_model(
         OutOfMemoryError: a device is full.
     """
     where = "dispatch_model: "
-    _check_model(where, model)
+    check_model(where, model)
     devices = checked_map(where, model, device_map)
-    main = None if main_device is None else _device(where, "main_device", main_device)
+    main = None if main_device is None else named_device(where, "main_device", main_device)
     for value in devices.values():
-        _check_is_there(where, value)
-    names = find_blocks(model, _names(where, "no_split_module_classes", no_split_module_classes), _divided(devices))
-    blocks = _placed(names, _values(where, model, names, devices), main)
-    _check_values(where, model)
-    if all(block.device == blocks[0].device and not block.tier for block in blocks):
-        return model.to(blocks[0].device)
-    on_disk = [block.name for block in blocks if block.tier == DISK]
-    _rest_on_disk(where, model, on_disk, names, offload_dir)
-    _offload(where, model, blocks, offload_buffers, skip_keys, pinned_memory)
-    return model
+        check_is_there(where, value)
+    whole = checked_names(where, "no_split_module_classes", no_split_module_classes)
+    blocks = placed_blocks(model, devices, main, whole, where=where)
+    return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory)
 
 
 def cpu_offload(
@@ -95,11 +99,8 @@ def cpu_offload(
         ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
     """
     where = "cpu_offload: "
-    device = checked_execution_device(where, model, execution_device)
-    names = find_blocks(model, _names(where, "no_split_module_classes", no_split_module_classes))
-    blocks = [BlockPlace(name=name, device=device, tier="cpu") for name in names]
-    _offload(where, model, blocks, offload_buffers, skip_keys, pinned_memory)
-    return model
+    blocks = _resting_blocks(where, model, execution_device, "cpu", no_split_module_classes)
+    return _put(where, model, blocks, None, offload_buffers, skip_keys, pinned_memory)
 
 
 def disk_offload(
@@ -127,13 +128,8 @@ def disk_offload(
         ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
     """
     where = "disk_offload: "
-    device = checked_execution_device(where, model, execution_device)
-    _check_values(where, model)
-    names = find_blocks(model, _names(where, "no_split_module_classes", no_split_module_classes))
-    _rest_on_disk(where, model, names, names, offload_dir)
-    blocks = [BlockPlace(name=name, device=device, tier=DISK) for name in names]
-    _offload(where, model, blocks, offload_buffers, skip_keys, pinned_memory)
-    return model
+    blocks = _resting_blocks(where, model, execution_device, DISK, no_split_module_classes)
+    return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory)
 
 
 def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate's)
@@ -173,7 +169,7 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
         OutOfMemoryError: a device is full, or the model fits nowhere.
     """
     where = "load_checkpoint_and_dispatch: "
-    _check_model(where, model)
+    check_model(where, model)
     if isinstance(device_map, str):
         device_map = _planned(where, model, device_map, max_memory, no_split_module_classes, dtype)
     elif max_memory is not None:
@@ -210,120 +206,46 @@ def _is_safetensors(where: str, checkpoint: Any) -> bool:
     return all(isinstance(each, FileTensor) for each in open_checkpoint(where, checkpoint).values())
 
 
-def _offload(
-    where: str, model: nn.Module, blocks: Sequence[BlockPlace], offload_buffers: Any, skip_keys: Any, pinned: Any
-) -> None:
+def put_blocks(
+    model: nn.Module,
+    blocks: Sequence[BlockPlace],
+    *,
+    pinned_memory: int,
+    offload_buffers: bool = False,
+    skipped: Collection[str] = (),
+) -> nn.Module:
+    """Put the blocks of a model, all with values, where they compute and rest; plainly where all stay on one device."""
+    in_files = any(isinstance(place.tensor, StoredTensor) for place in places(model))
+    if not in_files and all(block.device == blocks[0].device and not block.tier for block in blocks):
+        return model.to(blocks[0].device)
+    Offload(model, blocks, pinned_memory=pinned_memory, offload_buffers=offload_buffers, skipped=skipped)
+    return model
+
+
+def _resting_blocks(where: str, model: nn.Module, device: Any, tier: str, no_split: Any) -> list[BlockPlace]:
+    """All blocks of a model, which compute on one device and rest in one tier."""
+    computing = checked_execution_device(where, model, device)
+    names = find_blocks(model, checked_names(where, "no_split_module_classes", no_split))
+    return [BlockPlace(name=name, device=computing, tier=tier) for name in names]
+
+
+def _put(
+    where: str,
+    model: nn.Module,
+    blocks: Sequence[BlockPlace],
+    folder: Any,
+    offload_buffers: Any,
+    skip_keys: Any,
+    pinned: Any,
+) -> nn.Module:
+    """Check the other arguments, write what is to rest on disk, and put all where it belongs."""
     budget = host_memory()[1] // 2 if pinned is None else integer(ConfigError, where, "pinned_memory", pinned, 0, 2**30)
-    Offload(
-        model,
-        blocks,
-        pinned_memory=budget,
-        offload_buffers=flag(ConfigError, where, "offload_buffers", offload_buffers),
-        skipped=_names(where, "skip_keys", skip_keys),
-    )
-
-
-def _check_values(where: str, model: nn.Module) -> None:
-    for place in places(model):
-        if place.tensor.device.type == "meta":
-            raise StateError(f"{where}{place.name} has no values", hint="load them with load_checkpoint_and_dispatch")
-
-
-def _check_model(where: str, model: Any) -> None:
-    check(ConfigError, where, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
-    if next(places(model), None) is None:
-        raise ConfigError(f"{where}this {type(model).__name__} has no weights", hint="give a module with parameters")
-    if offload_of(model) is not None:
-        raise StateError(f"{where}this model is offloaded already", hint="call remove_offload(model) first")
-
-
-def checked_execution_device(where: str, model: Any, given: Any) -> torch.device:
-    """The device that computes a model; None for that of its first parameter.
-
-    Raises:
-        ConfigError: no device, or no model.
-        StateError: the model is offloaded already.
-    """
-    _check_model(where, model)
-    if given is None:
-        found = next(places(model)).tensor.device
-        return _CPU if found.type == "meta" else found
-    return _device(where, "execution_device", given)
-
-
-def _device(where: str, name: str, given: Any) -> torch.device:
-    found = device_in_map(where, given)
-    if isinstance(found, str) or found.type == "meta":
-        raise ConfigError(f"{where}{name}={given!r} computes nothing", hint=f"write {name}='cuda:0'")
-    _check_is_there(where, found)
-    return found
-
-
-def _check_is_there(where: str, device: torch.device | str) -> None:
-    if isinstance(device, str) or device.type in ("cpu", "meta"):
-        if device == torch.device("meta"):
-            raise ConfigError(f"{where}device_map has 'meta', which computes nothing", hint="write 'cpu' or 'disk'")
-        return
-    try:
-        count = torch.get_device_module(device).device_count()
-    except (RuntimeError, AttributeError):
-        count = 0
-    if (device.index or 0) >= count:
-        there = ", ".join(f"{device.type}:{i}" for i in range(count)) or "cpu, disk"
-        raise ConfigError(f"{where}there is no device {device}", available=there, hint="name a device of this machine")
-
-
-def _names(where: str, name: str, given: Any) -> tuple[str, ...]:
-    given = (given,) if isinstance(given, str) and given else given
-    fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
-    return tuple(check(ConfigError, where, name, () if given is None else given, fits, "a list of names", "['mask']"))
-
-
-def _divided(devices: Mapping[str, Any]) -> set[str]:
-    """Names of modules whose parts have different entries in a map."""
-    found = set()
-    for name, value in devices.items():
-        while name:
-            name = name.rpartition(".")[0]
-            entry = entry_for(name, devices)
-            if entry is None or devices[entry] != value:
-                found.add(name)
-    return found
-
-
-def _values(
-    where: str, model: nn.Module, blocks: Sequence[str], devices: Mapping[str, torch.device | str]
-) -> list[torch.device | str]:
-    """What a map says of each block.
-
-    Raises:
-        ConfigError: it divides a module that computes as a whole.
-    """
-    made = []
-    for block in blocks:
-        names = [place.name for place in places(model.get_submodule(block), block)]
-        entries = {devices[entry_for(name, devices) or ""]: name for name in names}
-        if len(entries) > 1:
-            problem = f"{where}device_map divides {block!r}, which has no modules inside: {', '.join(entries.values())}"
-            raise ConfigError(problem, hint=f"give {block!r} one device")
-        made.append(next(iter(entries)))
-    return made
-
-
-def _placed(names: Sequence[str], values: Sequence[torch.device | str], main: torch.device | None) -> list[BlockPlace]:
-    """Where blocks compute and rest."""
-    computing = [value for value in values if isinstance(value, torch.device) and value != _CPU]
-    current = computing[0] if computing else _CPU
-    made = []
-    for name, value in zip(names, values, strict=True):
-        if isinstance(value, torch.device) and value != _CPU:
-            current = value
-            made.append(BlockPlace(name=name, device=value))
-            continue
-        device = main or current
-        tier = DISK if value == DISK else "cpu"
-        made.append(BlockPlace(name=name, device=device, tier="" if device == _CPU and tier == "cpu" else tier))
-    return made
+    buffers = flag(ConfigError, where, "offload_buffers", offload_buffers)
+    skipped = checked_names(where, "skip_keys", skip_keys)
+    check_values(where, model)
+    on_disk = [block.name for block in blocks if block.tier == DISK]
+    _rest_on_disk(where, model, on_disk, [block.name for block in blocks], folder)
+    return put_blocks(model, blocks, pinned_memory=budget, offload_buffers=buffers, skipped=skipped)
 
 
 def _rest_on_disk(where: str, model: nn.Module, blocks: Sequence[str], all_blocks: Sequence[str], folder: Any) -> None:

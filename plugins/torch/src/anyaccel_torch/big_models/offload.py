@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from anyaccel.errors import StateError
 from anyaccel_torch.big_models.copy_engine import CopyEngine
+from anyaccel_torch.big_models.device_map import DISK
 from anyaccel_torch.big_models.host_buffers import BufferPool, PinnedMemory
 from anyaccel_torch.big_models.model_blocks import Place, block_around, places
 from anyaccel_torch.big_models.offload_hooks import BlockHook, OffloadHook, Passes, ScopeHook
@@ -52,8 +53,8 @@ class _Home:
         """Move it to where it rests; what several blocks use stays on the device of the first."""
         first = next(iter(self.blocks.values()))
         device = first.device if self.stays or len(self.blocks) > 1 else _CPU
-        in_file = isinstance(self.tensor, StoredTensor) and device == _CPU and len(self.blocks) == 1
-        if in_file or (self.tensor.device == device and not isinstance(self.tensor, StoredTensor)):
+        stays_in_file = isinstance(self.tensor, StoredTensor) and first.tier == DISK and len(self.blocks) == 1
+        if stays_in_file or (self.tensor.device == device and not isinstance(self.tensor, StoredTensor)):
             return
         with torch.no_grad(), translate_errors(f"{self.where[0].name} on {device}"):
             made = _moved(self.tensor, device)

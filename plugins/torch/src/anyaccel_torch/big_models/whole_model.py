@@ -12,7 +12,7 @@ from torch import nn
 from anyaccel.arguments import check
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
-from anyaccel_torch.big_models.dispatch import checked_execution_device
+from anyaccel_torch.big_models.block_placement import checked_execution_device
 from anyaccel_torch.big_models.input_transfer import MovedInputs
 from anyaccel_torch.big_models.offload import BlockPlace, Offload
 from anyaccel_torch.big_models.offload_hooks import OffloadHook, Passes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, ClassVar
 
+from anyaccel.adapter.transfer_observer import Record
 from anyaccel.device import Device
 from anyaccel.hookspecs import hookimpl
 from anyaccel.registry import registry
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.simulated.sim_device import KIND, running, unavailable_reason
+from anyaccel_torch.simulated.sim_device import KIND, observers, running, unavailable_reason
 
 _PLUGIN = "torch-simulated"
 
@@ -40,6 +42,14 @@ class SimulatedBackend(TorchBackend):
             register()
             self._registered = True
         return super().native_device(device)
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """As `ObservesTransfers.observe_transfers`: whatever the devices count."""
+        return observers.added(record)
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """As `ObservesTransfers.unobserved_transfers`: nothing."""
+        return ()
 
     def synchronize(self, device: Device) -> None:
         """As `Backend.synchronize`; counts a wait, though nothing is ever pending."""

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 
+from anyaccel.adapter.transfer_observer import Observers, TransferEvent
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError
 from anyaccel.numpy_backend.sim_device import Transfers
@@ -16,6 +17,9 @@ KIND = "sim"
 _MAX_DEVICES = 64
 _lock = threading.RLock()  # memory is freed wherever Python frees an object, also by a thread that holds this
 _running: list[SimulatedDevice] = []
+
+observers = Observers()
+"""Who is told transfers and waits of simulated devices."""
 
 
 class SimulatedDevice:
@@ -47,9 +51,13 @@ class SimulatedDevice:
         """Set transfers and syncs to zero, and the peak to the bytes in use."""
         self.transfers, self.syncs, self.flushes, self.peak = Transfers(), 0, 0, self.used
 
-    def count_sync(self) -> None:
-        """Count a wait of the host."""
+    def count_sync(self, operation: str = "synchronize") -> None:
+        """Count a wait of the host, in which nothing is moved."""
         self.syncs += 1
+        if observers:
+            host = Device("cpu")
+            wait = TransferEvent(kind="wait", source=self.device, target=host, operation=operation, waits=True)
+            observers.tell(wait)
 
     def reserve(self, nbytes: int) -> str:
         """Count allocated memory and return `""`; or return why it does not fit, and count nothing."""

@@ -16,9 +16,10 @@ from anyaccel_torch.simulated import autograd_hooks, recurrent
 from anyaccel_torch.simulated.device_rules import OperatorTraits, common_device, device_mismatch, operator_traits
 from anyaccel_torch.simulated.memory_ledger import handle_of, parse_device, reserve
 from anyaccel_torch.simulated.rng import call_random
-from anyaccel_torch.simulated.sim_device import KIND
+from anyaccel_torch.simulated.sim_device import KIND, observers
 from anyaccel_torch.simulated.streams import is_pinned
 from anyaccel_torch.simulated.timing import INTO, OUT
+from anyaccel_torch.transfer_observer import transfer_event
 
 aten = torch.ops.aten
 _HOST = torch.device("cpu")
@@ -117,6 +118,7 @@ class SimTensor(torch.Tensor):
         raise BufferError(f"a tensor on {self.device} cannot be exported: other frameworks know no simulated devices")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        _count_transfer(self.device, _HOST, self.nbytes, True, operation="repr")
         text, grad = repr(self.held.detach()).removesuffix(")"), ", requires_grad=True" if self.requires_grad else ""
         return f"{text}, device='{self.device}'{grad})"
 
@@ -180,10 +182,10 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     held_args = [operands.unwrap(value) for value in args]
     held_kwargs = {name: operands.unwrap(value) for name, value in kwargs.items()}
     device = common_device(traits, args, kwargs, operands.sims, operands.hosts)
-    if traits.waits:
-        handle_of(device).count_sync()
-    if traits.indexing and operands.hosts:
-        handle_of(device).transfers.into.count(sum(host.nbytes for host in operands.hosts))
+    if traits.waits and not traits.indexing:
+        handle_of(device).count_sync(traits.name)
+    if traits.indexing:
+        _count_indices(traits, device, args, operands.hosts)
     target = device if held_kwargs.get("device") is None else parse_device(held_kwargs["device"])
     if "device" in held_kwargs:
         held_kwargs["device"] = _HOST if target.type == KIND else target
@@ -240,6 +242,22 @@ def _count_compute(device: torch.device, operands: Any, results: Any, writes: bo
         timing.compute(sum(value.nbytes for value in (*read, *written)))
 
 
+def _count_indices(traits: OperatorTraits, device: torch.device, args: tuple[Any, ...], hosts: list[Tensor]) -> None:
+    """Count indices that an operator copies to the device, and the wait for the number of places in a mask.
+
+    Writing one number at a mask needs none: it becomes `masked_fill`. On a GPU that holds for numbers on the host; here
+    torch has put them on the device already.
+    """
+    if hosts:
+        nbytes = sum(host.nbytes for host in hosts)
+        handle_of(device).transfers.into.count(nbytes)
+        tell_transfer(_HOST, device, nbytes, traits.name, waits=True)
+    masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+    fills = len(args) > 2 and args[2].numel() == 1
+    if masks and not fills:
+        handle_of(device).count_sync(traits.name)
+
+
 # -- transfers -------------------------------------------------------------------------------------------------------
 
 
@@ -247,11 +265,20 @@ def _held(tensor: Tensor) -> Tensor:
     return tensor.held if isinstance(tensor, SimTensor) else tensor
 
 
-def _count_transfer(source: torch.device, target: torch.device, nbytes: int, waits: bool, pinned: bool = False) -> None:
+def _count_transfer(
+    source: torch.device,
+    target: torch.device,
+    nbytes: int,
+    waits: bool,
+    pinned: bool = False,
+    operation: str = "copy_",
+    result: Tensor | None = None,
+) -> None:
     """Count a transfer, and the wait for one to the host."""
     if source == target:
         return
     _count_copy_time(source, target, nbytes, waits or not pinned)
+    tell_transfer(source, target, nbytes, operation, waits=waits or not pinned, result=result)
     if source.type == target.type == KIND:
         handle_of(source).transfers.between.count(nbytes)
         handle_of(target).transfers.between.count(nbytes)
@@ -260,10 +287,23 @@ def _count_transfer(source: torch.device, target: torch.device, nbytes: int, wai
     else:
         handle_of(source).transfers.out.count(nbytes)
         if waits:
-            handle_of(source).count_sync()
+            handle_of(source).syncs += 1
+
+
+def tell_transfer(
+    source: torch.device, target: torch.device, nbytes: int, operation: str, *, waits: bool, result: Any = None
+) -> None:
+    """Tell who observes; the host waits for no copy between two devices."""
+    if observers:
+        observers.tell(transfer_event(source, target, nbytes, operation, waits=waits, result=result))
 
 
 def _count_copy_time(source: torch.device, target: torch.device, nbytes: int, waits: bool) -> None:
+    if source.type == target.type == KIND:
+        origin, destination = handle_of(source).timing, handle_of(target).timing
+        if origin is not None and destination is not None:
+            destination.copy_from(origin, nbytes)
+            return
     for device, direction in ((target, INTO), (source, OUT)):
         timing = handle_of(device).timing if device.type == KIND else None
         if timing is not None:
@@ -275,14 +315,15 @@ def _to_copy(source: Tensor, *, device: Any = None, non_blocking: bool = False, 
     held_on = _HOST if target.type == KIND else target
     copied: Tensor = aten._to_copy.default(_held(source), device=held_on, **settings)
     result = wrap(copied, target) if target.type == KIND else copied
-    _count_transfer(source.device, target, copied.nbytes, not non_blocking, is_pinned(source))
+    pinned = is_pinned(source) if source.device.type == "cpu" else non_blocking  # torch allocates it for such copies
+    _count_transfer(source.device, target, copied.nbytes, not non_blocking, pinned, "_to_copy", result)
     return result
 
 
 def _copy_(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     _held(target).copy_(_held(source))
     pinned = is_pinned(source if source.device.type == "cpu" else target)
-    _count_transfer(source.device, target.device, source.nbytes, not non_blocking, pinned)
+    _count_transfer(source.device, target.device, source.nbytes, not non_blocking, pinned, result=target)
     return target
 
 
@@ -292,14 +333,14 @@ def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Ten
 
 
 def _item(source: SimTensor) -> Any:
-    _count_transfer(source.device, _HOST, source.nbytes, True)
+    _count_transfer(source.device, _HOST, source.nbytes, True, operation="_local_scalar_dense")
     return source.held.item()
 
 
 def _all_equal(a: Tensor, b: Tensor) -> bool:
     if a.device != b.device:
         raise device_mismatch(operator_traits(aten.equal.default), a.device, b.device)
-    handle_of(a.device).count_sync()
+    handle_of(a.device).count_sync("equal")
     return bool(torch.equal(_held(a), _held(b)))
 
 

@@ -16,18 +16,27 @@ INTO, OUT = "into", "out"
 _current = threading.local()
 
 
+class HostClock:
+    """The time that the host has waited until; shared by devices that one program drives."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+
 class Timing:
     """The clocks of a device: one for each stream, one for each direction of copies, and one of the host.
 
     An operator takes the bytes that it reads and writes divided by `compute_rate`, and nothing if it only gives a
     view; a copy takes `copy_latency` and its bytes divided by `copy_bandwidth`. Work of a stream is in order; streams
     run beside each other. Copies of one direction are one after the other. Copies from or to memory that is not
-    page-locked, and blocking ones, are waited for by the host.
+    page-locked, and blocking ones, are waited for by the host; none between two devices are. Such a copy begins when
+    both devices are done with what they were given, and both go on after it.
 
     Args:
         compute_rate: bytes per second.
         copy_bandwidth: bytes per second, in each direction.
         copy_latency: seconds of each copy.
+        host: the clock of the host; give the same to all devices of a program. By default one of its own.
 
     Attributes:
         compute_seconds: of all operators.
@@ -37,19 +46,27 @@ class Timing:
         ConfigError: a number that is not positive.
     """
 
-    def __init__(self, *, compute_rate: float, copy_bandwidth: float, copy_latency: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        compute_rate: float,
+        copy_bandwidth: float,
+        copy_latency: float = 0.0,
+        host: HostClock | None = None,
+    ) -> None:
         where = "Timing: "
         above = lambda it: it > 0  # noqa: E731
         self.compute_rate = number(ConfigError, where, "compute_rate", compute_rate, above, "above 0", 1e9)
         self.copy_bandwidth = number(ConfigError, where, "copy_bandwidth", copy_bandwidth, above, "above 0", 1e9)
         least = lambda it: it >= 0  # noqa: E731
         self.copy_latency = number(ConfigError, where, "copy_latency", copy_latency, least, "at least 0", 1e-5)
+        self._clock = HostClock() if host is None else host
         self._lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
         """Set all clocks to zero."""
-        self._host = 0.0
+        self._clock.time = 0.0
         self._streams: dict[int, float] = {}
         self._engines = {INTO: 0.0, OUT: 0.0}
         self.compute_seconds = 0.0
@@ -57,14 +74,14 @@ class Timing:
 
     def elapsed(self) -> float:
         """The time at which all work ends."""
-        return max(self._host, *self._streams.values(), *self._engines.values())
+        return max(self._clock.time, *self._streams.values(), *self._engines.values())
 
     def compute(self, nbytes: int) -> None:
         """Work of the current stream."""
         seconds = nbytes / self.compute_rate
         with self._lock:
             stream = current_stream(self)
-            self._streams[stream] = max(self._streams.get(stream, 0.0), self._host) + seconds
+            self._streams[stream] = max(self._streams.get(stream, 0.0), self._clock.time) + seconds
             self.compute_seconds += seconds
 
     def copy(self, direction: str, nbytes: int, *, waits: bool) -> None:
@@ -72,15 +89,34 @@ class Timing:
         seconds = self.copy_latency + nbytes / self.copy_bandwidth
         with self._lock:
             stream = current_stream(self)
-            end = max(self._streams.get(stream, 0.0), self._engines[direction], self._host) + seconds
+            end = max(self._streams.get(stream, 0.0), self._engines[direction], self._clock.time) + seconds
             self._streams[stream] = self._engines[direction] = end
             self.copy_seconds[direction] += seconds
             if waits:
-                self._host = end
+                self._clock.time = max(self._clock.time, end)
+
+    def copy_from(self, source: Timing, nbytes: int) -> None:
+        """A copy from another device, of the current streams of both."""
+        slower = min(self.copy_bandwidth, source.copy_bandwidth)
+        seconds = max(self.copy_latency, source.copy_latency) + nbytes / slower
+        ends = ((source, OUT), (self, INTO))
+        begin = max(max(each.end_of(current_stream(each)), each.engine_end(way)) for each, way in ends)
+        for each, way in ends:
+            each.occupy(way, begin + seconds, seconds)
+
+    def engine_end(self, direction: str) -> float:
+        """When the copies of one direction end that were given until now."""
+        return self._engines[direction]
+
+    def occupy(self, direction: str, end: float, seconds: float) -> None:
+        """The current stream, and the copies of one direction, are busy until `end`."""
+        with self._lock:
+            self._streams[current_stream(self)] = self._engines[direction] = end
+            self.copy_seconds[direction] += seconds
 
     def end_of(self, stream: int) -> float:
         """When what was given to a stream until now ends."""
-        return max(self._streams.get(stream, 0.0), self._host)
+        return max(self._streams.get(stream, 0.0), self._clock.time)
 
     def delay(self, stream: int, until: float) -> None:
         """What a stream is given from now on begins no earlier."""
@@ -90,11 +126,11 @@ class Timing:
     def wait(self, until: float) -> None:
         """The host waits."""
         with self._lock:
-            self._host = max(self._host, until)
+            self._clock.time = max(self._clock.time, until)
 
     def reached(self, time: float) -> bool:
         """Whether the host has waited as long."""
-        return time <= self._host
+        return time <= self._clock.time
 
 
 def current_stream(key: Any) -> int:

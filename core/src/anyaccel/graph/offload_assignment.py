@@ -1,0 +1,118 @@
+"""Offload assignment: where the blocks of a node's model are that has a device map, as its backend plans it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from anyaccel.arguments import shown
+from anyaccel.backend import Memory
+from anyaccel.device import Device
+from anyaccel.errors import AnyaccelError, CapabilityError, DeviceParseError, GraphError
+from anyaccel.graph.nodes import ModelNode, Node
+from anyaccel.graph.plan_entries import Assignment
+from anyaccel.graph.resolution import Request
+from anyaccel.host_memory import host_memory
+from anyaccel.numpy_backend.estimator import Estimator
+from anyaccel.planner import OffloadModels, OffloadRequest
+from anyaccel.planner.capability import TIERS
+from anyaccel.registry import Registry
+from anyaccel.requests import InventoryRegistry
+
+_EXAMPLE = "{'embed': 'gpu:0', 'layers': 'cpu'}"
+
+
+def with_offload(node: Node, assignment: Assignment, request: Request, known: Registry) -> Assignment:
+    """The assignment of a node with the places of its model's blocks, where it has a device map.
+
+    Raises:
+        AnyaccelError: the framework or the phase cannot do it, the map does not fit the model, or nothing fits.
+    """
+    if not isinstance(node, ModelNode) or node.device_map is None:
+        return assignment
+    _check_possible(node, assignment, request)
+    assert isinstance(assignment.backend, OffloadModels)
+    wanted = _wanted(node, assignment, request, known)
+    try:
+        plan = assignment.backend.plan_offload(node.model, assignment.device, wanted)
+    except AnyaccelError as error:
+        raise type(error)(
+            f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
+        ) from error
+    if all(block.device != assignment.device for block in plan.blocks):
+        there = str(plan.blocks[0].device)
+        raise GraphError(
+            f"node {node.label!r} is on {assignment.device}, and its device_map has no block there",
+            available=", ".join(dict.fromkeys(str(block.device) for block in plan.blocks)),
+            hint=f"write ModelNode(..., accelerator={there!r})",
+        )
+    return replace(assignment, offload=plan)
+
+
+def _check_possible(node: ModelNode, assignment: Assignment, request: Request) -> None:
+    problem = f"node {node.label!r} has a device_map"
+    if isinstance(node.model, Estimator) or not isinstance(assignment.backend, OffloadModels):
+        what = "is an estimator" if isinstance(node.model, Estimator) else f"is computed by {assignment.framework}"
+        raise CapabilityError(
+            f"{problem}, and {what}, which cannot divide models or let weights rest elsewhere",
+            available="frameworks whose plugin has the capability 'offload'",
+            hint="leave device_map, max_memory and offload out",
+        )
+    for name in ("precision", "remat"):
+        if getattr(node, name) or (name == "precision" and request.precision):
+            raise CapabilityError(
+                f"{problem} and {name}, which do not work together",
+                hint=f"leave {name} out, and convert the model or write it so before it is given to the node",
+            )
+    if len(request.devices) > 1:
+        raise CapabilityError(
+            f"{problem}, and phase {request.phase!r} trains replicas on {len(request.devices)} devices",
+            hint="ask for one device, and name the others in max_memory",
+        )
+
+
+def _wanted(node: ModelNode, assignment: Assignment, request: Request, known: Registry) -> OffloadRequest:
+    where, kind = f"node {node.label!r}: ", assignment.device.kind
+    planned = isinstance(node.device_map, str)
+    entries: Any = {} if planned else node.device_map
+    limits = node.max_memory
+    made = None if planned else {name: _text_of(where, "device_map", value, kind) for name, value in entries.items()}
+    given = None if limits is None else {_text_of(where, "max_memory", k, kind): size for k, size in limits.items()}
+    places = [*(given or ()), *(made or {}).values(), str(assignment.device)]
+    devices = {text: Device.parse(text) for text in places if text not in TIERS}
+    for device in devices.values():
+        known.serving(assignment.framework, device)
+    return OffloadRequest(
+        device_map=made,
+        max_memory=given,
+        offload=node.offload,
+        training=request.training and not node.frozen,
+        free=_free(assignment, known, devices.values()),
+    )
+
+
+def _text_of(where: str, name: str, given: Any, kind: str) -> str:
+    """A device as text, or the name of a tier; a number is the index of a device of the node's kind."""
+    if given in TIERS:
+        return str(given)
+    try:
+        return str(Device(kind, given) if isinstance(given, int) else Device.parse(given))
+    except DeviceParseError as error:
+        raise GraphError(
+            f"{where}{name} has {shown(given)}, which is no device", hint=f"write {name}={_EXAMPLE}"
+        ) from error
+
+
+def _free(assignment: Assignment, known: Registry, devices: Iterable[Device]) -> dict[str, int | None]:
+    """Bytes that are free on each device and in host memory, where weights may take half."""
+    made: dict[str, int | None] = {}
+    for device in devices:
+        if isinstance(known, InventoryRegistry):
+            made[str(device)] = known.capacity(device) or None
+        else:
+            backend = known.find(assignment.framework, device.kind)
+            found = backend.memory(device) if isinstance(backend, Memory) else None
+            made[str(device)] = found.free or None if found is not None and found.total else None
+    host = known.capacity(Device("cpu")) or None if isinstance(known, InventoryRegistry) else host_memory()[1] // 2
+    return {**made, "cpu": host, "disk": None}

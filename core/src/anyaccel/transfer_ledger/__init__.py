@@ -1,0 +1,14 @@
+"""Ledger: counts transfers between devices and waits of the host, around any code.
+
+Offers `ledger`, which counts inside a block, and `no_transfers`, which raises at the first; `Ledger`, what was counted,
+with its rows and totals; for the phases above, `register_running`, by which they say which phases are running; and for
+errors of plugins `last_mover`, which has moved a tensor.
+Stands on `adapter`, which has the capability `ObservesTransfers`, on `display`, and on the kernel.
+"""
+
+from anyaccel.transfer_ledger.call_site import CallSite, register_running
+from anyaccel.transfer_ledger.counting import ledger, no_transfers
+from anyaccel.transfer_ledger.counts import Ledger, LedgerRow, Totals
+from anyaccel.transfer_ledger.observation import last_mover
+
+__all__ = ["CallSite", "Ledger", "LedgerRow", "Totals", "last_mover", "ledger", "no_transfers", "register_running"]

@@ -1,0 +1,216 @@
+"""Transfer observer: what JAX copies between devices and the host, seen where JAX does it.
+
+Arguments of compiled functions are seen by the hook that JAX calls after each of them (by which it also looks for NaN),
+other values where its Python code hands them to the runtime, and what is read where an array becomes NumPy's. Scalars
+are not counted: they go along with a call, as those of a kernel do. An array on the CPU that becomes NumPy's counts as
+a transfer to the host, as the same code makes one on a GPU.
+"""
+
+# ruff: noqa: SLF001  (private names of JAX, which `missing_names` checks first)
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import api, array, lib
+
+from anyaccel.adapter.transfer_observer import Record, TransferEvent, TransferKind
+from anyaccel.device import Device
+
+HOST = Device("cpu")
+xla_client: Any = getattr(lib, "xla_client", None)
+_ARRAY: Any = getattr(array, "ArrayImpl", None)
+_PATCHED: tuple[tuple[Any, str], ...] = (
+    (api, "_post_hook_state"),
+    (xla_client, "batched_device_put"),
+    (xla_client, "batched_copy_array_to_devices_with_sharding"),
+    (_ARRAY, "_value"),
+    (_ARRAY, "_npy_value"),
+    (_ARRAY, "block_until_ready"),
+    (jax, "block_until_ready"),
+)
+_READERS = ("asarray", "array", "asanyarray", "ascontiguousarray")  # of NumPy, which reads arrays on the CPU by itself
+_reading = threading.local()
+
+DeviceOf = Callable[[Any], Device]
+"""The device that JAX's own object for it is."""
+
+
+def missing_names() -> list[str]:
+    """Names that this JAX lacks, without which not everything would be seen."""
+    return [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in _PATCHED if not hasattr(owner, name)]
+
+
+@contextmanager
+def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
+    """Tell `record` each transfer and wait inside; nothing where names are missing."""
+    observer = _Observer(record, device_of)
+    with ExitStack() as stack:
+        if not missing_names():
+            for enter in (observer.compiled_calls, observer.puts, observer.reads, observer.waits):
+                stack.enter_context(enter())
+        yield
+
+
+class _Observer:
+    """Makes events of what JAX is called with."""
+
+    def __init__(self, record: Record, device_of: DeviceOf) -> None:
+        self._record, self._device_of = record, device_of
+
+    def _tell(
+        self, kind: TransferKind, source: Device, target: Device, operation: str, nbytes: int = 0, waits: bool = True
+    ) -> None:
+        self._record(
+            TransferEvent(kind=kind, source=source, target=target, operation=operation, nbytes=nbytes, waits=waits)
+        )
+
+    # -- to devices ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def compiled_calls(self) -> Iterator[None]:
+        """Arguments of compiled functions, and of eager operations, which JAX compiles as well."""
+        state = api._post_hook_state
+        before = state.get_global()
+
+        def hook(function: Any, args: Any, kwargs: Any, results: Any) -> None:
+            if before is not None:
+                before(function, args, kwargs, results)
+            leaves = jax.tree_util.tree_leaves((args, kwargs))
+            given = [leaf for leaf in leaves if _is_host_array(leaf)]
+            if given or jax.local_device_count() > 1:
+                self._call(getattr(function, "__name__", "jit"), given, leaves, jax.tree_util.tree_leaves(results))
+
+        state.set_global(hook)
+        try:
+            yield
+        finally:
+            state.set_global(before)
+
+    def _call(self, name: str, given: Sequence[Any], leaves: Sequence[Any], results: Sequence[Any]) -> None:
+        target = next((_native(each) for each in results if isinstance(each, _ARRAY)), None)
+        if target is None:  # without results nobody knows where it ran, other than from its arguments
+            target = next((_native(each) for each in leaves if isinstance(each, _ARRAY)), jax.local_devices()[0])
+        for leaf in given:
+            self._tell("host to device", HOST, self._device_of(target), name, _nbytes(leaf), waits=False)
+        for leaf in leaves:
+            if isinstance(leaf, _ARRAY) and not leaf.committed and target not in leaf.devices():
+                self._moved(leaf, target, name)
+
+    def _moved(self, source: Any, target: Any, operation: str) -> None:
+        start, end = self._device_of(_native(source)), self._device_of(target)
+        self._tell("device to device", start, end, operation, _nbytes(source), waits=False)
+
+    @contextmanager
+    def puts(self) -> Iterator[None]:
+        """`device_put`, and the arguments of a call that is compiled first."""
+        put, copy = xla_client.batched_device_put, xla_client.batched_copy_array_to_devices_with_sharding
+
+        def told_put(aval: Any, sharding: Any, values: Any, devices: Any, *rest: Any, **more: Any) -> Any:
+            for value, device in zip(values, devices, strict=False):
+                self._put(value, device)
+            return put(aval, sharding, values, devices, *rest, **more)
+
+        def told_copy(arrays: Any, devices: Any, *rest: Any, **more: Any) -> Any:
+            for value, targets in zip(arrays, devices, strict=False):
+                for target in targets:
+                    self._put(value, target)
+            return copy(arrays, devices, *rest, **more)
+
+        with (
+            _replaced(xla_client, "batched_device_put", told_put),
+            _replaced(xla_client, "batched_copy_array_to_devices_with_sharding", told_copy),
+        ):
+            yield
+
+    def _put(self, value: Any, device: Any) -> None:
+        if isinstance(value, _ARRAY):
+            if device not in value.devices():
+                self._moved(value, device, "device_put")
+        elif _is_host_array(value):
+            self._tell("host to device", HOST, self._device_of(device), "device_put", _nbytes(value), waits=False)
+
+    # -- to the host -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reads(self) -> Iterator[None]:
+        """Arrays that become NumPy's, for whatever reason; what was copied before is not copied again."""
+        own: Any = _ARRAY.__dict__["_value"]
+
+        def value(this: Any) -> Any:
+            if this._npy_value is None and not getattr(_reading, "told", False):
+                self._read(this, "_value")
+            return own.fget(this)
+
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(_ARRAY, "_value", property(value)))
+            for name in _READERS:
+                stack.enter_context(_replaced(np, name, self._reader(name, getattr(np, name))))
+            yield
+
+    def _reader(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def read(given: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if type(given) is not _ARRAY or given._npy_value is not None or getattr(_reading, "told", False):
+                return function(given, *args, **kwargs) if given is not None else function(*args, **kwargs)
+            self._read(given, name)
+            _reading.told = True
+            try:
+                return function(given, *args, **kwargs)
+            finally:
+                _reading.told = False
+
+        return read
+
+    def _read(self, value: Any, operation: str) -> None:
+        source = self._device_of(_native(value))
+        self._tell("device to host", source, HOST, operation, _nbytes(value))
+
+    @contextmanager
+    def waits(self) -> Iterator[None]:
+        """`block_until_ready` of an array, and of a tree of arrays."""
+        own: Any = _ARRAY.block_until_ready
+        own_tree: Any = jax.block_until_ready
+
+        def block(this: Any) -> Any:
+            self._waited([this])
+            return own(this)
+
+        def block_tree(tree: Any) -> Any:
+            self._waited([leaf for leaf in jax.tree_util.tree_leaves(tree) if isinstance(leaf, _ARRAY)][:1])
+            return own_tree(tree)
+
+        with _replaced(_ARRAY, "block_until_ready", block), _replaced(jax, "block_until_ready", block_tree):
+            yield
+
+    def _waited(self, arrays: Iterable[Any]) -> None:
+        for each in arrays:
+            self._tell("wait", self._device_of(_native(each)), HOST, "block_until_ready")
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+def _is_host_array(value: Any) -> bool:
+    """Whether it is an array of NumPy with an axis, as lists become, too."""
+    return isinstance(value, np.ndarray) and value.ndim > 0
+
+
+def _native(value: Any) -> Any:
+    return next(iter(value.devices()))
+
+
+def _nbytes(value: Any) -> int:
+    return int(math.prod(value.shape) * value.dtype.itemsize)

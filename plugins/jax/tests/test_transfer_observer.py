@@ -1,0 +1,149 @@
+"""What the ledger sees of JAX: planted cases, and counts beside those of JAX's own transfer guard."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.errors import CapabilityError, TransferError
+from anyaccel_jax import transfer_observer
+
+NP = np.ones(3, "float32")
+
+
+@pytest.fixture(scope="module")
+def x() -> jax.Array:
+    return jnp.arange(3.0)
+
+
+@jax.jit
+def doubled(tree: dict[str, jax.Array]) -> jax.Array:
+    return tree["x"] * 2 + tree["y"]
+
+
+def other_device() -> jax.Device:
+    return jax.devices("cpu")[1]
+
+
+PLANTED: dict[str, tuple[Callable[[jax.Array], object], list[tuple[str, int, int]]]] = {
+    "zeros": (lambda x: jnp.zeros(()), []),
+    "ones": (lambda x: jnp.ones((4, 4)), []),
+    "a number": (lambda x: x + 1, []),
+    "a random key": (lambda x: jax.random.normal(jax.random.key(0), (3,)), []),
+    "an array": (lambda x: jnp.asarray(NP), [("host to device", 12, 0)]),
+    "a list": (lambda x: jnp.array([1.0, 2.0]), [("host to device", 8, 0)]),
+    "device_put": (lambda x: jax.device_put(NP), [("host to device", 12, 0)]),
+    "device_put of a tree": (lambda x: jax.device_put({"a": NP, "b": x}), [("host to device", 12, 0)]),
+    "where it is": (lambda x: jax.device_put(x, jax.devices("cpu")[0]), []),
+    "to another device": (lambda x: jax.device_put(x, other_device()), [("device to device", 12, 0)]),
+    "an argument of a compiled function": (lambda x: doubled({"x": x, "y": NP}), [("host to device", 12, 0)]),
+    "an operand": (lambda x: x * NP, [("host to device", 12, 0)]),
+    "beside another device's": (
+        lambda x: jax.device_put(NP, other_device()) + x,
+        [("host to device", 12, 0), ("device to device", 12, 0)],
+    ),
+    "CPU to NumPy": (lambda x: np.asarray(x), [("device to host", 12, 1)]),
+    "np.array": (lambda x: np.array(x), [("device to host", 12, 1)]),
+    "device_get": (lambda x: jax.device_get(x), [("device to host", 12, 1)]),
+    "item": (lambda x: x.sum().item(), [("device to host", 4, 1)]),
+    "float": (lambda x: float(x.sum()), [("device to host", 4, 1)]),
+    "print": (lambda x: print(x), [("device to host", 12, 1)]),
+    "a list of numbers": (lambda x: x.tolist(), [("device to host", 12, 1)]),
+    "if tensor": (lambda x: bool(x.sum() > 0), [("device to host", 1, 1)]),
+    "block_until_ready": (lambda x: x.block_until_ready(), [("wait", 0, 1)]),
+    "block_until_ready of a tree": (lambda x: jax.block_until_ready([x, x]), [("wait", 0, 1)]),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_planted_cases(case: str, x: jax.Array) -> None:
+    """The first call, which is compiled, and a later one, which JAX runs without Python, count the same."""
+    function, expected = PLANTED[case]
+    for _ in range(3):
+        with aa.ledger() as moved:
+            function(x)
+        assert [(each.kind, each.nbytes, each.waits) for each in moved.rows] == expected
+        assert {each.line.rpartition(":")[0] for each in moved.rows} <= {__file__}
+    if not expected:
+        with aa.no_transfers(["jax"]):
+            function(x)
+    else:
+        with pytest.raises(TransferError), aa.no_transfers(["jax"]):
+            function(x)
+
+
+def test_a_mask_is_read_and_its_places_go_back(x: jax.Array) -> None:
+    with aa.ledger() as moved:
+        x[x > 1]
+    kinds = {name: total.transfers for name, total in moved.by("kind").items()}
+    assert kinds["device to host"] == 1 and kinds["host to device"] >= 1
+
+
+def test_everything_is_put_back(x: jax.Array) -> None:
+    before = (np.asarray, np.array, jax.block_until_ready, vars(type(x))["_value"], type(x).block_until_ready)
+    with pytest.raises(ZeroDivisionError), aa.ledger():
+        assert np.asarray is not before[0]
+        raise ZeroDivisionError
+    assert (np.asarray, np.array, jax.block_until_ready, vars(type(x))["_value"], type(x).block_until_ready) == before
+    with aa.ledger() as moved:
+        pass
+    np.asarray(x)
+    assert moved.transfers == 0
+
+
+def test_the_search_for_nan_goes_on(x: jax.Array) -> None:
+    """It uses the same hook."""
+    with jax.debug_nans(True):
+        with aa.ledger(), pytest.raises(FloatingPointError):
+            jnp.log(x - 1)
+        with pytest.raises(FloatingPointError):
+            jnp.log(x - 1)
+
+
+def test_a_jax_without_a_name_is_not_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_observer, "_PATCHED", ((jax, "no_such_name"),))
+    with aa.ledger() as moved:
+        jax.device_put(NP)
+    assert moved.transfers == 0
+    assert moved.not_covered == ("jax: this version of JAX has no jax.no_such_name, by which transfers are seen",)
+    with pytest.raises(CapabilityError, match=r"jax\.no_such_name"), aa.no_transfers(["jax"]):
+        pass
+
+
+GUARDED = """
+import json, jax, jax.numpy as jnp, numpy as np, anyaccel as aa
+ONES, OTHER = np.ones(3, "float32"), jax.devices()[1]
+x = jnp.arange(3.0)
+step = jax.jit(lambda a, b: a * b)
+
+def work():
+    for i in range(5):
+        y = step(x, ONES)
+        jax.device_put(ONES)
+        if i % 2:
+            jax.device_put(y, OTHER)
+
+with aa.ledger() as moved:
+    work()
+with jax.transfer_guard("log_explicit"):
+    work()
+print(json.dumps({kind: total.transfers for kind, total in moved.by("kind").items()}))
+"""
+
+
+def test_counts_are_those_of_the_transfer_guard() -> None:
+    """Which logs each transfer; those of numbers, which it does not let pass either, are not in this work."""
+    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    logged = re.findall(r"(host-to-device|device-to-device) transfer:", done.stderr)
+    counts = {kind: logged.count(kind.replace(" ", "-")) for kind in ("host to device", "device to device")}
+    assert counts == json.loads(done.stdout) == {"host to device": 10, "device to device": 2}

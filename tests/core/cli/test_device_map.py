@@ -1,0 +1,65 @@
+"""`anyaccel device-map`: what it refuses without a framework that divides models; torch's tests have the plans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from anyaccel.cli.main import group
+from anyaccel.requests import Inventory
+
+MODULE = """
+import anyaccel as aa
+
+def build():
+    return aa.SequentialMLP(1)
+
+def fails():
+    raise KeyError("mine")
+
+def text():
+    return "no model"
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> str:
+    (tmp_path / "model.py").write_text(MODULE)
+    return str(tmp_path / "model.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("build", ["--on", "cpu 1GB"], "numpy cannot divide models, or not on 1x cpu"),
+        ("fails", ["--on", "cpu 1GB"], "fails() fails: KeyError: 'mine'"),
+        ("text", ["--on", "cpu 1GB"], "gives a str, which no installed plugin knows as a model"),
+        ("number", ["--on", "cpu 1GB"], "is a int, not a model and no function that makes one"),
+        ("build", ["--on", "2x 24"], "'24' is neither a kind of device"),
+        ("build", ["--on", "cpu", "--file", "x"], "--on and --file both give a machine"),
+        ("build", ["--on", "cpu", "--input", "long"], "--input 'long' is no tensor"),
+    ],
+)
+def test_what_is_no_model_or_no_machine_is_refused(module: str, name: str, options: list[str], says: str) -> None:
+    result = CliRunner().invoke(group, ["device-map", f"{module}:{name}", *options])
+    shown = " ".join((result.output + str(result.exception)).split())
+    assert says in shown and result.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("words", "nbytes", "host"),
+    [
+        ("2x 24GB, cpu 64GB", [24e9, 24e9], 64e9),
+        ("2x gpu-24GB mem=1TB", [24e9, 24e9], 1e12),
+        ("40GB, 3x 24GB", [40e9, 24e9, 24e9, 24e9], 0),
+        ("cpu 64GB", [], 64e9),
+    ],
+)
+def test_machines_in_words(words: str, nbytes: list[float], host: float) -> None:
+    machine = Inventory.parse(words)
+    assert [each.nbytes for each in machine.devices if each.device.kind != "cpu"] == nbytes
+    assert machine.host_nbytes == host

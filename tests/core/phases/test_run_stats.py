@@ -1,0 +1,93 @@
+"""run.stats: memory of devices and nodes, and speed, while a phase runs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.phases import RunStats
+from anyaccel.registry import registry
+
+ROWS = aa.FeatureSet.from_dict(
+    "rows", {"x": np.ones((12, 3), np.float32), "y": np.ones((12, 1), np.float32)}, ["x"], ["y"]
+)
+LOSS = aa.AppliedLoss("mse", on="head")
+
+
+class Watch(aa.Callback):
+    def __init__(self):
+        self.seen, self.memory = [], []
+
+    def phase_start(self, run):
+        self.seen.append(run.stats)
+
+    def after_loading(self, run):
+        self.seen.append(run.stats)
+
+    def epoch_end(self, run):
+        self.seen.append(run.stats)
+        self.memory.append(registry().find("numpy", "sim").memory(aa.Device("sim", 0)))
+
+
+def watched(graph, phase=aa.TrainPhase, **settings):
+    watch = Watch()
+    more = {} if phase is aa.EvalPhase else {"n_epochs": 2, "sampler": 4}
+    aa.Experiment(graph, progress="none").run_phase(
+        phase("it", data=ROWS, losses=[LOSS], callbacks=[watch], **more, **settings)
+    )
+    return watch
+
+
+def chain(optimizer="adam"):
+    first = aa.ModelNode("first", aa.SequentialMLP(output_shape=(5,)), ROWS.reference())
+    head = aa.ModelNode("head", aa.SequentialMLP(output_shape=(1,)), first)
+    return aa.ModelGraph([first, head], optimizer)
+
+
+def test_devices_have_what_their_backend_says_and_nodes_what_they_need():
+    with aa.simulate(1, capacity=2**20):
+        graph = chain()
+        watch = watched(graph, accelerator="sim:0")
+        before, loaded, *epochs = watch.seen
+        assert before == RunStats() and str(before) == ""
+        assert loaded.steps_per_second is None and len(epochs) == 2
+        (device,) = epochs[-1].devices
+        memory = watch.memory[-1]
+        assert (device.used, device.peak, device.total) == (memory.used, memory.peak, 2**20) and memory.used > 0
+        assert (str(device.device), device.framework) == ("sim:0", "numpy")
+    sizes = {node.label: sum(p.nbytes for p in node.model.parameters.values()) for node in graph.nodes.values()}
+    for node in epochs[-1].nodes:
+        assert (node.parameters, node.gradients, node.optimizer) == (sizes[node.node],) * 2 + (2 * sizes[node.node],)
+
+
+def test_the_speed_is_that_of_the_last_epoch():
+    with aa.simulate(1):
+        watch = Watch()
+        phase = aa.TrainPhase("it", data=ROWS, losses=[LOSS], callbacks=[watch], n_epochs=2, sampler=4)
+        results = aa.Experiment(chain(), progress="none").run_phase(phase)
+    last = results.epochs[-1]
+    assert watch.seen[-1].steps_per_second == pytest.approx(last.steps / last.seconds)
+
+
+def test_what_is_frozen_or_only_evaluated_has_no_gradients():
+    with aa.simulate(1):
+        graph = chain()
+        graph.freeze("first")
+        frozen, head = watched(graph).seen[-1].nodes
+        assert (frozen.gradients, frozen.optimizer) == (0, 0) < (head.gradients, head.optimizer)
+        evaluated = watched(chain(), aa.EvalPhase).seen[-1].nodes
+        assert [(node.gradients, node.optimizer) for node in evaluated] == [(0, 0)] * 2
+
+
+def test_they_are_shown_as_text_and_plain_data():
+    with aa.simulate(1, capacity=2**20):
+        stats = watched(chain(aa.Optimizer("sgd", lr=0.1)), accelerator="sim:0").seen[-1]
+    lines = str(stats).splitlines()
+    assert lines[0].startswith("sim:0 (numpy): ") and lines[0].endswith(" in total")
+    assert lines[1].startswith("first on sim:0: ") and lines[1].endswith(", 0 B optimizer")
+    assert lines[-1].endswith(" steps/s")
+    plain = json.loads(json.dumps(stats.to_dict()))
+    assert plain["devices"][0]["device"] == "sim:0" and plain["nodes"][1]["node"] == "head"
