@@ -17,6 +17,8 @@ from anyaccel.testing.subject import Subject
 from anyaccel.testing.subject_discovery import canonical_name, published_subject
 from anyaccel.testing.tiny import TinyBackend
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = """
 import os
 from anyaccel.hookspecs import hookimpl

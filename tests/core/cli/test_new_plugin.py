@@ -25,6 +25,8 @@ from anyaccel.registry import registry
 from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
+pytestmark = pytest.mark.slow
+
 SHORT, LONG = "x", "aaaaaaaaaa_bbbbbbbbbb_cccccccc"
 
 
@@ -468,7 +470,6 @@ def test_the_project_passes_ruff(kind, name, made, trial):
         assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
 @pytest.mark.parametrize("kind", ["chip", "framework"])
 def test_the_project_passes_mypy(kind, made, trial, tmp_path):

@@ -22,6 +22,8 @@ from anyaccel.phases import Callback, EvalPhase, TrainPhase
 from anyaccel.registry import Registry
 from anyaccel.specs import Optimizer
 
+pytestmark = pytest.mark.slow
+
 MSE = AppliedLoss("mse", on="net")
 MODELS = ("enc", "side", "net")
 DEVICES = ("cpu:0", "sim:0", "sim:1")

@@ -15,7 +15,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.registry import Registry, registry
-from anyaccel.replicas import is_main_process
+from anyaccel.replicas import is_main_process, join, launched
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.specs import Optimizer
 
@@ -28,6 +28,8 @@ def run(framework: str | None, device: str | None, epochs: int, seed: int, as_js
     if framework is not None:
         _check_framework(plugins, framework)
     framework = framework or choose_framework(plugins, Device.parse(device) if device else None)
+    if launched() is not None:
+        join(framework)  # before it starts
     device = device or str(best_device_of(plugins, framework))
     experiment = make_experiment(framework, seed, quiet=as_json)
     training, test = make_phases(device, epochs, seed)

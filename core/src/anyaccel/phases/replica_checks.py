@@ -68,7 +68,8 @@ def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str
             raise CapabilityError(
                 f"phase {phase.label!r}: the loss {weighted!r} weighs rows or positions, and replicas of "
                 f"{backend.framework} cannot add up these weights",
-                hint="write replicas=1 to train the whole model in each process on its own, or update the plugin",
+                hint="write deterministic=True, which needs no such sums; or replicas=1 to train the whole model in "
+                "each process on its own",
             )
 
 

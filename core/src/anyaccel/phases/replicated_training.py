@@ -109,8 +109,8 @@ class ReplicatedTraining:
 
     def abandon(self) -> None:
         """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
-        for framework, program in self._built:
-            self._groups[framework].abandon([program])
+        for framework, group in self._groups.items():
+            group.abandon([program for name, program in self._built if name == framework])
 
     def begin_step(self, sizes: Sequence[int]) -> None:
         """See `StepReplicas`."""
@@ -346,7 +346,8 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}
-    check_weights(phase, resolution, groups)
+    if not phase.deterministic:  # there, each replica has all rows, and their weights
+        check_weights(phase, resolution, groups)
     check_fixed_order(phase, place.size, groups)
     return ReplicatedTraining(
         phase.label,

@@ -4,6 +4,7 @@ Stands on the contract of plugins alone. What the phases do with it is in `phase
 """
 
 from anyaccel.replicas.group import ReplicaGroup, Replicate
+from anyaccel.replicas.joining import join
 from anyaccel.replicas.launcher import Launched, is_main_process, launched, replica_timeout
 from anyaccel.replicas.sharding import ShardParameters
 from anyaccel.replicas.spawn import spawn
@@ -14,6 +15,7 @@ __all__ = [
     "Replicate",
     "ShardParameters",
     "is_main_process",
+    "join",
     "launched",
     "replica_timeout",
     "spawn",

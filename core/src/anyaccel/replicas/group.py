@@ -106,7 +106,11 @@ class ReplicaGroup(ABC):
         """
 
     def abandon(self, programs: Sequence[Program]) -> None:
-        """This replica has failed, and the others may wait elsewhere: from now on nothing is exchanged."""
+        """This replica has failed, and the others may wait elsewhere: from now on nothing is exchanged.
+
+        Args:
+            programs: those whose parameters are divided.
+        """
 
 
 class Replicate(ABC):

@@ -11,12 +11,15 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
+from anyaccel.replicas import ReplicaGroup, Replicate
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
 
 
-class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, HealthChecks, ObservesTransfers):
+class JaxBackend(
+    ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, Replicate, HealthChecks, ObservesTransfers
+):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
     For a chip that a PJRT plugin adds, derive a class that sets `kinds`, and `platforms` where JAX's name of the kind
@@ -44,6 +47,16 @@ class JaxBackend(ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceRepl
         from anyaccel_jax.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
+        """As `Replicate.replica_group`, by jax.distributed."""
+        from anyaccel_jax.replica_group import joined
+
+        return joined(rank, size)
+
+    def unsynchronizable(self, model: Any) -> str:
+        """As `Replicate.unsynchronizable`: any layer that mixes the rows of a batch."""
+        return self.batch_coupling(model)
 
     def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
         """As `ExpectedDevices.expected_devices`; None for kinds that a PJRT plugin adds."""

@@ -19,6 +19,7 @@ from anyaccel_torch.eager_steps import gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.losses import BoundLoss
+from anyaccel_torch.module_placement import find_offload
 from anyaccel_torch.optimizers import GroupOptimizer
 from anyaccel_torch.precise_call import casts_everything
 
@@ -185,7 +186,11 @@ class StepCompiler:
         return device if device.type in ("cpu", "cuda") else None
 
     def _uncompilable(self) -> str:
-        """What a segment's precision asks for that compiled steps do not do; `""` for nothing."""
+        """What compiled steps do not do: weights that rest elsewhere, and some of precision; `""` for nothing."""
+        nodes = (operation for operation in self._segment.operations if operation.model is not None)
+        resting = next((operation.label for operation in nodes if find_offload(operation.model) is not None), None)
+        if resting is not None:
+            return f"weights of node {resting!r} rest elsewhere, and come and go"
         precision = self._segment.precision
         if precision is None:
             return ""

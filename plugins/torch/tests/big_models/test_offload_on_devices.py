@@ -347,6 +347,20 @@ def test_inputs_move_once_and_not_for_each_layer() -> None:
     assert DEVICES[1].transfers.between.number == 2  # the hidden states and the mask
 
 
+def test_no_allocator_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate does for each tensor of each call."""
+    flushed: list[int] = []
+    monkeypatch.setattr(torch.get_device_module(ONE), "empty_cache", lambda: flushed.append(1))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: flushed.append(1))
+    model = cpu_offload(transformer(depth=3), ONE)
+    with torch.no_grad():
+        model(TOKENS)
+    model(TOKENS).sum().backward()
+    assert not flushed
+    torch.get_device_module(ONE).empty_cache()
+    assert flushed
+
+
 @pytest.mark.parametrize("offload_buffers", [False, True])
 def test_buffers_follow_and_what_a_forward_writes_to_them_is_kept(offload_buffers: bool) -> None:
     def net() -> nn.Module:

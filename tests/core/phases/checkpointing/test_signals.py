@@ -12,7 +12,7 @@ import pytest
 
 from anyaccel.phases.checkpointing import run_folder, termination
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="POSIX signals")]
 
 SCRIPT = """
 import os, signal, sys, threading, time

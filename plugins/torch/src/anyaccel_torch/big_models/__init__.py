@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from anyaccel_torch.big_models.dispatch import disk_offload as disk_offload
     from anyaccel_torch.big_models.dispatch import dispatch_model as dispatch_model
     from anyaccel_torch.big_models.dispatch import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
-    from anyaccel_torch.big_models.empty_weights import empty_weights as empty_weights
-    from anyaccel_torch.big_models.empty_weights import init_empty_weights as init_empty_weights
-    from anyaccel_torch.big_models.empty_weights import init_on_device as init_on_device
+    from anyaccel_torch.big_models.empty_modules import empty_weights as empty_weights
+    from anyaccel_torch.big_models.empty_modules import init_empty_weights as init_empty_weights
+    from anyaccel_torch.big_models.empty_modules import init_on_device as init_on_device
     from anyaccel_torch.big_models.loading import LoadedCheckpoint as LoadedCheckpoint
     from anyaccel_torch.big_models.loading import load_checkpoint as load_checkpoint
     from anyaccel_torch.big_models.loading import load_checkpoint_in_model as load_checkpoint_in_model
+    from anyaccel_torch.big_models.model_hooks import AlignDevicesHook as AlignDevicesHook
+    from anyaccel_torch.big_models.model_hooks import ModelHook as ModelHook
+    from anyaccel_torch.big_models.model_hooks import SequentialHook as SequentialHook
+    from anyaccel_torch.big_models.model_hooks import add_hook_to_module as add_hook_to_module
+    from anyaccel_torch.big_models.model_hooks import hook_of as hook_of
+    from anyaccel_torch.big_models.model_hooks import remove_hook_from_module as remove_hook_from_module
     from anyaccel_torch.big_models.offload import BlockPlace as BlockPlace
     from anyaccel_torch.big_models.offload import Offload as Offload
     from anyaccel_torch.big_models.offload import offload_of as offload_of
@@ -31,6 +37,12 @@ if TYPE_CHECKING:
     from anyaccel_torch.big_models.whole_model import cpu_offload_with_hook as cpu_offload_with_hook
 
 _MODULES = {
+    "AlignDevicesHook": ".model_hooks",
+    "ModelHook": ".model_hooks",
+    "SequentialHook": ".model_hooks",
+    "add_hook_to_module": ".model_hooks",
+    "hook_of": ".model_hooks",
+    "remove_hook_from_module": ".model_hooks",
     "BlockPlace": ".offload",
     "CpuOffloadHook": ".whole_model",
     "DeviceMap": ".auto_device_map",
@@ -40,10 +52,10 @@ _MODULES = {
     "cpu_offload_with_hook": ".whole_model",
     "disk_offload": ".dispatch",
     "dispatch_model": ".dispatch",
-    "empty_weights": ".empty_weights",
+    "empty_weights": ".empty_modules",
     "infer_auto_device_map": ".auto_device_map",
-    "init_empty_weights": ".empty_weights",
-    "init_on_device": ".empty_weights",
+    "init_empty_weights": ".empty_modules",
+    "init_on_device": ".empty_modules",
     "load_checkpoint": ".loading",
     "load_checkpoint_and_dispatch": ".dispatch",
     "load_checkpoint_in_model": ".loading",
@@ -54,16 +66,21 @@ _MODULES = {
 __getattr__, __dir__ = lazy_attributes(__name__, _MODULES)
 
 __all__ = [
+    "AlignDevicesHook",
     "BlockPlace",
     "CpuOffloadHook",
     "DeviceMap",
     "LoadedCheckpoint",
+    "ModelHook",
     "Offload",
+    "SequentialHook",
+    "add_hook_to_module",
     "cpu_offload",
     "cpu_offload_with_hook",
     "disk_offload",
     "dispatch_model",
     "empty_weights",
+    "hook_of",
     "infer_auto_device_map",
     "init_empty_weights",
     "init_on_device",
@@ -71,5 +88,6 @@ __all__ = [
     "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
     "offload_of",
+    "remove_hook_from_module",
     "remove_offload",
 ]

@@ -1,0 +1,37 @@
+"""Joining: the replicas of a framework that can be joined only before it starts."""
+
+from __future__ import annotations
+
+from anyaccel.errors import CapabilityError
+from anyaccel.registry import registry
+from anyaccel.replicas.group import Replicate
+from anyaccel.replicas.launcher import Launched, launched
+
+
+def join(framework: str) -> Launched | None:
+    """Join the other processes of a launcher, at the top of a script: before anything else uses the framework.
+
+    JAX needs this, as its devices are fixed when it starts. torch is joined by the first phase, or here.
+
+    Args:
+        framework: such as `"jax"`.
+
+    Returns:
+        which process this one is; None, and nothing is done, where no launcher has started several.
+
+    Raises:
+        FrameworkError: no plugin runs it, it has already started, or the others cannot be joined.
+        CapabilityError: its backend has no replicas in several processes.
+        ConfigError: as of `launched`.
+    """
+    backend, place = registry().find(framework), launched()
+    if not isinstance(backend, Replicate):
+        raise CapabilityError(
+            f"{framework} has no replicas in several processes here",
+            available="frameworks whose plugin has the capability 'replicate'",
+            hint="train on several devices of one process, TrainPhase(replicas=2), or leave join out",
+        )
+    if place is not None:
+        place.export()
+        backend.replica_group(place.rank, place.size)
+    return place

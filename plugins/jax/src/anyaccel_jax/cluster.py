@@ -1,0 +1,112 @@
+"""Cluster: this process as one of several that JAX joins, which it does only before it starts."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import inspect
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from anyaccel.errors import FrameworkError
+from anyaccel.replicas import replica_timeout
+from anyaccel_jax import runtime_config
+from anyaccel_jax.error_translation import first_line
+
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+_WAIT_SECONDS = 300
+_LEAVE_SECONDS = 3600
+"""So long one that ends well waits for the others, of which the first may have more to do."""
+
+
+def join_cluster(rank: int, size: int) -> Departure:
+    """Join the other processes, unless the script has: `jax.distributed.initialize()`.
+
+    They meet where JAX_COORDINATOR_ADDRESS says, else at the port after MASTER_PORT, where torch meets.
+
+    Returns:
+        how this process leaves them.
+
+    Raises:
+        FrameworkError: JAX has started on its own, they cannot be joined, or the script has joined others.
+    """
+    if jax.distributed.is_initialized():
+        _check_place(rank, size)
+        return Departure()
+    if runtime_config.is_started():
+        raise FrameworkError(
+            f"JAX has started in replica {rank} of {size} before it was joined with the others",
+            available="devices of JAX are fixed when it starts, as with the first array or model",
+            hint="write at the top of the script: from anyaccel.replicas import join; join('jax')",
+        )
+    seconds = replica_timeout() or _WAIT_SECONDS
+    settings: Any = jax.config
+    settings.update("jax_cpu_collectives_implementation", "gloo")
+    if hasattr(settings, "jax_enable_preemption_service"):  # it takes SIGTERM, by which launchers end a process
+        settings.update("jax_enable_preemption_service", False)
+    more = {"shutdown_timeout_seconds": _LEAVE_SECONDS}
+    known = inspect.signature(jax.distributed.initialize).parameters
+    given: dict[str, Any] = {name: value for name, value in more.items() if name in known}
+    try:
+        jax.distributed.initialize(_coordinator(), size, rank, initialization_timeout=max(1, int(seconds)), **given)
+    except (RuntimeError, ValueError) as error:
+        raise FrameworkError(
+            f"replica {rank} of {size} could not join the others by JAX: {first_line(error)}",
+            available=f"the coordinator {_coordinator()}",
+            hint=f"start all processes with one launcher, or set {COORDINATOR}=HOST:PORT to a port that is free",
+        ) from error
+    departure = Departure()
+    departure.watch()
+    return departure
+
+
+def _coordinator() -> str:
+    given = os.environ.get(COORDINATOR)
+    return given or f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
+
+
+def _check_place(rank: int, size: int) -> None:
+    if (jax.process_index(), jax.process_count()) != (rank, size):
+        raise FrameworkError(
+            f"JAX has joined {jax.process_count()} processes as number {jax.process_index()}, and the launcher's "
+            f"environment says {size} and {rank}",
+            hint="leave out jax.distributed.initialize, or give it the launcher's RANK and WORLD_SIZE",
+        )
+
+
+class Departure:
+    """How this process leaves the others: one that ends well waits for them, as JAX does by itself.
+
+    One that fails does not: they wait for it elsewhere, and are told by the end of its connections.
+    """
+
+    def __init__(self) -> None:
+        self._failed = False
+
+    def fail(self) -> None:
+        """This process ends with an error."""
+        self._failed = True
+
+    def watch(self) -> None:
+        """Hear of errors that end Python, and then leave without waiting."""
+        shown = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            self.fail()
+            shown(kind, error, traceback)
+
+        sys.excepthook = hook
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        from jax._src import distributed  # JAX has no public way to leave alone
+
+        state = distributed.global_state
+        for kept in (state.client, state.service) if self._failed else ():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # their own ends would wait, or abort the process
+        if self._failed:
+            state.client = state.service = None

@@ -1,0 +1,208 @@
+"""Replica group of JAX: gradients of several processes are added by one compiled sum over a mesh of their devices."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from anyaccel.backend import Program
+from anyaccel.errors import FrameworkError
+from anyaccel.replicas import ReplicaGroup
+from anyaccel_jax.cluster import join_cluster
+from anyaccel_jax.error_translation import first_line
+from anyaccel_jax.transfers import single_device
+
+_AXIS = "replicas"
+_LEAST_BYTES = 256
+"""Messages are of so many bytes, or twice, four times and so on: each size is compiled once."""
+
+
+@cache
+def joined(rank: int, size: int) -> JaxReplicaGroup:
+    """The group of this process."""
+    return JaxReplicaGroup(rank, size)
+
+
+class JaxReplicaGroup(ReplicaGroup):
+    """The processes that `jax.distributed` has joined, by a mesh of one device of each.
+
+    Args:
+        rank, size: of the launcher.
+
+    Raises:
+        FrameworkError: see `join_cluster`.
+    """
+
+    gathers_tensors: ClassVar[bool] = True
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._departure = join_cluster(rank, size)
+        self._collectives: dict[Any, _Collectives] = {}
+
+    def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
+        """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
+        gradients: list[Any] = []
+        for program in programs:
+            program.map_gradients(partial(_keep, gradients))
+        for positions in _positions(gradients):
+            own = [gradients[i] for i in positions]
+            flat = _weighted(own, weight)
+            summed = self._try("average the gradients", lambda flat=flat: self._over(flat).add(flat))  # type: ignore[misc]
+            for i, mean in zip(positions, _means(summed, own), strict=True):
+                gradients[i] = mean
+        left = iter(gradients)
+        for program in programs:
+            program.map_gradients(lambda _: next(left))
+
+    def gather(self, value: Any) -> list[Any]:
+        """As `ReplicaGroup.gather`: as JSON, lengths first."""
+        own = np.frombuffer(json.dumps(value, default=_as_text).encode(), np.uint8)
+        lengths = self._gathered(jnp.asarray([len(own)], jnp.int32)).ravel()
+        size = max(_LEAST_BYTES, 2 ** math.ceil(math.log2(max(int(lengths.max()), 1))))
+        padded = np.zeros(size, np.uint8)
+        padded[: len(own)] = own
+        every = self._gathered(jnp.asarray(padded))
+        texts = [row[:length].tobytes() for row, length in zip(every, lengths, strict=True)]
+        return [json.loads(text, object_hook=_from_text) for text in texts]
+
+    def _gathered(self, array: Any) -> np.ndarray:
+        return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
+
+    def gather_tensors(
+        self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
+    ) -> list[list[Any]]:
+        """As `ReplicaGroup.gather_tensors`: one all-gather for all tensors of a device and dtype."""
+        given = [[jnp.asarray(value) for value in shard] for shard in shards]
+        every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
+        for positions in _positions(given[0]):
+            rows = _rows([[shard[i] for i in positions] for shard in given], max(counts))
+            gathered = self._try("gather the gradients", lambda rows=rows: self._over(rows).gather(rows))  # type: ignore[misc]
+            pieces = _pieces(gathered, tuple(counts), tuple(given[0][i].shape for i in positions))
+            for shard, own in zip(every, pieces, strict=True):
+                for i, piece in zip(positions, own, strict=True):
+                    shard[i] = piece
+        return every
+
+    def abandon(self, programs: Sequence[Program]) -> None:
+        """As `ReplicaGroup.abandon`: this process ends without waiting for the others."""
+        self._departure.fail()
+
+    def _over(self, array: Any) -> _Collectives:
+        """Collectives over the devices of all processes that correspond to that of an array."""
+        device = single_device(array)
+        if device not in self._collectives:
+            self._collectives[device] = _Collectives(device, self.size)
+        return self._collectives[device]
+
+    def _try(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            result = call()
+            if (
+                single_device(result).platform == "cpu"
+            ):  # there, a collective that has begun fails when it is waited for
+                result.block_until_ready()
+        except (RuntimeError, ValueError) as error:
+            raise FrameworkError(
+                f"replica {self.rank} of {self.size} could not {what}: {first_line(error)}",
+                available="errors of the other replicas, above or in their logs",
+                hint="another replica has ended, or does not answer; start all again with their launcher",
+            ) from error
+        return result
+
+
+class _Collectives:
+    """Sums and gatherings over one device of each process.
+
+    Args:
+        device: of this process; of the others, the one with the same number among theirs.
+        size: how many processes there are.
+    """
+
+    def __init__(self, device: Any, size: int) -> None:
+        number = [other for other in jax.devices(device.platform) if other.process_index == device.process_index]
+        by_process: dict[int, list[Any]] = {}
+        for other in jax.devices(device.platform):
+            by_process.setdefault(other.process_index, []).append(other)
+        devices = [by_process[process][number.index(device)] for process in range(size)]
+        mesh = Mesh(np.array(devices), (_AXIS,))
+        over: Any = PartitionSpec
+        self._size, self._rows = size, NamedSharding(mesh, over(_AXIS))
+        everywhere = NamedSharding(mesh, over())
+        self._add = jax.jit(lambda rows: jnp.sum(rows, axis=0), out_shardings=everywhere)
+        self._gather = jax.jit(lambda rows: rows, out_shardings=everywhere)
+
+    def add(self, array: Any) -> Any:
+        """The sum of the arrays of all processes, on the device of this one."""
+        return self._add(self._as_row(array)).addressable_data(0)
+
+    def gather(self, array: Any) -> Any:
+        """The arrays of all processes, [processes, ...], on the device of this one."""
+        return self._gather(self._as_row(array)).addressable_data(0)
+
+    def _as_row(self, array: Any) -> Any:
+        return jax.make_array_from_single_device_arrays((self._size, *array.shape), self._rows, [array[None]])
+
+
+def _keep(gradients: list[Any], gradient: Any) -> Any:
+    gradients.append(gradient)
+    return gradient
+
+
+def _positions(arrays: Iterable[Any]) -> list[list[int]]:
+    """The positions of arrays by device and dtype."""
+    positions: dict[Any, list[int]] = {}
+    for i, array in enumerate(arrays):
+        positions.setdefault((single_device(array), array.dtype), []).append(i)
+    return list(positions.values())
+
+
+@jax.jit
+def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
+    """Gradients times a weight, and the weight, in one array of at least float32."""
+    dtype = jnp.promote_types(gradients[0].dtype, jnp.float32)
+    parts = [jnp.ravel(gradient).astype(dtype) * weight for gradient in gradients]
+    return jnp.concatenate([*parts, jnp.asarray(weight, dtype)[None]])
+
+
+@jax.jit
+def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
+    """What `_weighted` gave, summed, as means of the shapes and dtype of the gradients."""
+    flat, ends = summed[:-1] / summed[-1], np.cumsum([array.size for array in like])[:-1]
+    return [
+        part.reshape(array.shape).astype(array.dtype) for part, array in zip(jnp.split(flat, ends), like, strict=True)
+    ]
+
+
+@partial(jax.jit, static_argnums=1)
+def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
+    """The arrays of each shard in one row; zeros in rows beyond them."""
+    rows = jnp.stack([jnp.concatenate([jnp.ravel(array) for array in shard]) for shard in shards])
+    return jnp.pad(rows, ((0, n_rows - len(shards)), (0, 0)))
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _pieces(gathered: Any, counts: tuple[int, ...], shapes: tuple[tuple[int, ...], ...]) -> list[list[Any]]:
+    """The arrays of all shards, by rank and in their order, given [processes, rows, elements]."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
+    return [[part.reshape(shape) for part, shape in zip(jnp.split(row, ends), shapes, strict=True)] for row in rows]
+
+
+def _as_text(value: Any) -> dict[str, str]:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    raise TypeError(f"replicas exchange plain values, not {type(value).__name__}")
+
+
+def _from_text(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value["base64"]) if set(value) == {"base64"} else value

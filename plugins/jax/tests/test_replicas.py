@@ -1,0 +1,139 @@
+"""Replicas in processes that jax.distributed joins, over gloo: the numbers are those of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.errors import CapabilityError, FrameworkError
+from anyaccel.replicas import join
+from anyaccel_jax import SequentialMLP
+
+SCRIPT = Path(__file__).with_name("replica_script.py")
+FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
+SIZES = (2, 4) if FULL else (2,)
+WAYS = "plain,fixed,accumulated" if FULL else "plain"
+"""Where everything is tested, `plain` has 105 steps."""
+
+
+def free_port() -> int:
+    """A port that is free, and the one after it, where JAX meets."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1]) - 1
+
+
+def started(folder: Path, size: int) -> list[subprocess.CompletedProcess[str]]:
+    """All replicas, without a launcher that would end those that are left when one fails."""
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},fail"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    every = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(r)}, **pipes) for r in range(size)]
+    return [
+        subprocess.CompletedProcess(p.args, p.returncode, *out) for p in every for out in [p.communicate(timeout=240)]
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process tells, with two virtual CPUs."""
+    folder = tmp_path_factory.mktemp("alone")
+    command = [sys.executable, str(SCRIPT), str(folder), WAYS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """What several processes tell, and how they end."""
+    folder = tmp_path_factory.mktemp(f"of-{request.param}")
+    return folder, started(folder, request.param)
+
+
+def told(folder: Path, name: str, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}-{rank}.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in WAYS.split(",") if name != "fixed"])
+def test_losses_metrics_and_outputs_are_those_of_one_process(
+    alone: Path, several: tuple[Path, list[Any]], name: str
+) -> None:
+    folder, ends = several
+    expected = told(alone, name, 0)
+    for rank, end in enumerate(ends):
+        assert (folder / f"{name}-{rank}.json").exists(), end.stderr[-2000:]
+        one = told(folder, name, rank)
+        np.testing.assert_allclose(one["epochs"], expected["epochs"], rtol=1e-6)
+        np.testing.assert_allclose(one["outputs"], expected["outputs"], rtol=1e-4, atol=1e-5)
+        assert one["state"] == told(folder, name, 0)["state"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="a sample is run; ANYACCEL_TEST_FULL=1 runs all")
+def test_in_a_fixed_order_all_bits_are_those_of_two_devices_of_one_process(
+    alone: Path, several: tuple[Path, list[Any]]
+) -> None:
+    folder, ends = several
+    for rank in range(len(ends)):
+        assert told(folder, "fixed", rank)["state"] == told(alone, "fixed", 0)["state"]
+        assert told(folder, "fixed", rank)["epochs"] == told(alone, "fixed", 0)["epochs"]
+
+
+@pytest.mark.slow
+def test_one_that_fails_has_its_traceback_and_the_others_an_error_that_says_where(
+    several: tuple[Path, list[Any]],
+) -> None:
+    folder, ends = several
+    assert all(end.returncode for end in ends)
+    assert "ValueError: a fault of one replica" in ends[1].stderr
+    assert not list(folder.glob("never-*"))
+    message = told(folder, "fail", 0)["message"]
+    assert message.startswith("phase 'train', epoch 1, step ") and f"replica 0 of {len(ends)} could not " in message
+    assert "another replica has ended, or does not answer" in message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="a sample is run; ANYACCEL_TEST_FULL=1 runs all")
+def test_a_run_of_which_a_process_was_killed_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
+    states = []
+    for victim in ("none", "0", "1"):
+        folder = tmp_path / victim
+        folder.mkdir()
+        launcher = ["-m", "anyaccel", "run", "--replicas", "2", "--max-restarts", "1"]
+        command = [sys.executable, *launcher, str(SCRIPT), str(folder), "restarted"]
+        environment = {**os.environ, "VICTIM": victim}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert (folder / "killed").exists() == (victim != "none")
+        states += [told(folder, "restarted", rank)["state"] for rank in (0, 1)]
+    assert all(state == states[0] for state in states)
+
+
+def test_a_framework_that_has_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    rows = aa.FeatureSet.from_dict("d", {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 1))}, ["x"], ["y"])
+    node = aa.ModelNode("net", SequentialMLP((1,)), rows.reference())
+    graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1))
+    phase = aa.TrainPhase("train", data=rows, losses=[aa.AppliedLoss("mse", on="net")])
+    with pytest.raises(FrameworkError, match=r"JAX has started in replica 1 of 2 .*top of the script.*join\('jax'\)"):
+        aa.Experiment(graph, progress="none").run_phase(phase)
+
+
+def test_nothing_is_joined_without_a_launcher_and_only_what_has_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert join("jax") is None
+    with pytest.raises(CapabilityError, match=r"numpy has no replicas in several processes here.*leave join out"):
+        join("numpy")
