@@ -86,6 +86,10 @@ class StepCompiler:
         tables = [torch.stack(losses, dim=1) for losses in calls]
         return sum(map(len, tables)), tables
 
+    def has_compiled(self, batch: int, n_micro: int) -> bool:
+        """Whether steps of this size are compiled."""
+        return (batch, n_micro) in self._compiled
+
     def estimate(self, max_steps: int) -> CompileEstimate | None:
         """As `MultiStepProgram.estimate_compile`: from measured uncompiled steps and from earlier compilations."""
         device = self._compilable_device()
