@@ -180,9 +180,9 @@ def copy_between(array: SimArray, on: SimDevice) -> SimArray:
     return placed
 
 
-def read(array: SimArray, operation: str) -> Array:
-    """A plain copy for the host to look at, as `operation` does: a synchronization."""
-    array.on.waited(operation)
+def read(array: SimArray, name: str) -> Array:
+    """A plain copy for the host to look at, as the method `name` does: a synchronization."""
+    array.on.waited(name)
     return bare(array).copy()
 
 

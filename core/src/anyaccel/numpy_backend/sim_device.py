@@ -86,10 +86,10 @@ class SimDevice:
         """Reset transfers and syncs to zero, and the peak to the current use."""
         self.transfers, self.syncs, self.peak = Transfers(), 0, self.used
 
-    def waited(self, operation: str = "synchronize") -> None:
+    def waited(self, name: str = "synchronize") -> None:
         """Count a synchronization, in which nothing is moved."""
         self.syncs += 1
-        self._tell("wait", self.device, _HOST, operation, 0)
+        self._tell("wait", self.device, _HOST, name, 0)
 
     def uploaded(self, nbytes: int, *, waits: bool = True) -> None:
         """Count a transfer from the host."""
@@ -109,11 +109,11 @@ class SimDevice:
         self._tell("device to device", source.device, self.device, "copy", nbytes, waits=False)
 
     def _tell(
-        self, kind: TransferKind, source: Device, target: Device, operation: str, nbytes: int, waits: bool = True
+        self, kind: TransferKind, source: Device, target: Device, name: str, nbytes: int, waits: bool = True
     ) -> None:
         if observers and _counting.get() is None:
             observers.tell(
-                TransferEvent(kind=kind, source=source, target=target, operation=operation, nbytes=nbytes, waits=waits)
+                TransferEvent(kind=kind, source=source, target=target, operation=name, nbytes=nbytes, waits=waits)
             )
 
     def check(self, dtype: np.dtype[Any]) -> None:

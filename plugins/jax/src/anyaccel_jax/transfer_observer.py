@@ -65,11 +65,9 @@ class _Observer:
         self._record, self._device_of = record, device_of
 
     def _tell(
-        self, kind: TransferKind, source: Device, target: Device, operation: str, nbytes: int = 0, waits: bool = True
+        self, kind: TransferKind, source: Device, target: Device, name: str, nbytes: int = 0, waits: bool = True
     ) -> None:
-        self._record(
-            TransferEvent(kind=kind, source=source, target=target, operation=operation, nbytes=nbytes, waits=waits)
-        )
+        self._record(TransferEvent(kind=kind, source=source, target=target, operation=name, nbytes=nbytes, waits=waits))
 
     # -- to devices ------------------------------------------------------------------------------------------------
 
@@ -103,9 +101,9 @@ class _Observer:
             if isinstance(leaf, _ARRAY) and not leaf.committed and target not in leaf.devices():
                 self._moved(leaf, target, name)
 
-    def _moved(self, source: Any, target: Any, operation: str) -> None:
+    def _moved(self, source: Any, target: Any, name: str) -> None:
         start, end = self._device_of(_native(source)), self._device_of(target)
-        self._tell("device to device", start, end, operation, _nbytes(source), waits=False)
+        self._tell("device to device", start, end, name, _nbytes(source), waits=False)
 
     @contextmanager
     def puts(self) -> Iterator[None]:
@@ -167,9 +165,9 @@ class _Observer:
 
         return read
 
-    def _read(self, value: Any, operation: str) -> None:
+    def _read(self, value: Any, name: str) -> None:
         source = self._device_of(_native(value))
-        self._tell("device to host", source, HOST, operation, _nbytes(value))
+        self._tell("device to host", source, HOST, name, _nbytes(value))
 
     @contextmanager
     def waits(self) -> Iterator[None]:

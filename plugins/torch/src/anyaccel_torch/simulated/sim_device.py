@@ -51,12 +51,12 @@ class SimulatedDevice:
         """Set transfers and syncs to zero, and the peak to the bytes in use."""
         self.transfers, self.syncs, self.flushes, self.peak = Transfers(), 0, 0, self.used
 
-    def count_sync(self, operation: str = "synchronize") -> None:
+    def count_sync(self, name: str = "synchronize") -> None:
         """Count a wait of the host, in which nothing is moved."""
         self.syncs += 1
         if observers:
             host = Device("cpu")
-            wait = TransferEvent(kind="wait", source=self.device, target=host, operation=operation, waits=True)
+            wait = TransferEvent(kind="wait", source=self.device, target=host, operation=name, waits=True)
             observers.tell(wait)
 
     def reserve(self, nbytes: int) -> str:

@@ -118,7 +118,7 @@ class SimTensor(torch.Tensor):
         raise BufferError(f"a tensor on {self.device} cannot be exported: other frameworks know no simulated devices")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        _count_transfer(self.device, _HOST, self.nbytes, True, operation="repr")
+        _count_transfer(self.device, _HOST, self.nbytes, True, name="repr")
         text, grad = repr(self.held.detach()).removesuffix(")"), ", requires_grad=True" if self.requires_grad else ""
         return f"{text}, device='{self.device}'{grad})"
 
@@ -271,14 +271,14 @@ def _count_transfer(
     nbytes: int,
     waits: bool,
     pinned: bool = False,
-    operation: str = "copy_",
+    name: str = "copy_",
     result: Tensor | None = None,
 ) -> None:
     """Count a transfer, and the wait for one to the host."""
     if source == target:
         return
     _count_copy_time(source, target, nbytes, waits or not pinned)
-    tell_transfer(source, target, nbytes, operation, waits=waits or not pinned, result=result)
+    tell_transfer(source, target, nbytes, name, waits=waits or not pinned, result=result)
     if source.type == target.type == KIND:
         handle_of(source).transfers.between.count(nbytes)
         handle_of(target).transfers.between.count(nbytes)
@@ -291,11 +291,11 @@ def _count_transfer(
 
 
 def tell_transfer(
-    source: torch.device, target: torch.device, nbytes: int, operation: str, *, waits: bool, result: Any = None
+    source: torch.device, target: torch.device, nbytes: int, name: str, *, waits: bool, result: Any = None
 ) -> None:
     """Tell who observes; the host waits for no copy between two devices."""
     if observers:
-        observers.tell(transfer_event(source, target, nbytes, operation, waits=waits, result=result))
+        observers.tell(transfer_event(source, target, nbytes, name, waits=waits, result=result))
 
 
 def _count_copy_time(source: torch.device, target: torch.device, nbytes: int, waits: bool) -> None:
@@ -333,7 +333,7 @@ def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Ten
 
 
 def _item(source: SimTensor) -> Any:
-    _count_transfer(source.device, _HOST, source.nbytes, True, operation="_local_scalar_dense")
+    _count_transfer(source.device, _HOST, source.nbytes, True, name="_local_scalar_dense")
     return source.held.item()
 
 
