@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -61,7 +62,7 @@ def trained(name: str, model: Any = None, **settings: Any) -> None:
     given = {"sampler": aa.SimpleSampler(16, shuffle=True), "n_epochs": 1, "losses": [loss], "validation": judged}
     phase = aa.TrainPhase("train", data=rows, **{**given, **settings})
     experiment = aa.Experiment(graph, progress="none")
-    results = experiment.run_phase(phase)
+    results = experiment.run_phase(phase, resume="auto" if "checkpoint" in settings else "never")
     epochs = [[epoch.loss, epoch.validation["loss"], epoch.validation["mae"]] for epoch in results.epochs]
     outputs: list[Any] = []
     if FULL:
@@ -104,7 +105,23 @@ def fail() -> None:
         raise
 
 
+class Killed(aa.Callback):
+    """Kills its process within the second epoch, if it is the victim, and nobody was killed before."""
+
+    def step_end(self, run: Any) -> None:
+        mark = OUT / "killed"
+        if os.environ.get("VICTIM") == str(RANK) and run.epoch == 1 and run.step == 3 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def restarted() -> None:
+    """Goes on from the newest checkpoint."""
+    kept = aa.Checkpoint(OUT / "checkpoints", every=2, wait=True)
+    trained("restarted", n_epochs=2, checkpoint=kept, callbacks=[Killed()])
+
+
 if __name__ == "__main__":
-    ways = {each.__name__: each for each in (plain, accumulated, fixed, fail)}
+    ways = {each.__name__: each for each in (plain, accumulated, fixed, fail, restarted)}
     for way in sys.argv[2].split(","):
         ways[way]()

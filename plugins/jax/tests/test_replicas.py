@@ -104,6 +104,23 @@ def test_one_that_fails_has_its_traceback_and_the_others_an_error_that_says_wher
     assert "another replica has ended, or does not answer" in message
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="a sample is run; ANYACCEL_TEST_FULL=1 runs all")
+def test_a_run_of_which_a_process_was_killed_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
+    states = []
+    for victim in ("none", "0", "1"):
+        folder = tmp_path / victim
+        folder.mkdir()
+        launcher = ["-m", "anyaccel", "run", "--replicas", "2", "--max-restarts", "1"]
+        command = [sys.executable, *launcher, str(SCRIPT), str(folder), "restarted"]
+        environment = {**os.environ, "VICTIM": victim}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert (folder / "killed").exists() == (victim != "none")
+        states += [told(folder, "restarted", rank)["state"] for rank in (0, 1)]
+    assert all(state == states[0] for state in states)
+
+
 def test_a_framework_that_has_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -22,6 +22,7 @@ def test_objects_of_keras_equal_the_named_metrics():
     metrics = [
         aa.Metric(keras.metrics.SparseCategoricalAccuracy(name="keras_acc"), "cls", "data.c"),
         aa.Metric("accuracy", "cls", "data.c"),
+        aa.Metric("sparse_categorical_accuracy", "cls", "data.c"),
         aa.Metric(keras.metrics.MeanAbsolutePercentageError(name="keras_mape"), "reg", "data.y"),
         aa.Metric("mean_absolute_percentage_error", "reg", "data.y", "mape"),
         aa.Metric(keras.metrics.mean_absolute_error, "reg", "data.y", "keras_mae"),
@@ -31,5 +32,6 @@ def test_objects_of_keras_equal_the_named_metrics():
     for _ in range(2):  # an object that is not reset would give other numbers
         values = ours.run_phase(aa.EvalPhase("e", data="all", metrics=metrics)).metrics
         assert values["keras_acc"] == pytest.approx(values["accuracy"], rel=1e-6)
+        assert values["sparse_categorical_accuracy"] == values["accuracy"]
         assert values["keras_mape"] == pytest.approx(100 * values["mape"], rel=1e-5)
         assert values["keras_mae"] == pytest.approx(values["mae"], rel=1e-5)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.numpy_backend.program import NumpyProgram
 from anyaccel.numpy_backend.sim_array import put
 
 from .faults import fault
@@ -26,6 +29,16 @@ class StepsDoNotClip(ArrayProgram):
     def __init__(self, segment, ops):
         super().__init__(segment, ops)
         self._state.clip_factors = dict
+
+
+@fault("multi_step", "test_told_steps_are_the_same_steps")
+class GoesOnAfterTheLastToldStep(NumpyProgram):
+    """Does all steps of the call, and tells of those before the end."""
+
+    def train_told_steps(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches=1):
+        table = self.train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
+        told = next((i for i in range(n_steps) if after_step(partial(table.__getitem__, slice(i, i + 1)))), n_steps - 1)
+        return table[: told + 1]
 
 
 @fault("multi_step", "test_batches_may_begin_anywhere_and_have_any_size")

@@ -383,7 +383,7 @@ def test_the_event_says_that_steps_with_a_step_end_hook_are_not_compiled(
 ) -> None:
     speeds(offered=None, computes=True)
     assert why_not(train(5, 2, callbacks=[at("step_end", lambda run: None)])) == [
-        "steps are not compiled: each is a call of its own, as a step_end hook hears of every one, and single steps "
+        "steps are not compiled: a step_end hook hears of every one, and single steps "
         "are not compiled; callbacks may set every_n_steps=50, or have steps_done, which hears of many steps at once"
     ]
 

@@ -25,7 +25,7 @@ Further modules hold what plugins have in common; import them by name, `from any
 - `model_specs`, `model_constructors`: the models that exist in every framework.
 - `nested`: containers of tensors. `device_description`: CPUs and NVIDIA GPUs. `out_of_memory`: its error.
 - `memory_figures`: what plans say of memory. `weight_files`: a framework's own names and files of weights.
-- `loadable_shapes`: models that take values of other shapes than they have.
+- `loadable_shapes`: models that take values of other shapes than theirs. `told_steps`: programs that tell of steps.
 - `layer_introspection`, `attribute_snapshot`: layers of a library that runs on several frameworks.
 """
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.adapter import ArrayProgram
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
@@ -24,6 +23,7 @@ from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
 from anyaccel.numpy_backend.layers import Conv2d, MaxPool2d
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.numpy_backend.program import NumpyProgram
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, observers, running
 from anyaccel.numpy_backend.step_memory import step_memory
@@ -196,8 +196,8 @@ class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, Com
         return ("channels_first",) * 2 if isinstance(model, (Conv2d, MaxPool2d)) else ("", "")
 
     def build(self, segment: Segment) -> Program:
-        """An `ArrayProgram`."""
-        return ArrayProgram(segment, NumpyOps())
+        """A `NumpyProgram`."""
+        return NumpyProgram(segment, NumpyOps())
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
         """In the module's order."""

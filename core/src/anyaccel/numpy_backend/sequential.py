@@ -8,6 +8,7 @@ from anyaccel import rng
 from anyaccel.adapter import VjpResult
 from anyaccel.arguments import shown
 from anyaccel.errors import SpecError
+from anyaccel.numpy_backend.layers import Activation, BatchNorm, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module, Values, output_specs
 from anyaccel.numpy_backend.sim_array import Array
 from anyaccel.segment import TensorSpec
@@ -16,12 +17,21 @@ Parts = Sequence[tuple[str, Module]]
 """Modules in order, each with the prefix of its values' names."""
 
 
+_DRAW_NOTHING = frozenset({Dense, Activation, BatchNorm, Conv2d, MaxPool2d, Flatten})
+"""Layers, and no classes derived from them, that need no key, which takes as long as a small layer."""
+
+
+def _may_draw(module: Module) -> bool:
+    kind = type(module)
+    return kind not in _DRAW_NOTHING and not (kind is Dropout and not module.rate)  # type: ignore[attr-defined]
+
+
 def apply_in_sequence(parts: Parts, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
     """Apply each module to the outputs of the one before; modules with the same prefix share their values."""
     current, outputs, tape = dict(values), inputs, []
     for index, (prefix, module) in enumerate(parts):
         own = {name[len(prefix) :]: value for name, value in current.items() if name.startswith(prefix)}
-        applied = module.apply(own, outputs, train=train, key=rng.key(key, index) if train else 0)
+        applied = module.apply(own, outputs, train=train, key=rng.key(key, index) if train and _may_draw(module) else 0)
         current.update({prefix + name: value for name, value in (applied.buffers or {}).items()})
         tape.append((prefix, applied.pullback))
         outputs = applied.outputs

@@ -39,8 +39,9 @@ class Callback:
 
     Attributes:
         every_n_steps: `step_end` is called after every so many steps of an epoch. With 1, the default, each step is a
-            call of its own; with 50, listening costs next to nothing. Steps left over at the end of an epoch are not
-            told of. `steps_done` hears of all steps, and costs as little.
+            call of its own, except where a program tells of each (torch, uncompiled); with 50, listening costs next to
+            nothing. Steps left over at the end of an epoch are not told of. `steps_done` hears of all steps, and costs
+            as little.
 
     A callback that has `get_config()`, which gives its arguments as plain data, is saved with an experiment.
 

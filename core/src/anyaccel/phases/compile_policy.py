@@ -138,7 +138,7 @@ class CompilePolicy:
             self._log_plain(self._why_not(self._estimate))
         elif self._max_call_steps == 1:
             self._log_plain(
-                "each is a call of its own, as a step_end hook hears of every one, and single steps are not compiled; "
+                "a step_end hook hears of every one, and single steps are not compiled; "
                 "callbacks may set every_n_steps=50, or have steps_done, which hears of many steps at once"
             )
         else:

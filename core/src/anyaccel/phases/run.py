@@ -78,6 +78,7 @@ class Run:
         looping: whether the training loop has started.
         events: decisions and incidents so far.
         heard: called with every event that is not `verbose`.
+        last_losses: gives the losses of the steps that `step_losses` is about.
         final_snapshot: what `return_to` was given; None if it was not called.
         final_state: the state of the graph that a run which goes on from a checkpoint returns to, as `return_to` was
             called before it; None otherwise.
@@ -101,7 +102,7 @@ class Run:
         self.looping = False
         self.events: list[Event] = []
         self.heard: Callable[[Event], None] | None = None
-        self.last_losses: list[Losses] = []
+        self.last_losses: Callable[[], list[Losses]] = list
         self._pipeline: Pipeline | None = None
         self.final_snapshot: Any = None
         self.final_state: Mapping[str, np.ndarray] | None = None
@@ -155,7 +156,7 @@ class Run:
         has the losses of its own rows; those of epochs are of all rows.
         """
         losses = LossAccumulator()
-        losses.add(self.last_losses)
+        losses.add(self.last_losses())
         return losses.means()
 
     def model(self, label: str) -> Any:
@@ -184,7 +185,7 @@ class Run:
     def attach(self, pipeline: Pipeline | None) -> None:
         """Set the programs of this run; None drops them and everything the run holds on devices."""
         self._pipeline = pipeline
-        self.final_snapshot, self.last_losses = None, []
+        self.final_snapshot, self.last_losses = None, list
 
     def snapshot(self) -> Any:
         """A copy of everything that training changes: parameters, buffers, optimizer state, random state."""

@@ -22,6 +22,17 @@ def release_frames(error: BaseException) -> None:
                 frame.clear()
 
 
+def release_callers(error: BaseException) -> None:
+    """Clear the finished frames that called the one which has caught an error: it keeps them, and their locals."""
+    frame = None if error.__traceback__ is None else error.__traceback__.tb_frame.f_back
+    while frame is not None:
+        try:
+            frame.clear()
+        except RuntimeError:  # it is still running, and so are those above it
+            return
+        frame = frame.f_back
+
+
 def _frames(error: BaseException | None, seen: set[int]) -> Iterator[FrameType]:
     """Of the error, its cause and its context."""
     if error is None or id(error) in seen:

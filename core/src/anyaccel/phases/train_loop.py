@@ -30,6 +30,7 @@ from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.step_pacing import PendingCalls, StepPacing
+from anyaccel.phases.step_telling import StepTeller
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 
@@ -81,7 +82,9 @@ class TrainLoop:
         checked = (phase.accumulate > 1 or shares) and not self._sharded
         self._mean_check = MeanCheck(phase, replicated=shares) if checked else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
-        self._pacing = StepPacing(hooks.max_call_steps)
+        told = hooks.max_call_steps == 1 and pipeline.tells_steps
+        self._teller = StepTeller(run, hooks, progress) if told else None
+        self._pacing = StepPacing(None if told else hooks.max_call_steps)
         self._unheard: list[Losses] = []  # of the steps since somebody listened
         self._compile_policy = self._new_compile_policy()
         self._pending = PendingCalls()
@@ -106,7 +109,7 @@ class TrainLoop:
         return CompilePolicy(
             self._phase.compile,
             total_steps=None if loader.n_steps is None else loader.n_steps * self._phase.n_epochs,
-            max_call_steps=self._pacing.max_steps,
+            max_call_steps=self._hooks.max_call_steps or self._pacing.max_steps,
             may_stop_early=self._hooks.may_stop,
             can_compile=pipeline.can_compile,
             on_host=pipeline.on_host,
@@ -358,33 +361,56 @@ class TrainLoop:
         microbatch = smallest(self._policy.microbatch_size, steps.microbatch_size)
         self._tried_rows = min(microbatch or size, size)
         self._full_batch = max(self._full_batch, size)
+        teller = self._teller if runner.tells_steps(size, microbatch) else None
         done = 0
         while done < n_steps and not run.stopped:
             if size == self._full_batch:  # a last, partial batch is not worth a compilation
                 policy.before_call(runner, size, microbatch)
             count = min(self._pacing.next(), n_steps - done, policy.max_steps)
-            if self._hooks.step_listeners:
+            if self._hooks.step_listeners and teller is None:
                 count = min(count, self._hooks.steps_until_heard(run.step))
             if self._checkpointer is not None:
                 count = min(count, self._checkpointer.steps_until_due(run.step) or count)
             began, self._uncounted = time.perf_counter(), count
-            step_losses = runner.train_steps(start + done * size, count, size, microbatch)
-            self._step_done(losses, step_losses, count)
+            if teller is None:
+                step_losses = runner.train_steps(start + done * size, count, size, microbatch)
+                self._step_done(losses, step_losses, count)
+            else:
+                step_losses = self._told_steps(teller, runner, start + done * size, count, size, microbatch)
+                count = teller.n_told
+                self._step_done(losses, step_losses, count, told=teller)
             self._record(self._pending.launched(step_losses, count, began))
             done += count
+
+    def _told_steps(
+        self, teller: StepTeller, runner: ChunkRunner, start: int, count: int, size: int, microbatch: int | None
+    ) -> list[Losses]:
+        """At most so many steps in one call, each of which is told; their losses."""
+        teller.begin(runner, size)
+        try:
+            means = runner.train_told_steps(start, count, size, microbatch, teller)
+        finally:
+            self._uncounted = count - teller.n_told
+            teller.end()
+        return [runner.losses_of(means, teller.n_told, size)]
 
     def _record(self, calls: Iterable[tuple[int, float]]) -> None:
         for n_steps, seconds in calls:
             self._pacing.record(n_steps, seconds)
             self._compile_policy.record(n_steps, seconds)
 
-    def _step_done(self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int) -> None:
-        self._uncounted, first = 0, self._run.step
+    def _step_done(
+        self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int, told: StepTeller | None = None
+    ) -> None:
+        self._uncounted, first = 0, self._run.step - (0 if told is None else n_steps)
         try:
             losses.add(step_losses, first, n_steps)
-            self._progress.advance(n_steps)
-            if self._hooks.step_listeners:
-                self._tell_listeners(step_losses, first + n_steps - 1)
+            if told is not None:
+                told.reraise()
+            else:
+                self._progress.advance(n_steps)
+                if self._hooks.step_listeners:
+                    self._tell_listeners(step_losses, first + n_steps - 1)
             if self._hooks.hears_steps_done:
                 self._run.step = first + n_steps - 1
                 done = FinishedSteps(self._run.epoch, range(first, first + n_steps), step_losses)
@@ -399,7 +425,7 @@ class TrainLoop:
     def _tell_listeners(self, step_losses: list[Losses], last: int) -> None:
         self._unheard += step_losses
         if self._hooks.steps_until_heard(last) == 1:
-            self._run.step, self._run.last_losses, self._unheard = last, self._unheard, []
+            self._run.step, self._run.last_losses, self._unheard = last, self._unheard.copy, []
             self._hooks.step_end(last, run=self._run)
 
 

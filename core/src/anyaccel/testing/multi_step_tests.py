@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anyaccel.adapter.told_steps import ToldSteps
 from anyaccel.backend import MultiStepProgram
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel.testing import reference_formulas
@@ -18,6 +19,7 @@ from anyaccel.testing.compile_tests import (
     CompileTests,
     MicrobatchTests,
     build_multi_step,
+    columns_and_orders,
     run_single_steps,
     run_steps,
 )
@@ -74,6 +76,27 @@ class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
         program.close()
         assert_close(actual, np.array(expected), rtol=1e-5, atol=1e-6)
         assert_close(harness.parameter_values(prepared), harness.parameter_values(clone), rtol=1e-5, atol=2e-6)
+
+    def test_told_steps_are_the_same_steps(self, harness: Harness, model: Make) -> None:
+        """Each step of a call is told with its losses, once it is done; the call ends where it is asked to."""
+        program = build_multi_step(harness, harness.prepare_model(model), optimizer=OPTIMIZERS["adamw"], compile="off")
+        if not isinstance(program, ToldSteps):
+            pytest.skip("the program does not tell of each step: it is no ToldSteps")
+        start = program.snapshot()
+        expected = run_steps(harness, program, [(0, 2, 4), (8, 1, 4)])
+        program.restore(start)
+        columns, orders = columns_and_orders(harness)
+        told: list[Array] = []
+
+        def after_step(table: Callable[[], Any]) -> bool:
+            told.append(harness.to_numpy(table()))
+            return len(told) == 2
+
+        table = harness.to_numpy(program.train_told_steps(columns, orders, 0, 3, 4, after_step))
+        after = run_steps(harness, program, [(8, 1, 4)])  # as after two steps, not three
+        program.close()
+        assert_close(table, np.concatenate(told), rtol=1e-6)
+        assert_close(np.concatenate([table, after]), expected, rtol=1e-5, atol=1e-6)
 
     def test_buffers_change_as_in_single_steps(self, harness: Harness, buffered_model: Make) -> None:
         """Buffers are carried from step to step."""

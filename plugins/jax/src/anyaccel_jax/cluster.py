@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import inspect
 import os
 import sys
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,8 @@ from anyaccel_jax.error_translation import first_line
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 _WAIT_SECONDS = 300
+_LEAVE_SECONDS = 3600
+"""So long one that ends well waits for the others, of which the first may have more to do."""
 
 
 def join_cluster(rank: int, size: int) -> Departure:
@@ -43,11 +46,13 @@ def join_cluster(rank: int, size: int) -> Departure:
     seconds = replica_timeout() or _WAIT_SECONDS
     settings: Any = jax.config
     settings.update("jax_cpu_collectives_implementation", "gloo")
-    for name, value in {"jax_enable_recoverability": True, "jax_enable_preemption_service": False}.items():
-        if hasattr(settings, name):  # one that fails ends at once, and SIGTERM ends it
-            settings.update(name, value)
+    if hasattr(settings, "jax_enable_preemption_service"):  # it takes SIGTERM, by which launchers end a process
+        settings.update("jax_enable_preemption_service", False)
+    more = {"shutdown_timeout_seconds": _LEAVE_SECONDS}
+    known = inspect.signature(jax.distributed.initialize).parameters
+    given: dict[str, Any] = {name: value for name, value in more.items() if name in known}
     try:
-        jax.distributed.initialize(_coordinator(), size, rank, initialization_timeout=max(1, int(seconds)))
+        jax.distributed.initialize(_coordinator(), size, rank, initialization_timeout=max(1, int(seconds)), **given)
     except (RuntimeError, ValueError) as error:
         raise FrameworkError(
             f"replica {rank} of {size} could not join the others by JAX: {first_line(error)}",
@@ -55,7 +60,7 @@ def join_cluster(rank: int, size: int) -> Departure:
             hint=f"start all processes with one launcher, or set {COORDINATOR}=HOST:PORT to a port that is free",
         ) from error
     departure = Departure()
-    departure.wait_at_exit(seconds)
+    departure.watch()
     return departure
 
 
@@ -74,9 +79,9 @@ def _check_place(rank: int, size: int) -> None:
 
 
 class Departure:
-    """How this process leaves the others: one that ends well waits for them, as the first keeps what they need.
+    """How this process leaves the others: one that ends well waits for them, as JAX does by itself.
 
-    One that fails does not: they are told by its end.
+    One that fails does not: they wait for it elsewhere, and are told by the end of its connections.
     """
 
     def __init__(self) -> None:
@@ -86,8 +91,8 @@ class Departure:
         """This process ends with an error."""
         self._failed = True
 
-    def wait_at_exit(self, seconds: float) -> None:
-        """Wait for the others when Python ends, at most so long."""
+    def watch(self) -> None:
+        """Hear of errors that end Python, and then leave without waiting."""
         shown = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -95,12 +100,13 @@ class Departure:
             shown(kind, error, traceback)
 
         sys.excepthook = hook
-        atexit.register(self._wait, seconds)
+        atexit.register(self._leave)
 
-    def _wait(self, seconds: float) -> None:
-        from jax._src import distributed  # JAX has no public barrier that needs no devices
+    def _leave(self) -> None:
+        from jax._src import distributed  # JAX has no public way to leave alone
 
-        client = distributed.global_state.client
-        if client is not None and not self._failed:
-            with suppress(RuntimeError):  # another has failed, and says so itself
-                client.wait_at_barrier("anyaccel-exit", int(seconds * 1000))
+        state = distributed.global_state
+        for kept in (state.client, state.service) if self._failed else ():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # their own ends would wait, or abort the process
+        if self._failed:
+            state.client = state.service = None

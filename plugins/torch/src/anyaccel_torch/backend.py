@@ -74,7 +74,7 @@ class TorchBackend(
 
     def empty_weights(self) -> AbstractContextManager[Any]:
         """As `OffloadModels.empty_weights`: parameters are on torch's `meta` device."""
-        from anyaccel_torch.big_models.empty_weights import init_empty_weights
+        from anyaccel_torch.big_models.empty_modules import init_empty_weights
 
         return init_empty_weights()
 

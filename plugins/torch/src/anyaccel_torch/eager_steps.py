@@ -54,11 +54,21 @@ class EagerSteps:
         self._kinds: list[tuple[bool, torch.dtype]] | None = None  # of the losses of the last call
         self._start: tuple[list[int], list[Tensor]] = [], []
 
-    def run(self, batches: Iterable[list[Any]], n_microbatches: int = 1) -> list[Tensor]:
-        """One step per batch; the mean losses of all steps, and the weights of those that have some, flat."""
-        return self._whole(batches) if n_microbatches == 1 else self._microbatched(batches, n_microbatches)
+    def run(
+        self,
+        batches: Iterable[list[Any]],
+        n_microbatches: int = 1,
+        after_step: Callable[[list[Tensor]], bool] | None = None,
+    ) -> list[Tensor]:
+        """One step per batch; the mean losses of all steps, and the weights of those that have some, flat.
 
-    def _whole(self, batches: Iterable[list[Any]]) -> list[Tensor]:
+        `after_step` gets those of each step; if it gives True, that was the last one.
+        """
+        if n_microbatches == 1:
+            return self._whole(batches, after_step)
+        return self._microbatched(batches, n_microbatches, after_step)
+
+    def _whole(self, batches: Iterable[list[Any]], after_step: Callable[[list[Tensor]], bool] | None) -> list[Tensor]:
         runs, steppers, trained, scaling = self._runs, self._steppers, self._trained, self._scaling
         means, backward = [loss.mean for loss in self._losses], torch.autograd.backward
         weighs = [loss.total_weight for loss in self._losses if loss.total_weight is not None]
@@ -81,9 +91,16 @@ class EagerSteps:
             history += [loss.detach() for loss in losses]
             if weighs:
                 history += [weigh(values) for weigh in weighs]
+            if after_step is not None and after_step(history[-(len(means) + len(weighs)) :]):
+                break
         return history
 
-    def _microbatched(self, batches: Iterable[list[Any]], n_microbatches: int) -> list[Tensor]:
+    def _microbatched(
+        self,
+        batches: Iterable[list[Any]],
+        n_microbatches: int,
+        after_step: Callable[[list[Tensor]], bool] | None,
+    ) -> list[Tensor]:
         """Each batch in micro-batches of nearly equal size; gradients and losses are weighted by rows.
 
         Those of a loss with weights are weighted by these.
@@ -110,16 +127,23 @@ class EagerSteps:
                 shares = {i: weigh(microbatch) / divisor(whole[i]) for i, weigh in weighs.items()}
                 if shares:
                     scaled = [self._scaled(losses, i, shares.get(i, share)) for i in roots]
-                scaled = scaled if self._scaling is None else self._scaling.scaled(scaled)
-                torch.autograd.backward([losses[i] for i in roots], scaled)
+                self._backward([losses[i] for i in roots], scaled)
                 totals = _accumulated(totals, losses, [shares.get(i, share) for i in range(len(losses))])
-            if self._scaling is None or self._scaling.unscale(self._trained):
-                for step in self._steppers:
-                    step()
-            for parameter in self._trained:
-                parameter.grad = None
+            self._update()
             history += [*totals, *whole.values()]
+            if after_step is not None and after_step([*totals, *whole.values()]):
+                break
         return history
+
+    def _backward(self, losses: list[Tensor], weights: list[Tensor]) -> None:
+        torch.autograd.backward(losses, weights if self._scaling is None else self._scaling.scaled(weights))
+
+    def _update(self) -> None:
+        if self._scaling is None or self._scaling.unscale(self._trained):
+            for step in self._steppers:
+                step()
+        for parameter in self._trained:
+            parameter.grad = None
 
     def _scaled(self, losses: Sequence[Tensor], i: int, share: Any) -> Tensor:
         """The gradient to start backward with for a loss that has this share of its batch."""

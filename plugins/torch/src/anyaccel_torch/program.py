@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anyaccel.adapter.told_steps import AfterStep, ToldSteps
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
 from anyaccel.precision import LossScaleState
@@ -59,7 +60,7 @@ class Snapshot:
     loss_scale: LossScaleState | None
 
 
-class TorchProgram(ScaledProgram, MultiStepProgram):
+class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
     """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
@@ -187,6 +188,56 @@ class TorchProgram(ScaledProgram, MultiStepProgram):
             self._compiler.record_eager_time(seconds, on_processor, max(1, n_steps - done), batch_size)
             table = self._loss_table(losses)
             return torch.cat([*tables, table]) if tables else table
+
+    def train_told_steps(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        after_step: AfterStep,
+        n_microbatches: int = 1,
+    ) -> Any:
+        """As `ToldSteps.train_told_steps`; where steps are compiled, each is a call of its own."""
+        if self._compiler.has_compiled(batch_size, n_microbatches):
+            return self._told_calls(columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
+        self._enter(training=True)
+
+        def told(losses: list[Tensor]) -> bool:
+            ends = after_step(partial(self._loss_table, losses))
+            self._enter(training=True)  # listeners may have evaluated the model
+            return ends
+
+        with translate_errors(f"a training step of {batch_size} rows in segment {self.segment.label!r}"):
+            rows = self._rows.take(columns, orders, start, n_steps, batch_size)
+            batches = ([*batch, *self._empty_slots] for batch in rows)
+            try:
+                losses = self._eager.run(batches, n_microbatches, told)
+            except BaseException:
+                self._rows.clear()
+                raise
+            table = self._loss_table(losses)
+        if len(table) < n_steps:
+            self._rows.clear()
+        return table
+
+    def _told_calls(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        after_step: AfterStep,
+        n_microbatches: int,
+    ) -> Tensor:
+        tables: list[Tensor] = []
+        for first in range(start, start + n_steps * batch_size, batch_size):
+            tables.append(self.train_steps(columns, orders, first, 1, batch_size, n_microbatches))
+            if after_step(partial(tables.__getitem__, -1)):
+                break
+        return torch.cat(tables)
 
     def _loss_table(self, losses: list[Tensor]) -> Tensor:
         """Losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first loss."""

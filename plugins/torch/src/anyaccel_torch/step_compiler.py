@@ -19,6 +19,7 @@ from anyaccel_torch.eager_steps import gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.losses import BoundLoss
+from anyaccel_torch.module_placement import find_offload
 from anyaccel_torch.optimizers import GroupOptimizer
 from anyaccel_torch.precise_call import casts_everything
 
@@ -84,6 +85,10 @@ class StepCompiler:
         calls = compiled.run(gathered_blocks(columns, orders, start, start + n_steps * batch, batch, BLOCK_BYTES))
         tables = [torch.stack(losses, dim=1) for losses in calls]
         return sum(map(len, tables)), tables
+
+    def has_compiled(self, batch: int, n_micro: int) -> bool:
+        """Whether steps of this size are compiled."""
+        return (batch, n_micro) in self._compiled
 
     def estimate(self, max_steps: int) -> CompileEstimate | None:
         """As `MultiStepProgram.estimate_compile`: from measured uncompiled steps and from earlier compilations."""
@@ -181,7 +186,11 @@ class StepCompiler:
         return device if device.type in ("cpu", "cuda") else None
 
     def _uncompilable(self) -> str:
-        """What a segment's precision asks for that compiled steps do not do; `""` for nothing."""
+        """What compiled steps do not do: weights that rest elsewhere, and some of precision; `""` for nothing."""
+        nodes = (operation for operation in self._segment.operations if operation.model is not None)
+        resting = next((operation.label for operation in nodes if find_offload(operation.model) is not None), None)
+        if resting is not None:
+            return f"weights of node {resting!r} rest elsewhere, and come and go"
         precision = self._segment.precision
         if precision is None:
             return ""

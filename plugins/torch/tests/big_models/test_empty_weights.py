@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import threading
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.errors import ConfigError
+from anyaccel_torch import big_models
 from anyaccel_torch.big_models import empty_weights, init_empty_weights, init_on_device
 
 from .tiny_transformers import MODELS, built, tied_groups
@@ -172,3 +174,9 @@ def test_values_can_be_given_later() -> None:
     empty.load_state_dict(real.state_dict(), assign=True)
     x: Tensor = torch.ones(1, 3)
     assert torch.equal(empty(x), real(x))
+
+
+def test_no_public_name_is_that_of_a_module_which_would_take_its_place() -> None:
+    """A package has its modules as attributes once they are imported."""
+    modules = {module.name for module in pkgutil.iter_modules(big_models.__path__)}
+    assert not modules & set(big_models.__all__)

@@ -20,7 +20,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import anyaccel as aa
-from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, OutOfMemoryError, StateError
+from anyaccel.errors import (
+    AnyaccelError,
+    CapabilityError,
+    CompileWarning,
+    ConfigError,
+    OutOfMemoryError,
+    StateError,
+)
 from anyaccel_torch.big_models import (
     cpu_offload,
     cpu_offload_with_hook,
@@ -279,6 +286,16 @@ def test_an_offloaded_model_is_evaluated_in_a_phase(tmp_path: Path) -> None:
     assert results_of(disk_offload(with_one_output(), tmp_path / "w"), "eval", "cpu") == results_of(
         with_one_output(), "eval", "cpu"
     )
+
+
+def test_steps_of_an_offloaded_node_are_not_compiled() -> None:
+    model = cpu_offload(with_one_output(), "cpu")
+    data = aa.FeatureSet.from_dict("data", {"x": X.numpy(), "y": X.numpy()[:, :1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], "adam")
+    losses = aa.AppliedLoss("mse", on="net")
+    phase = aa.TrainPhase("train", data=data, losses=losses, compile="steps", accelerator="cpu")
+    with pytest.warns(CompileWarning, match="run uncompiled: .* weights of node 'net' rest elsewhere, and come and go"):
+        aa.Experiment("test", graph, progress="none").run_phase(phase)
 
 
 # -- planned maps ----------------------------------------------------------------------------------------------------

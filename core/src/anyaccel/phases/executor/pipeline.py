@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter.loss_weights import weight_inputs
+from anyaccel.adapter.told_steps import AfterStep, ToldSteps
 from anyaccel.backend import MultiStepProgram
 from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
@@ -70,17 +71,33 @@ class ChunkRunner:
             return self.one_by_one(start, n_steps, batch_size, microbatch_size)
         more = () if n_microbatches == 1 else (n_microbatches,)
         means = self.program.train_steps(self.columns, self.orders, start, n_steps, batch_size, *more)
-        return [
-            Losses(
-                self.stage.backend,
-                batch_size,
-                self.labels,
-                means,
-                n_steps,
-                weighted=self.weighted,
-                elements=self.elements,
-            )
-        ]
+        return [self.losses_of(means, n_steps, batch_size)]
+
+    def train_told_steps(
+        self, start: int, n_steps: int, batch_size: int, microbatch_size: int | None, after_step: AfterStep
+    ) -> Any:
+        """As `train_steps`, with a program that `tells_steps`; the mean losses of the steps that were done."""
+        n_microbatches = self.n_microbatches(batch_size, microbatch_size) or 1
+        rows: Any = (self.columns, self.orders, start, n_steps, batch_size)
+        assert isinstance(self.program, ToldSteps)
+        return self.program.train_told_steps(*rows, after_step, n_microbatches)
+
+    def tells_steps(self, batch_size: int, microbatch_size: int | None) -> bool:
+        """Whether steps of this size are done by a program that tells of each."""
+        return isinstance(self.program, ToldSteps) and self.n_microbatches(batch_size, microbatch_size) is not None
+
+    def losses_of(self, means: Any, n_steps: int, batch_size: int) -> Losses:
+        """The losses of some steps that the program has done, from the means that it gave."""
+        assert self.stage is not None
+        return Losses(
+            self.stage.backend,
+            batch_size,
+            self.labels,
+            means,
+            n_steps,
+            weighted=self.weighted,
+            elements=self.elements,
+        )
 
     @property
     def n_rows(self) -> int:
@@ -152,6 +169,11 @@ class Pipeline:
             issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
             for program in programs
         )
+
+    @property
+    def tells_steps(self) -> bool:
+        """Whether one program does whole steps, and tells of each of a call."""
+        return isinstance(self._multi_step, ToldSteps)
 
     @property
     def on_host(self) -> bool:

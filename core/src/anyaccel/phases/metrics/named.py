@@ -55,8 +55,9 @@ SYNONYMS: Mapping[str, str] = {
     "brier_score_loss": "brier_score",
     "mean_squared_error": "mse",
     "mean_absolute_error": "mae",
+    "sparse_categorical_accuracy": "accuracy",
 }
-"""Names of scikit-learn's functions where METRICS has those of its scorers, or shorter ones."""
+"""Names of scikit-learn's functions where METRICS has those of its scorers, or shorter ones; and one of Keras."""
 
 _HIGHER = (CLASS_METRICS.keys() - {"log_loss", "brier_score"}) | {"r2", "explained_variance"}
 HIGHER_IS_BETTER = frozenset({*_HIGHER, *(name for name, metric in SYNONYMS.items() if metric in _HIGHER)})

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from anyaccel_torch.big_models.dispatch import disk_offload as disk_offload
     from anyaccel_torch.big_models.dispatch import dispatch_model as dispatch_model
     from anyaccel_torch.big_models.dispatch import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
-    from anyaccel_torch.big_models.empty_weights import empty_weights as empty_weights
-    from anyaccel_torch.big_models.empty_weights import init_empty_weights as init_empty_weights
-    from anyaccel_torch.big_models.empty_weights import init_on_device as init_on_device
+    from anyaccel_torch.big_models.empty_modules import empty_weights as empty_weights
+    from anyaccel_torch.big_models.empty_modules import init_empty_weights as init_empty_weights
+    from anyaccel_torch.big_models.empty_modules import init_on_device as init_on_device
     from anyaccel_torch.big_models.loading import LoadedCheckpoint as LoadedCheckpoint
     from anyaccel_torch.big_models.loading import load_checkpoint as load_checkpoint
     from anyaccel_torch.big_models.loading import load_checkpoint_in_model as load_checkpoint_in_model
@@ -52,10 +52,10 @@ _MODULES = {
     "cpu_offload_with_hook": ".whole_model",
     "disk_offload": ".dispatch",
     "dispatch_model": ".dispatch",
-    "empty_weights": ".empty_weights",
+    "empty_weights": ".empty_modules",
     "infer_auto_device_map": ".auto_device_map",
-    "init_empty_weights": ".empty_weights",
-    "init_on_device": ".empty_weights",
+    "init_empty_weights": ".empty_modules",
+    "init_on_device": ".empty_modules",
     "load_checkpoint": ".loading",
     "load_checkpoint_and_dispatch": ".dispatch",
     "load_checkpoint_in_model": ".loading",
