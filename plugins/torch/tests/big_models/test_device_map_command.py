@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -46,7 +46,9 @@ def module(tmp_path: Path) -> str:
 def test_a_model_of_51_gib_is_planned_without_memory_in_the_order_of_computation(module: str) -> None:
     options = ["--on", "2x 24GB, cpu 64GB", "--input", "int64[1,8]", "--json"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = CliRunner().invoke(group, ["device-map", module, *options])
+    # Click 8.1 mixes both outputs unless it is told not to, and 8.2 cannot be told.
+    settings: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+    result = CliRunner(**settings).invoke(group, ["device-map", module, *options])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     names = [block["name"] for block in found["plan"]["blocks"]]
@@ -61,10 +63,11 @@ def test_a_model_of_51_gib_is_planned_without_memory_in_the_order_of_computation
 
 
 def test_the_table_and_the_status_of_what_does_not_fit(module: str) -> None:
-    command = [sys.executable, "-m", "anyaccel", "device-map", module, "--offload", "no", "--on"]
-    done = subprocess.run([*command, "2x 24GB"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "the model does not fit: its 202 blocks need 51.0 GiB" in done.stdout
-    assert "running" in done.stderr and "made by hand" in done.stderr and "made by hand" not in done.stdout
+    result = CliRunner().invoke(group, ["device-map", module, "--offload", "no", "--on", "2x 24GB"])
+    assert result.exit_code == 1
+    shown = " ".join(result.output.split())
+    assert "the model does not fit: its 202 blocks need 51.0 GiB" in shown
+    assert shown.startswith("running") and shown.index("made by hand") < shown.index("the model")
     result = CliRunner().invoke(group, ["device-map", module, "--on", "3x 24GB", "--training"])
     assert result.exit_code == 0 and "host memory" in result.stdout
     assert "blocks are in the order in which they are registered" in " ".join(result.stdout.split())

@@ -37,7 +37,6 @@ HALF = {"0": ONE, "1": "cpu", "2": ONE, "3": "cpu", "4": TWO, "5": "cpu", str(DE
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    gc.collect()
     for device in DEVICES:
         device.capacity = None
         device.clear()
@@ -112,6 +111,7 @@ def test_blocks_are_where_the_plan_says(name: str) -> None:
 
 
 def test_a_planned_map_keeps_within_its_memory_and_stays_while_less_is_free() -> None:
+    gc.collect()  # what earlier tests have left counts as used
     case = Case(offload="cpu")
     total = sum(parameter.nbytes for parameter in case.model.parameters())
     DEVICES[0].capacity = total * 3 // 4
