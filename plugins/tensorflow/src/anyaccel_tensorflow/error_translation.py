@@ -57,8 +57,8 @@ def _translated(error: Exception, subject: str) -> AnyaccelError | None:
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "Gradients for grouped convolutions" in message:
         return PhaseError(
-            f"{subject}: TensorFlow has no gradients of grouped convolutions on a CPU",
-            hint="use DepthwiseConv2D(kernel_size) where Conv2D has as many groups as channels, "
-            'freeze the node, or train with KERAS_BACKEND="jax" or "torch" (keras.applications.ConvNeXt...)',
+            f"{subject}: TensorFlow has no gradients of grouped convolutions on a CPU without oneDNN, nor in float64",
+            hint="train in float32 with TF_ENABLE_ONEDNN_OPTS=1, use DepthwiseConv2D(kernel_size) where Conv2D has as "
+            'many groups as channels, freeze the node, or train with KERAS_BACKEND="jax" or "torch"',
         )
     return None
