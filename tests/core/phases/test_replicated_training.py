@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.loading.replica_share import ReplicaEpochs
+from anyaccel.phases.replica_checks import check_shareable
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup
@@ -287,6 +289,12 @@ def test_a_fixed_order_is_refused_where_tensors_cannot_be_gathered() -> None:
         CapabilityError, match=r"replicas of numpy add up gradients in an order of their own.*leave det"
     ):
         aa.Experiment(graph_of(rows)).run_phase(train(rows, deterministic=True))
+
+
+def test_a_fixed_order_is_refused_where_parameters_are_divided() -> None:
+    phase = train(data(), deterministic=True, sharding="full")
+    with pytest.raises(PhaseError, match=r"deterministic=True adds whole gradients, and sharding divides them"):
+        check_shareable(phase, SimpleNamespace(segments=(), backends=()), [])
 
 
 @pytest.mark.usefixtures("second_of_two", "numpy_group")
