@@ -101,12 +101,16 @@ def test_everything_is_put_back(x: jax.Array) -> None:
 
 
 def test_the_search_for_nan_goes_on(x: jax.Array) -> None:
-    """It uses the same hook."""
+    """It uses the same hook, and leaves one of this thread behind."""
     with jax.debug_nans(True):
-        with aa.ledger(), pytest.raises(FloatingPointError):
-            jnp.log(x - 1)
+        with aa.ledger() as moved, pytest.raises(FloatingPointError):
+            jnp.log(x - NP)
+        assert moved.transfers
         with pytest.raises(FloatingPointError):
             jnp.log(x - 1)
+    with aa.ledger() as moved:
+        x * NP
+    assert moved.transfers == 1
 
 
 def test_a_jax_without_a_name_is_not_covered(monkeypatch: pytest.MonkeyPatch) -> None:

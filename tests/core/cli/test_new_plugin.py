@@ -353,7 +353,7 @@ def test_every_template_is_used():
     folder = files("anyaccel.cli") / "templates"
     templates = {f"{kind.name}/{each.name}" for kind in folder.iterdir() for each in kind.iterdir()}
     parts = {name for name in templates if ".part." in name}
-    assert len(parts) == 7 and len(templates) == 30
+    assert len(parts) == 8 and len(templates) == 31
 
 
 # -- the project works -------------------------------------------------------------------------------------------------

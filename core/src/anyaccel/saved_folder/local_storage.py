@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,9 +49,11 @@ class LocalStorage:
 
     def size(self, file: str) -> int | None:
         """Bytes of a file; None if there is none, or it is a link or anything else that is no plain file."""
-        path = self.path / file
-        is_link = path.is_symlink() and not self._follows_links
-        return None if is_link or not path.is_file() else path.stat().st_size
+        try:
+            found = (self.path / file).stat(follow_symlinks=self._follows_links)
+        except (OSError, ValueError):  # not there, or removed a moment ago; ValueError of a name with a null character
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def modified(self, file: str) -> datetime | None:
         """When a file was written, in local time."""

@@ -75,7 +75,9 @@ class _Observer:
     def compiled_calls(self) -> Iterator[None]:
         """Arguments of compiled functions, and of eager operations, which JAX compiles as well."""
         state = api._post_hook_state
-        before = state.get_global()
+        own, local = state.get_global(), state.get_local()
+        is_set = type(local) is not object  # JAX's mark for a thread without a hook of its own; None is one, too
+        before = local if is_set else own
 
         def hook(function: Any, args: Any, kwargs: Any, results: Any) -> None:
             if before is not None:
@@ -86,10 +88,14 @@ class _Observer:
                 self._call(getattr(function, "__name__", "jit"), given, leaves, jax.tree_util.tree_leaves(results))
 
         state.set_global(hook)
+        if is_set:  # as jax.debug_nans leaves it behind
+            state.set_local(hook)
         try:
             yield
         finally:
-            state.set_global(before)
+            state.set_global(own)
+            if is_set:
+                state.set_local(local)
 
     def _call(self, name: str, given: Sequence[Any], leaves: Sequence[Any], results: Sequence[Any]) -> None:
         target = next((_native(each) for each in results if isinstance(each, _ARRAY)), None)

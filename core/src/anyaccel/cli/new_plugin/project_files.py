@@ -9,6 +9,7 @@ from datetime import date
 from importlib.resources import files
 from string import Template
 
+from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import CAPABILITIES, Compute, Exchange, Memory
 from anyaccel.cli.new_plugin.base_backend import BaseBackend
 from anyaccel.plugin_loader import own_distribution
@@ -114,6 +115,7 @@ def chip_project(options: PluginOptions, base: BaseBackend) -> dict[str, str]:
     }
     values["packages"] = f'"src/{values["package"]}"'
     parts = [name for name in ("exchange", "compute", "memory") if issubclass(base.cls, CAPABILITIES[name])]
+    parts += ["transfers"] if issubclass(base.cls, ObservesTransfers) else []
     values["capabilities"] = "".join(render(f"chip/{name}.part.tmpl", values) for name in parts).rstrip("\n")
     further = {
         "stand_in.py": {"imports": _stand_in_imports(base)},

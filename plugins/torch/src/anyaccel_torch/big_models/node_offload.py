@@ -13,6 +13,7 @@ from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.host_memory import host_memory
 from anyaccel.planner import OffloadPlan, OffloadRequest, PlacedBlock
+from anyaccel_torch import keras
 from anyaccel_torch.big_models.auto_device_map import DeviceMap, infer_auto_device_map
 from anyaccel_torch.big_models.block_placement import check_values, placed_blocks
 from anyaccel_torch.big_models.copy_rates import copy_rate, is_measured, weight_rate
@@ -34,7 +35,16 @@ def plan_offload(model: nn.Module, device: Device, request: OffloadRequest, nati
     """As `OffloadModels.plan_offload`; `native` gives torch's devices.
 
     A model that was put somewhere by an equal request stays there, though less is free now.
+
+    Raises:
+        CapabilityError: the model was dispatched already, or is of Keras.
     """
+    if keras.outermost(model):
+        raise CapabilityError(
+            f"this {type(model).__name__} is of Keras, which keeps parameters apart from the layers that use them, so "
+            "that its blocks cannot be on several devices or rest elsewhere",
+            hint="leave device_map, max_memory and offload out of the node",
+        )
     before = _current(model, native)
     if before is not None and before[:2] == (device, request):
         return before[2]
