@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from anyaccel.device import Device
+from anyaccel.backend import DeviceInfo
 from anyaccel.doctor import Machine
 from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_tensorflow import installed_build
-from anyaccel_tensorflow.installed_build import build_flags, build_name, expected_devices, is_for_gpus
+from anyaccel_tensorflow.installed_build import build_flags, build_name, expected_of_kind, is_for_gpus
 
 CUDA = {"is_cuda_build": True, "is_rocm_build": False}
 ROCM = {"is_cuda_build": False, "is_rocm_build": True}
@@ -40,19 +40,17 @@ def test_a_build_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_gpus_are_expected_where_build_drivers_and_libraries_are_there() -> None:
-    found = expected_devices(("gpu", "cpu"), SERVER, CUDA)
-    assert found is not None and list(map(str, found)) == ["gpu:0", "cpu:0"]
-    assert (found[Device("gpu")].name, found[Device("gpu")].vendor) == ("Tesla T4", "nvidia")
+    assert expected_of_kind("gpu", SERVER, CUDA) == [DeviceInfo("Tesla T4", "nvidia")]
     for build, machine in ((CPU, SERVER), (CUDA, Machine()), (ROCM, SERVER)):
-        assert list(map(str, expected_devices(("gpu", "cpu"), machine, build) or ())) == ["cpu:0"]
+        assert expected_of_kind("gpu", machine, build) == []
+        assert [info.memory_space for info in expected_of_kind("cpu", machine, build) or ()] == ["host"]
 
 
 def test_what_is_not_certain_is_not_told() -> None:
-    assert expected_devices(("gpu", "cpu"), replace(SERVER, version_of=lambda name: ""), CUDA) is None
-    amd = replace(SERVER, devices=(replace(T4, vendor="amd"),))
-    assert expected_devices(("gpu", "cpu"), amd, ROCM) is None
-    assert expected_devices(("gpu", "cpu"), SERVER, {}) is None
-    assert expected_devices(("npu",), SERVER, CUDA) is None
+    assert expected_of_kind("gpu", replace(SERVER, version_of=lambda name: ""), CUDA) is None
+    assert expected_of_kind("gpu", replace(SERVER, devices=(replace(T4, vendor="amd"),)), ROCM) is None
+    assert expected_of_kind("cpu", SERVER, {}) is None
+    assert expected_of_kind("npu", SERVER, CUDA) is None
 
 
 def test_tensorflow_has_the_devices_that_were_expected_of_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -12,7 +13,7 @@ from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Machine
 from anyaccel.requests.system_devices import SystemDevice
-from anyaccel_torch.installed_build import expected_devices
+from anyaccel_torch import TorchBackend, installed_build
 
 KINDS = ("gpu", "xpu", "cpu")
 CPU, CUDA = {"__version__": "2.13.0+cpu"}, {"__version__": "2.13.0+cu130", "cuda": "13.0"}
@@ -22,13 +23,18 @@ MI300 = SystemDevice(kind="gpu", name="MI300X", vendor="amd")
 SERVER = Machine(devices=(H100, H100), visible=(H100,), driver_versions={"nvidia": "580.65"})
 
 
+def expected(build, machine=SERVER, kinds=KINDS):
+    with mock.patch.object(installed_build, "build_facts", lambda: build):
+        return type("Chip", (TorchBackend,), {"kinds": kinds})().expected_devices(machine)
+
+
 def names(build, machine=SERVER, kinds=KINDS):
-    found = expected_devices(kinds, machine, build)
+    found = expected(build, machine, kinds)
     return None if found is None else list(map(str, found))
 
 
 def test_visible_gpus_come_first_with_what_the_driver_says() -> None:
-    found = expected_devices(KINDS, SERVER, CUDA)
+    found = expected(CUDA)
     assert found is not None and list(found) == [Device("gpu"), Device("cpu")]
     assert found[Device("gpu")] == DeviceInfo("NVIDIA H100", "nvidia", "GPU-1", "GPU-1", 1 << 36)
     assert found[Device("cpu")].memory_space == "host"

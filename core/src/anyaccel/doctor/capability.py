@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
@@ -23,9 +23,19 @@ class ExpectedDevices(Backend):
         expected = None if self.import_roots[0] in sys.modules else self.expected_devices(Machine.detect())
         return super().devices() if expected is None else list(expected)  # type: ignore[safe-super]
 
+    def expected_devices(self, machine: Machine) -> dict[Device, DeviceInfo] | None:
+        """What `devices` and `device_info` will say once the framework is imported; None where that is not certain."""
+        found: dict[Device, DeviceInfo] = {}
+        for kind in self.kinds:
+            infos = self.expected_of_kind(kind, machine)
+            if infos is None:
+                return None
+            found.update((Device(kind, index), info) for index, info in enumerate(infos))
+        return found
+
     @abstractmethod
-    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
-        """What `devices` and `device_info` will say once the framework is imported, in the same order.
+    def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
+        """The devices of a kind that the framework will have; imports nothing.
 
         By how the installed framework was built, its settings, and the facts of the machine. None where these do not
         tell, as with a driver too old or a library that may be missing: then the framework itself is asked.

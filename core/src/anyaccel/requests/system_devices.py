@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -87,15 +88,21 @@ def visible(devices: Sequence[SystemDevice], mask: str | None) -> list[SystemDev
 def _nvidia(root: Path) -> list[SystemDevice]:
     folder = root / "proc/driver/nvidia"
     has_driver = folder.exists() or sys.platform == "win32" or (root / "dev/dxg").exists()
-    if root == _ROOT and has_driver:
-        command = [sys.executable, "-P", "-m", "anyaccel.requests.nvml_probe"]
-        if find_spec("pynvml") is not None and (answer := output_of(command)):
-            return from_json(answer)
-        smi = shutil.which("nvidia-smi")
-        if smi and (answer := output_of([smi, f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"])):
-            return from_smi(answer)
+    known = _nvidia_driver() if root == _ROOT and has_driver else None
     files = sorted(folder.glob("gpus/*/information"))
-    return [_from_proc(text) for text in map(_text, files) if text]
+    return [_from_proc(text) for text in map(_text, files) if text] if known is None else list(known)
+
+
+@cache
+def _nvidia_driver() -> tuple[SystemDevice, ...] | None:
+    """What the driver says, None if it does not answer; asked once in a process, as each time takes a child process."""
+    command = [sys.executable, "-P", "-m", "anyaccel.requests.nvml_probe"]
+    if find_spec("pynvml") is not None and (answer := output_of(command)):
+        return tuple(from_json(answer))
+    smi = shutil.which("nvidia-smi")
+    if smi and (answer := output_of([smi, f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"])):
+        return tuple(from_smi(answer))
+    return None
 
 
 def output_of(command: Sequence[str]) -> str:

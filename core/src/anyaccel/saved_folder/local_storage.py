@@ -83,22 +83,13 @@ class LocalStorage:
 
     def publish(self, file: str, contents: bytes) -> None:
         """A file with these contents, all at once: written beside it, on the disk, and then renamed."""
-        temporary = self.path / f".{file}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # threads may write at once
-        try:
-            with temporary.open("wb") as stream:
-                stream.write(contents)
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.replace(self.path / file)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        self._sync_names()
+        with self.replacing(file) as temporary:
+            temporary.write_bytes(contents)
 
     @contextmanager
     def replacing(self, file: str) -> Iterator[Path]:
         """A path beside a file, which is renamed to it when the block has ended without an error."""
-        temporary = self.path / f".{file}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        temporary = self.path / f".{file}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # threads may write at once
         try:
             yield temporary
             with temporary.open("rb+") as stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -58,11 +58,11 @@ class JaxBackend(
         """As `Replicate.unsynchronizable`: any layer that mixes the rows of a batch."""
         return self.batch_coupling(model)
 
-    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
-        """As `ExpectedDevices.expected_devices`; None for kinds that a PJRT plugin adds."""
-        from anyaccel_jax.device_info import expected_devices
+    def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
+        """As `ExpectedDevices.expected_of_kind`; None for those that a PJRT plugin adds."""
+        from anyaccel_jax.device_info import expected_of_kind
 
-        return expected_devices(self.kinds, machine)
+        return expected_of_kind(kind, machine)
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`, by the packages that are installed."""

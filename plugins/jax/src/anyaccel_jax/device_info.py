@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from anyaccel.adapter.device_description import cpu_info, visible_nvidia_gpus
@@ -35,19 +35,16 @@ def describe(device: Device, jax_device: Callable[[Device], Any]) -> DeviceInfo:
     return DeviceInfo(str(native.device_kind), vendor, "", str(native), total)
 
 
-def expected_devices(kinds: Iterable[str], machine: Machine) -> dict[Device, DeviceInfo] | None:
-    """The devices of these kinds that JAX will have once it has started; None of kinds that JAX itself lacks."""
-    if not {"cpu", *_VENDORS}.issuperset(kinds) or not is_installed():
+def expected_of_kind(kind: str, machine: Machine) -> list[DeviceInfo] | None:
+    """The devices of a kind that JAX will have once it has started; None of a kind that JAX itself lacks."""
+    if kind not in ("cpu", *_VENDORS) or not is_installed():
         return None
-    devices = [Device(kind, index) for kind in kinds for index in range(expected_count(kind))]
-    return {device: cpu_info() if device.kind == "cpu" else _system_info(device, machine) for device in devices}
-
-
-def _system_info(device: Device, machine: Machine) -> DeviceInfo:
-    """What the system tells of an accelerator; its vendor at least."""
-    vendor = _VENDORS[device.kind]["cuda" if has_plugin("cuda") else "rocm"]
-    same = [each for each in machine.visible if each.kind == device.kind and each.vendor == vendor]
-    return same[device.index].info() if device.index < len(same) else DeviceInfo(str(device), vendor)
+    count = expected_count(kind)
+    if kind == "cpu":
+        return [cpu_info()] * count
+    vendor = _VENDORS[kind]["cuda" if has_plugin("cuda") else "rocm"]
+    known = [each.info() for each in machine.visible if each.kind == kind and each.vendor == vendor][:count]
+    return known + [DeviceInfo(str(Device(kind, index)), vendor) for index in range(len(known), count)]
 
 
 def unavailable_reason(device: Device, count: int) -> str:

@@ -29,14 +29,14 @@ def total_memory() -> int:
     return int(torch.mps.recommended_max_memory())
 
 
-def expected_devices(machine: Machine) -> dict[Device, DeviceInfo] | None:
+def expected_gpus(machine: Machine) -> list[DeviceInfo] | None:
     """The Apple GPU, as far as the system tells; None where torch must be asked."""
     if machine.system != "darwin":
-        return {}
+        return []
     release = platform.mac_ver()[0]
     if not find_spec("torch") or not release or is_older(release, _OLDEST_SYSTEM):
         return None
-    return {Device("mps"): device.info() for device in machine.visible if device.kind == "mps"}
+    return [device.info() for device in machine.visible if device.kind == "mps"]
 
 
 def unavailable_reason(device: Device, count: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from anyaccel.backend import DeviceInfo
@@ -23,9 +23,9 @@ class MpsPlacement(TorchPlacement):
     pinned_kinds: ClassVar[frozenset[str]] = frozenset()
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset({"float64", "complex128"})
 
-    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
-        """As `ExpectedDevices.expected_devices`: none but on a Mac with an Apple GPU, whose system torch supports."""
-        return device_info.expected_devices(machine)
+    def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
+        """As `ExpectedDevices.expected_of_kind`: none but on a Mac with an Apple GPU, whose system torch supports."""
+        return device_info.expected_gpus(machine)
 
     def unavailable_reason(self, device: Device) -> str:
         """As `Backend.unavailable_reason`: the system, the build of torch, or that there is only one device."""

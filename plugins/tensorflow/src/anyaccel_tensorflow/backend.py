@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
@@ -43,11 +43,11 @@ class TensorFlowBackend(
 
         return weighted_sums(tensors, weights)
 
-    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
-        """As `ExpectedDevices.expected_devices`; None for kinds that a PluggableDevice adds."""
-        from anyaccel_tensorflow.installed_build import build_flags, expected_devices
+    def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
+        """As `ExpectedDevices.expected_of_kind`; None for those that a PluggableDevice adds."""
+        from anyaccel_tensorflow.installed_build import build_flags, expected_of_kind
 
-        return expected_devices(self.kinds, machine, build_flags())
+        return expected_of_kind(kind, machine, build_flags())
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`, by the packages that are installed."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import DeviceInfo
-from anyaccel.device import Device
 from anyaccel.doctor import Machine
 from anyaccel.doctor.machine import installed_version
 
@@ -43,20 +42,8 @@ def build_name(flags: Mapping[str, bool]) -> str:
     return f"TensorFlow, {version}," if version else "TensorFlow"
 
 
-def expected_devices(
-    kinds: Iterable[str], machine: Machine, flags: Mapping[str, bool]
-) -> dict[Device, DeviceInfo] | None:
-    """The devices of these kinds that a build of TensorFlow will see on a machine; None where that is not certain."""
-    found: dict[Device, DeviceInfo] = {}
-    for kind in kinds:
-        infos = _infos(kind, machine, flags)
-        if infos is None:
-            return None
-        found.update((Device(kind, index), info) for index, info in enumerate(infos))
-    return found
-
-
-def _infos(kind: str, machine: Machine, flags: Mapping[str, bool]) -> list[DeviceInfo] | None:
+def expected_of_kind(kind: str, machine: Machine, flags: Mapping[str, bool]) -> list[DeviceInfo] | None:
+    """The devices of a kind that a build of TensorFlow will see on a machine; None where that is not certain."""
     if not flags or kind not in ("cpu", "gpu"):
         return None
     if kind == "cpu":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -139,11 +139,11 @@ class TorchBackend(
         mesh = init_device_mesh(self.native_device(device).type, (group.size,))
         return ShardedProgram(segment, self.native_device, mesh, offload=offload)
 
-    def expected_devices(self, machine: Machine) -> Mapping[Device, DeviceInfo] | None:
-        """As `ExpectedDevices.expected_devices`, of the kinds that torch itself has."""
-        from anyaccel_torch.installed_build import build_facts, expected_devices
+    def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
+        """As `ExpectedDevices.expected_of_kind`, of those that torch itself has."""
+        from anyaccel_torch.installed_build import build_facts, expected_of_kind
 
-        return expected_devices(self.kinds, machine, build_facts())
+        return expected_of_kind(kind, machine, build_facts())
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         """As `HealthChecks.health_checks`: what torch was built for, and whether steps can be compiled."""

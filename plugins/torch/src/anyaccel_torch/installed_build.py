@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import DeviceInfo
-from anyaccel.device import Device
 from anyaccel.doctor import Machine, cuda_driver_checks
 
 _LINE = re.compile(r"^(\w+)(?::[^=\n]+)? = (?:'([^'\n]*)'|None)$", re.MULTILINE)
@@ -27,20 +26,8 @@ def build_facts() -> dict[str, str]:
     return {name: value or "" for name, value in _LINE.findall(text)}
 
 
-def expected_devices(
-    kinds: Iterable[str], machine: Machine, build: Mapping[str, str]
-) -> dict[Device, DeviceInfo] | None:
-    """The devices of these kinds that a build of torch will see on a machine; None where that is not certain."""
-    found: dict[Device, DeviceInfo] = {}
-    for kind in kinds:
-        infos = _infos(kind, machine, build)
-        if infos is None:
-            return None
-        found.update((Device(kind, index), info) for index, info in enumerate(infos))
-    return found
-
-
-def _infos(kind: str, machine: Machine, build: Mapping[str, str]) -> list[DeviceInfo] | None:
+def expected_of_kind(kind: str, machine: Machine, build: Mapping[str, str]) -> list[DeviceInfo] | None:
+    """The devices of a kind that a build of torch will see on a machine; None where that is not certain."""
     if not build.get("__version__"):
         return None
     if kind == "cpu":
