@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+from anyaccel.program import MultiStepProgram
 
 AfterStep = Callable[[Callable[[], Any]], bool]
 """Called after a step with a function that gives its mean losses, [1, losses]; whether no more steps are to be done."""
@@ -35,3 +38,23 @@ class ToldSteps(ABC):
                 the last one.
             columns, orders, start, n_steps, batch_size, n_microbatches: as of `train_steps`.
         """
+
+
+def told_one_by_one(
+    program: MultiStepProgram,
+    columns: Sequence[Any],
+    orders: Sequence[Any],
+    start: int,
+    n_steps: int,
+    batch_size: int,
+    after_step: AfterStep,
+    n_microbatches: int = 1,
+) -> list[Any]:
+    """For `ToldSteps.train_told_steps`, where each step is a call of `train_steps`: what each of these gives."""
+    more: Any = () if n_microbatches == 1 else (n_microbatches,)
+    tables: list[Any] = []
+    for first in range(start, start + n_steps * batch_size, batch_size):
+        tables.append(program.train_steps(columns, orders, first, 1, batch_size, *more))
+        if after_step(partial(tables.__getitem__, -1)):
+            break
+    return tables

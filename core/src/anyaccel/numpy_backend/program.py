@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.adapter.told_steps import AfterStep, ToldSteps
+from anyaccel.adapter.told_steps import AfterStep, ToldSteps, told_one_by_one
 
 
 class NumpyProgram(ArrayProgram, ToldSteps):
@@ -24,9 +23,5 @@ class NumpyProgram(ArrayProgram, ToldSteps):
         n_microbatches: int = 1,
     ) -> Any:
         """As of `ToldSteps`."""
-        tables: list[Any] = []
-        for first in range(start, start + n_steps * batch_size, batch_size):
-            tables.append(self.train_steps(columns, orders, first, 1, batch_size, n_microbatches))
-            if after_step(partial(tables.__getitem__, -1)):
-                break
-        return self._ops.xp.concatenate(tables)
+        told = told_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
+        return self._ops.xp.concatenate(told)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyaccel.adapter.told_steps import AfterStep, ToldSteps
+from anyaccel.adapter.told_steps import AfterStep, ToldSteps, told_one_by_one
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
 from anyaccel.precision import LossScaleState
@@ -201,10 +201,11 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
     ) -> Any:
         """As `ToldSteps.train_told_steps`; where steps are compiled, each is a call of its own."""
         if self._compiler.has_compiled(batch_size, n_microbatches):
-            return self._told_calls(columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
+            told = told_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
+            return torch.cat(told)
         self._enter(training=True)
 
-        def told(losses: list[Tensor]) -> bool:
+        def tell(losses: list[Tensor]) -> bool:
             ends = after_step(partial(self._loss_table, losses))
             self._enter(training=True)  # listeners may have evaluated the model
             return ends
@@ -213,7 +214,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
             rows = self._rows.take(columns, orders, start, n_steps, batch_size)
             batches = ([*batch, *self._empty_slots] for batch in rows)
             try:
-                losses = self._eager.run(batches, n_microbatches, told)
+                losses = self._eager.run(batches, n_microbatches, tell)
             except BaseException:
                 self._rows.clear()
                 raise
@@ -221,23 +222,6 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         if len(table) < n_steps:
             self._rows.clear()
         return table
-
-    def _told_calls(
-        self,
-        columns: Sequence[Any],
-        orders: Sequence[Any],
-        start: int,
-        n_steps: int,
-        batch_size: int,
-        after_step: AfterStep,
-        n_microbatches: int,
-    ) -> Tensor:
-        tables: list[Tensor] = []
-        for first in range(start, start + n_steps * batch_size, batch_size):
-            tables.append(self.train_steps(columns, orders, first, 1, batch_size, n_microbatches))
-            if after_step(partial(tables.__getitem__, -1)):
-                break
-        return torch.cat(tables)
 
     def _loss_table(self, losses: list[Tensor]) -> Tensor:
         """Losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first loss."""
