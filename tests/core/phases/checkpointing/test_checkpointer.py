@@ -251,7 +251,7 @@ def test_other_callbacks_and_other_graphs_are_refused(line, experiment, tuned, t
     with pytest.raises(StateError, match=r"a run with other callbacks: EarlyStopping\. Available: none"):
         experiment(line()).run_phase(train(checkpoint=tmp_path), resume="auto")
     with pytest.raises(
-        StateError, match=r"other callbacks: EarlyStopping\. .*: EarlyStopping, EarlyStopping\..*the cal"
+        StateError, match=r"other callbacks: EarlyStopping\. .*: EarlyStopping, EarlyStopping\..*the c"
     ):
         experiment(line(), callbacks=[EarlyStopping("loss")]).run_phase(tuned(tmp_path), resume="auto")
     with pytest.raises(StateError, match="does not fit"):
