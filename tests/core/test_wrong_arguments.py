@@ -650,7 +650,16 @@ UNCHECKED = {
     "hookimpl",  # of pluggy
 }
 PROTOCOLS = {"mask", "read", "window", "apply", "build", "compute", "fit", "partial_fit", "restore", "read_settings"}
-PROTOCOLS |= {"epoch_orders", "after_loading", "epoch_end", "step_end", "example", "mark_fitted", "phase_start", "before_placement"}
+PROTOCOLS |= {
+    "epoch_orders",
+    "after_loading",
+    "epoch_end",
+    "step_end",
+    "example",
+    "mark_fitted",
+    "phase_start",
+    "before_placement",
+}
 """Methods of conditions, models and phases that core calls with what it has checked."""
 
 

@@ -39,3 +39,10 @@ class ShardParameters(Replicate):
             group: the replicas.
             offload: keep parameters, gradients and optimizer states in host memory.
         """
+
+    def sharded_bytes(self, program: Program) -> int | None:
+        """Bytes of parameters and optimizer state that this replica keeps of a program of `build_sharded`.
+
+        None, the default, where the framework cannot tell.
+        """
+        return None

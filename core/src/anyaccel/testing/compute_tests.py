@@ -13,6 +13,7 @@ from anyaccel.testing.parameter_group_tests import ParameterGroupTests
 from anyaccel.testing.precision_tests import PrecisionTests
 from anyaccel.testing.profile_tests import ProfileTests
 from anyaccel.testing.program_tests import ProgramTests
+from anyaccel.testing.replica_tests import ReplicaTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests
 from anyaccel.testing.weight_file_tests import WeightFileTests
@@ -35,6 +36,7 @@ class ComputeTests(
     ProfileTests,
     WeightFileTests,
     DeviceReplicaTests,
+    ReplicaTests,
     OffloadTests,
 ):
     """Everything that `Compute` and `Program` promise."""

@@ -22,7 +22,7 @@ def profile_steps(path: Path, nodes: Mapping[str, Any]) -> Iterator[Mark]:
         try:
             yield jax.profiler.TraceAnnotation
         finally:
-            jax.profiler.stop_trace()
+            jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
             _write(Path(folder), path, nodes)
 
 

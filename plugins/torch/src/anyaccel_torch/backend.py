@@ -150,6 +150,12 @@ class TorchBackend(
         mesh = init_device_mesh(self.native_device(device).type, (group.size,))
         return ShardedProgram(segment, self.native_device, mesh, offload=offload)
 
+    def sharded_bytes(self, program: Program) -> int | None:
+        """As `ShardParameters.sharded_bytes`."""
+        from anyaccel_torch.sharded_program import ShardedProgram
+
+        return program.sharded_bytes() if isinstance(program, ShardedProgram) else None
+
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
         """As `ExpectedDevices.expected_of_kind`, of those that torch itself has."""
         from anyaccel_torch.installed_build import build_facts, expected_of_kind

@@ -60,6 +60,12 @@ class ShardedProgram(TorchProgram):
         """Exchange nothing any more."""
         self._is_abandoned = True
 
+    def sharded_bytes(self) -> int:
+        """Bytes of the parts of parameters and of optimizer slots that this replica keeps."""
+        states = [state for group in self._groups for state in group.states(copies=False).values()]
+        slots = {id(slot): slot for state in states for kept in state.slots.values() for slot in kept.values()}
+        return sum(_local(tensor).nbytes for tensor in (*self.trained, *slots.values()))
+
     def _release(self) -> None:
         for each in self._shards.values():
             each.release()
