@@ -14,6 +14,7 @@ from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
+from anyaccel.phases.profile import Profile
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.run_stats import RunStats
@@ -34,6 +35,7 @@ __all__ = [
     "HTMLProgress",
     "LineProgress",
     "Phase",
+    "Profile",
     "Progress",
     "ReduceLROnPlateau",
     "RichProgress",

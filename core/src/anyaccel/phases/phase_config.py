@@ -10,8 +10,9 @@ from anyaccel.errors import ConfigError
 from anyaccel.graph.serialization import class_name
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.profile import Profile
 
-_KNOWN: dict[str, type[Callback]] = {"EarlyStopping": EarlyStopping}
+_KNOWN: dict[str, type[Callback]] = {"EarlyStopping": EarlyStopping, "Profile": Profile}
 _HINT = "give the folder that save() wrote"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
@@ -30,6 +32,7 @@ class TorchBackend(
     OffloadModels,
     HealthChecks,
     ObservesTransfers,
+    ProfilesSteps,
 ):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
@@ -45,6 +48,14 @@ class TorchBackend(
         from anyaccel_torch.thread_rng import ThreadRandomness
 
         return ThreadRandomness(key)
+
+    def profile_steps(
+        self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
+    ) -> AbstractContextManager[Mark]:
+        """As `ProfilesSteps.profile_steps`: `torch.profiler`."""
+        from anyaccel_torch.step_profile import profile_steps
+
+        return profile_steps(path, nodes, devices)
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
         """As `DeviceReplicas.copy_models`; Keras models as Keras copies them, through its saving.
