@@ -77,7 +77,7 @@ def forget(folder: Path) -> None:
 
 
 def plain_read(folder: Path, buffer: memoryview) -> None:
-    """Read all files in order into one buffer, which is kept, as a new one each time makes this up to 1.5 times slower."""
+    """Read all files in order into a buffer that is kept: with a new one each time it takes up to 1.5 times as long."""
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb", buffering=0) as stream:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)

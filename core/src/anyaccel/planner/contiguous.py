@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyaccel.planner.feasible_prefixes import OrderedUnits, Table, Transition, least_window, prefix_bounds
+from anyaccel.planner.feasible_prefixes import OrderedUnits, Table, Transition, least_window, prefix_bounds, steps
 from anyaccel.planner.problem import Floats, Ints, Problem, Shared
 
-MOST_STATES = 64  # of devices in use, by class, that are tried exactly
+MOST_STATES = 256  # sets of devices in use, by class, that are tried
+MOST_STEPS = 80_000  # transitions from prefixes that are tried exactly: about half a second
 PASSED = -1  # instead of a transition: the device is left out
 WINDOWS = (1.002, 1.02, 1.1, 1.3, 1.8, 3.0, 10.0, math.inf)  # of the lower bound: the first with an answer is enough
+
 
 class Split(NamedTuple):
     """The device of each unit, the value of the objective, and whether no contiguous split of the order is better."""
@@ -29,9 +31,14 @@ def best_split(problem: Problem, order: Ints, objective: str, good: float = math
     if not math.isfinite(bound):
         return None
     units = OrderedUnits(problem, order)
-    best: Split | None = None
-    for table in _transition_tables(problem):
-        found = _within(problem, order, units, table, objective, bound, good)
+    full = _all_sets(problem)
+    if full is not None:
+        best, is_complete = _within(problem, order, units, full, objective, bound, good)
+        if is_complete:
+            return best
+    best = None
+    for table in _device_orders(problem):
+        found, _ = _within(problem, order, units, table, objective, bound, good)
         if found is not None:
             best, good = found, found.value
     return best
@@ -39,37 +46,45 @@ def best_split(problem: Problem, order: Ints, objective: str, good: float = math
 
 def _within(
     problem: Problem, order: Ints, units: OrderedUnits, table: Table, objective: str, bound: float, good: float
-) -> Split | None:
-    """The best split with a table of sets of devices; None if none is better than `good`."""
+) -> tuple[Split | None, bool]:
+    """The best split with a table, None if none is better than `good`; and whether this did not take too many steps."""
     throughput = objective == "throughput"
     least = least_window(units, table, bound) if throughput else math.inf
     for factor in WINDOWS if throughput else (math.inf,):
         window = min(least * factor, good)
-        bounds = prefix_bounds(units, table, window if throughput else math.inf)
+        bounds = prefix_bounds(units, table, window)
         if bounds is not None:
+            if not table.in_order and steps(table, *bounds) > MOST_STEPS:
+                return None, False
             found = _Search(problem, order, units, objective, window).run(table, bounds)
             if found is not None and found.value < good:
-                return found
+                return found, True
         if window >= good:
             break
-    return None
+    return None, True
 
 
-def _transition_tables(problem: Problem) -> list[Table]:
-    """Which devices may follow in which order: all, if they are few or alike, else some fixed orders of the devices."""
+def _all_sets(problem: Problem) -> Table | None:
+    """Which devices may follow in which order: all; None if they are too many."""
     counts = np.bincount(problem.device_class, minlength=len(problem.classes))
-    if math.prod(int(count) + 1 for count in counts) <= MOST_STATES:
-        vectors = list(itertools.product(*(range(int(count) + 1) for count in counts)))
-        index = {vector: i for i, vector in enumerate(vectors)}
-        table = [
-            Transition(index[v], index[(*v[:c], v[c] + 1, *v[c + 1 :])], c)
-            for v in vectors
-            for c in range(len(counts))
-            if v[c] < counts[c]
-        ]
-        return [Table(len(vectors), table, in_order=False)]
+    if math.prod(int(count) + 1 for count in counts) > MOST_STATES:
+        return None
+    vectors = list(itertools.product(*(range(int(count) + 1) for count in counts)))
+    index = {vector: i for i, vector in enumerate(vectors)}
+    transitions = [
+        Transition(index[v], index[(*v[:c], v[c] + 1, *v[c + 1 :])], c)
+        for v in vectors
+        for c in range(len(counts))
+        if v[c] < counts[c]
+    ]
+    return Table(len(vectors), transitions, in_order=False)
+
+
+def _device_orders(problem: Problem) -> list[Table]:
+    """Some fixed orders of the devices: as given, by memory, and by rate."""
     by_memory = sorted(range(len(problem.devices)), key=lambda d: -problem.devices[d].usable)
-    orders = [list(range(len(problem.devices))), by_memory, by_memory[::-1]]
+    by_rate = sorted(range(len(problem.devices)), key=lambda d: -problem.devices[d].rate)
+    orders = [list(range(len(problem.devices))), by_memory, by_memory[::-1], by_rate, by_rate[::-1]]
     by_class = dict.fromkeys(tuple(problem.device_class[devices].tolist()) for devices in orders)
     return [
         Table(len(classes) + 1, [Transition(t, t + 1, c) for t, c in enumerate(classes)], in_order=True)
@@ -140,12 +155,11 @@ class _Search:
         leaving: list[list[tuple[int, Transition]]] = [[] for _ in range(table.states)]
         for t, transition in enumerate(table.transitions):
             leaving[transition.source].append((t, transition))
-        low, high = bounds
+        states = _by_prefix(n, *bounds)
         for start in range(n):
-            inside = [state for state in range(table.states) if low[state] <= start <= high[state]]
             if table.in_order:
-                self._pass_on(start, inside)
-            going = [each for s in inside if math.isfinite(self.best[s, start]) for each in leaving[s]]
+                self._pass_on(start, states[start])
+            going = [each for s in states[start] if math.isfinite(self.best[s, start]) for each in leaving[s]]
             if going:
                 self._extend_all(start, going)
             self.sent.leave(start)
@@ -178,7 +192,7 @@ class _Search:
     def _load(self, c: int, start: int, stop: int, sent: Floats, tied: Floats | None) -> Floats:
         """Seconds of the ranges from `start` up to `stop`; infinite for those that do not fit or take too long."""
         part = slice(start + 1, stop + 1)
-        load = self.units.elapsed[c, part] - self.units.elapsed[c, start]
+        load: Floats = self.units.elapsed[c, part] - self.units.elapsed[c, start]
         if self.problem.per_byte[c]:
             load += sent[: stop - start] * self.problem.per_byte[c]
         if not self.add or self.window < math.inf:
@@ -220,3 +234,12 @@ class _Search:
         for start, end, c in reversed(parts):
             assignment[self.order[start:end]] = free[c].pop()
         return assignment
+
+
+def _by_prefix(n: int, low: list[int], high: list[int]) -> list[list[int]]:
+    """The states that each prefix can be reached with and be gone on from."""
+    made: list[list[int]] = [[] for _ in range(n + 1)]
+    for state, (first, last) in enumerate(zip(low, high, strict=True)):
+        for prefix in range(first, last + 1):
+            made[prefix].append(state)
+    return made

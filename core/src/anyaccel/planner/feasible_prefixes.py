@@ -53,7 +53,7 @@ class OrderedUnits:
         self._after = np.concatenate([zero.astype(np.int64), np.maximum.accumulate(begins, axis=1)], axis=1)
 
     def __len__(self) -> int:
-        return self.elapsed.shape[1] - 1
+        return int(self.elapsed.shape[1]) - 1
 
     def stop(self, c: int, start: int, window: float) -> int:
         """The end of the longest range from `start` that a device of a class can hold, and compute in a time."""
@@ -79,12 +79,15 @@ def prefix_bounds(units: OrderedUnits, table: Table, window: float) -> tuple[lis
     """
     low = [len(units)] * table.states
     for source, target, c in sorted(table.transitions, key=lambda each: -each.source):
-        low[source] = min(low[source], units.start(c, low[target], window), low[target] if table.in_order else low[source])
+        low[source] = min(
+            low[source], units.start(c, low[target], window), low[target] if table.in_order else low[source]
+        )
     if low[0] > 0:
         return None
     high = [0] * table.states
     for source, target, c in sorted(table.transitions, key=lambda each: each.source):
-        high[target] = max(high[target], units.stop(c, high[source], window), high[source] if table.in_order else 0)
+        passed = high[source] if table.in_order else 0
+        high[target] = max(high[target], units.stop(c, high[source], window), passed)
     return low, high
 
 
@@ -101,6 +104,6 @@ def least_window(units: OrderedUnits, table: Table, bound: float) -> float:
     return high
 
 
-def lengths(low: Sequence[int], high: Sequence[int]) -> int:
-    """How many pairs of a state and a prefix are within bounds."""
-    return sum(max(0, last - first + 1) for first, last in zip(low, high, strict=True))
+def steps(table: Table, low: Sequence[int], high: Sequence[int]) -> int:
+    """How many transitions from prefixes are within bounds."""
+    return sum(max(0, high[each.source] - low[each.source] + 1) for each in table.transitions)

@@ -69,7 +69,9 @@ class SafetensorsFile:
             self._stream = path.open("rb", buffering=0)
             weakref.finalize(self, self._stream.close)
             self._stat = _identity(self._stream.fileno())
-            if hasattr(os, "posix_fadvise"):  # it reads further ahead; telling it what comes next takes longer than that saves
+            if hasattr(
+                os, "posix_fadvise"
+            ):  # it reads further ahead; telling it what comes next takes longer than that saves
                 os.posix_fadvise(self._stream.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             entries = tensor_file.contents(self._stream, self._stat[0])
         except OSError as error:
