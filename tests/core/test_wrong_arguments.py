@@ -312,6 +312,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
+    "FrameworkSettings": lambda: (aa.FrameworkSettings, {"values": {"torch.backends.cudnn.benchmark": True}}),
     "Profile": lambda: (aa.Profile, {"steps": (10, 20), "folder": "profile"}),
     "ReduceLROnPlateau": lambda: (
         aa.ReduceLROnPlateau,
