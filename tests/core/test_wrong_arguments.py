@@ -660,6 +660,7 @@ PROTOCOLS |= {
     "mark_fitted",
     "phase_start",
     "before_placement",
+    "phase_end",
 }
 """Methods of conditions, models and phases that core calls with what it has checked."""
 
