@@ -29,7 +29,7 @@ AREAS = (
     *("backend", "exchange", "ownership", "memory", "models", "model_traits", "programs", "missing_inputs"),
     *("training", "multi_step", "compile", "keyword_models"),
     *("batch_axes", "weighted_losses", "parameter_groups", "own_steps", "weight_files", "precision", "device_replicas"),
-    *("transfers", "offload", "replicas"),
+    *("transfers", "offload", "replicas", "profiles"),
 )
 
 

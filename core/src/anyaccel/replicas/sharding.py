@@ -20,7 +20,10 @@ class ShardParameters(Replicate):
 
     @abstractmethod
     def unshardable_reason(self, segment: Segment, *, offload: bool) -> str:
-        """What keeps the parameters of a segment from being divided, in words; `""` if nothing does."""
+        """What keeps the parameters of a segment from being divided, in words; `""` if nothing does.
+
+        `segment.precision` may keep them from it, too.
+        """
 
     @abstractmethod
     def sharded_blocks(self, model: Any) -> Sequence[str]:
