@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
@@ -24,6 +26,7 @@ class TensorFlowBackend(
     DeviceReplicas,
     HealthChecks,
     ObservesTransfers,
+    ProfilesSteps,
 ):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
@@ -38,6 +41,14 @@ class TensorFlowBackend(
         "TF_XLA_FLAGS",
         "KERAS_BACKEND",
     )
+
+    def profile_steps(
+        self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
+    ) -> AbstractContextManager[Mark]:
+        """As `ProfilesSteps.profile_steps`: `tf.profiler`, with the scopes of compiled code."""
+        from anyaccel_tensorflow.step_profile import profile_steps
+
+        return profile_steps(path, nodes)
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
         """As `DeviceReplicas.copy_models`."""
