@@ -44,7 +44,7 @@ class Net(nnx.Module):
 def data() -> aa.FeatureSet:
     x = np.random.default_rng(0).normal(size=(107, 5)).astype(np.float32)
     y = (2 * x[:, :1] + np.sin(x[:, 1:2])).astype(np.float32)
-    return aa.FeatureSet.from_dict("d", {"x": x, "y": y, "w": np.abs(x[:, 2])}, ["x"], ["y"], ["w"])
+    return aa.FeatureSet.from_dict("d", {"x": x, "y": y, "w": np.maximum(x[:, 2] - 0.5, 0)}, ["x"], ["y"], ["w"])
 
 
 def tell(name: str, **values: Any) -> None:
@@ -77,6 +77,11 @@ def plain() -> None:
 
 def accumulated() -> None:
     trained("accumulated", accumulate=3)
+
+
+def weighed() -> None:
+    """Most rows weigh nothing, in some steps all of a replica."""
+    trained("weighed", n_epochs=2, losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")])
 
 
 def fixed() -> None:
@@ -133,6 +138,6 @@ def resumed() -> None:
 
 
 if __name__ == "__main__":
-    ways = {each.__name__: each for each in (plain, accumulated, fixed, fail, resumed)}
+    ways = {each.__name__: each for each in (plain, weighed, accumulated, fixed, fail, resumed)}
     for way in sys.argv[2].split(","):
         ways[way]()

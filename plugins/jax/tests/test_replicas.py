@@ -22,7 +22,7 @@ from anyaccel_jax import SequentialMLP
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 SIZES = (2, 4) if FULL else (2,)
-WAYS = "plain,fixed,accumulated" if FULL else "plain"
+WAYS = "plain,weighed,fixed,accumulated" if FULL else "plain,weighed"
 """Where everything is tested, `plain` has 105 steps."""
 
 

@@ -33,7 +33,9 @@ FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 def data() -> aa.FeatureSet:
     x = np.random.default_rng(0).normal(size=(107, 5)).astype(np.float32)
     y = (2 * x[:, :1] + np.sin(x[:, 1:2])).astype(np.float32)
-    return aa.FeatureSet.from_dict("d", {"x": x, "y": y, "w": np.abs(x[:, 2])}, ["x"], ["y"], ["w"])
+    return aa.FeatureSet.from_dict(
+        "d", {"x": x, "y": y, "w": np.abs(x[:, 2]), "v": np.maximum(x[:, 2] - 1, 0)}, ["x"], ["y"], ["w", "v"]
+    )
 
 
 def model_of() -> keras.Model:
@@ -73,6 +75,12 @@ def plain() -> dict[str, Any]:
 def accumulated() -> dict[str, Any]:
     """Steps of three batches."""
     return found(accumulate=3)
+
+
+def weighed() -> dict[str, Any]:
+    """Losses that weigh rows, of which many have no weight."""
+    loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.v")
+    return found(losses=[loss], n_epochs=2)
 
 
 def fixed() -> dict[str, Any]:
@@ -116,6 +124,6 @@ def resumed() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    ways = {each.__name__: each for each in (plain, accumulated, fixed, resumed)}
+    ways = {each.__name__: each for each in (plain, weighed, accumulated, fixed, resumed)}
     for way in sys.argv[2].split(","):
         tell(way, **ways[way]())

@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 WHOLE = pytest.mark.skipif(not FULL, reason="a sample is run")
 SIZES = [2, pytest.param(4, marks=WHOLE)]
-WAYS = "plain,accumulated,fixed" if FULL else "plain"
+WAYS = "plain,weighed,accumulated,fixed" if FULL else "plain,weighed"
 
 
 def free_port() -> int:
@@ -72,7 +72,7 @@ def told(folder: Path, name: str, rank: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", pytest.param("accumulated", marks=WHOLE)])
+@pytest.mark.parametrize("name", ["plain", "weighed", pytest.param("accumulated", marks=WHOLE)])
 def test_losses_metrics_and_outputs_are_those_of_one_process(several: tuple[Path, list[Any]], name: str) -> None:
     """`plain` has steps of Adam of which every seventh has 11 rows; 105 where everything is tested."""
     folder, ends = several
@@ -88,6 +88,7 @@ def test_losses_metrics_and_outputs_are_those_of_one_process(several: tuple[Path
 
 @pytest.mark.slow
 @WHOLE
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, which copies the model
 def test_in_a_fixed_order_all_bits_are_those_of_two_devices_of_one_process(several: tuple[Path, list[Any]]) -> None:
     folder, ends = several
     expected = alone("fixed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import sys
@@ -371,6 +372,84 @@ def by_hand() -> None:
     tell("by_hand", apart=apart, notes=notes)
 
 
+class Attentive(torch.nn.Module):
+    """Blocks with norms, dropout and attention, of torch's own layers and of plain ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = 32
+        encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        parts = [torch.nn.LayerNorm(width), torch.nn.Linear(width, 48), torch.nn.GELU(), torch.nn.Dropout(0.2)]
+        self.first = torch.nn.Linear(20, width)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(*[copy.deepcopy(part) for part in parts], torch.nn.Linear(48, width)) for _ in range(2)
+        )
+        self.encoders = torch.nn.ModuleList([encoder])
+        self.last = torch.nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(self.encoders[0](x.unflatten(1, (4, 8))).flatten(1))
+
+
+MIXED: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16-mixed"},
+    "bf16 recomputed": {"precision": "bf16-mixed", "remat": "blocks"},
+    "fp16": {"precision": "fp16-mixed"},
+    "fp16 skipping": {"precision": "fp16-mixed", "loss_scale": aa.LossScale(initial=2.0**26, growth_interval=5)},
+    "recomputed": {"remat": "blocks"},
+    "recomputed encoder": {"remat": "encoders.*"},
+}
+IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
+
+
+def mixed() -> None:
+    """Precisions and recomputed blocks, over shares of equal size, with whole and with divided parameters."""
+    torch.backends.mha.set_fastpath_enabled(False)  # it evaluates in float32, and not where modules have hooks
+    rows = data(384)
+    for name, settings in MIXED.items():
+        if name in ("bf16", "recomputed") and not IS_FULL:
+            continue  # the others have these, too
+        told: dict[str, Any] = {}
+        for sharding in (None, "full"):
+            torch.manual_seed(0)
+            model = Attentive()
+            node = aa.ModelNode("net", model, rows.reference(), remat=settings.get("remat"))
+            graph = aa.ModelGraph([node], aa.Optimizer("adam", lr=3e-3), seed=3)
+            phase = aa.TrainPhase(
+                "train",
+                data=rows,
+                losses=[aa.AppliedLoss("mse", on="net")],
+                sampler=aa.SimpleSampler(32, shuffle=True),
+                n_epochs=9 if IS_FULL else 2,
+                validation=aa.EvalPhase("again", data=rows),
+                sharding=sharding,
+                **{key: value for key, value in settings.items() if key != "remat"},
+            )
+            watch = ReadsScale()
+            phase.callbacks = (watch,)
+            results = aa.Experiment(graph).run_phase(phase)
+            told[str(sharding)] = {
+                "epochs": [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs],
+                "weights": [parameter.detach().numpy().tolist() for parameter in model.parameters()],
+                "dtypes": sorted({str(parameter.dtype) for parameter in model.parameters()}),
+                "scale": watch.scale,
+            }
+        tell(f"mixed-{name}", **told)
+
+
+class ReadsScale(aa.Callback):
+    """Reads the loss scale at the end."""
+
+    scale: Any = None
+
+    def epoch_end(self, run: Any) -> None:
+        state = run.loss_scale
+        self.scale = None if state is None else [state.scale, state.skipped]
+
+
 class FailsLate(aa.Callback):
     """Fails in the last replica, in the middle of an epoch."""
 
@@ -427,7 +506,7 @@ def normalized() -> None:
 
 
 if __name__ == "__main__":
-    functions = (weighted, sources, refused, evaluated, sharded, memory, normalized, by_hand, lose)
+    functions = (weighted, sources, refused, evaluated, sharded, memory, normalized, by_hand, mixed, lose)
     functions += (begin, go_on, go_on_from_one, undisturbed)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):

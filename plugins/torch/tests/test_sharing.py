@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import anyaccel as aa
 from anyaccel.errors import PhaseError
 
 if torch.distributed.is_available():
-    from anyaccel_torch.sharded_module import blocks_of
+    from anyaccel_torch.sharded_module import autocast_layers, blocks_of
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -63,7 +64,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     """What two replicas tell, whose shares of most batches differ by a row, until one fails."""
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "checkpoints", folder / "from_one")
-    answer = run(f"{SAME},refused,memory,by_hand,begin,go_on_from_one,lose", folder, 2)
+    answer = run(f"{SAME},refused,memory,by_hand,mixed,begin,go_on_from_one,lose", folder, 2)
     assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
     return folder
 
@@ -130,6 +131,49 @@ def test_weights_are_those_of_fully_shard_by_hand(two: Path) -> None:
     for each in told(two, "by_hand", 2):
         assert each["apart"] < 1e-6
         assert "of 'net' are divided among 2 replicas, and gathered by block (blocks.0, blocks.1," in each["notes"]
+
+
+MIXED = ["bf16 recomputed", "fp16", "recomputed encoder"]
+if os.environ.get("ANYACCEL_TEST_FULL"):
+    MIXED += ["bf16", "recomputed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_precision_and_recomputed_blocks_of_divided_parameters(two: Path, name: str) -> None:
+    """Losses and values are those of replicas with whole parameters; masters are of float32."""
+    for each in told(two, f"mixed-{name}", 2):
+        whole, divided = each["None"], each["full"]
+        np.testing.assert_allclose(divided["epochs"], whole["epochs"], rtol=1e-6)
+        for own, expected in zip(divided["weights"], whole["weights"], strict=True):
+            np.testing.assert_allclose(own, expected, atol=1e-3)  # Adam enlarges gradients of about zero
+        assert divided["dtypes"] == ["torch.float32"]
+        assert divided["scale"] == whole["scale"]
+
+
+@pytest.mark.slow
+def test_steps_of_divided_parameters_are_skipped_by_all(two: Path) -> None:
+    """Of a scale that is too large, and recovers; the losses that are added are half as large, so is the scale."""
+    every = [each["full"] for each in told(two, "mixed-fp16 skipping", 2)]
+    assert every[0] == every[1]
+    assert 1 <= every[0]["scale"][1] < 12
+    assert every[0]["epochs"][-1][0] < every[0]["epochs"][0][0] < 1
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_node_that_is_cast_as_a_whole_is_not_divided() -> None:
+    with pytest.raises(PhaseError, match=r"has sharding, and node 'net' is cast to bfloat16 as a whole"):
+        plan(node(torch.nn.Linear(3, 1)), precision="bf16")
+    assert plan(node(torch.nn.Linear(3, 1)), precision="bf16-mixed")["net"].precision
+
+
+def test_layers_that_autocast_casts_and_nobody_else_reads() -> None:
+    encoder = torch.nn.TransformerEncoderLayer(4, 1, 8)
+    tied = torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), encoder, tied, torch.nn.Linear(4, 4))
+    model[4].weight = tied.weight
+    model.append(torch.nn.Linear(4, 4).double()).append(torch.nn.Embedding(3, 4))
+    assert autocast_layers(model) == [model[0]]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ AREAS = (
     *("backend", "exchange", "ownership", "memory", "models", "model_traits", "programs", "missing_inputs"),
     *("training", "multi_step", "compile", "keyword_models"),
     *("batch_axes", "weighted_losses", "parameter_groups", "own_steps", "weight_files", "precision", "device_replicas"),
-    *("transfers", "offload"),
+    *("transfers", "offload", "replicas", "profiles"),
 )
 
 
@@ -43,6 +44,7 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {}
+_folders: dict[type[NumpyBackend], Path] = {}
 
 
 def all_faults() -> dict[str, Fault]:
@@ -157,6 +159,20 @@ class BrokenSubject(Subject):
         from .own_steps import train_step
 
         return train_step
+
+    @pytest.fixture
+    def replica_folder(self, harness, tmp_path_factory):
+        from anyaccel.testing.replica_tests import save_start
+
+        from .replicas import Threads, perform
+
+        if not issubclass(self.cls, Threads):
+            pytest.skip("the backend does not declare replicate")
+        if self.cls not in _folders:
+            _folders[self.cls] = tmp_path_factory.mktemp("replicas")
+            save_start(harness, _folders[self.cls])
+            perform(self.cls, _folders[self.cls])
+        return _folders[self.cls]
 
     @pytest.fixture
     def device(self, backend) -> Device:

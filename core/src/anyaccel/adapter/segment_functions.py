@@ -21,6 +21,7 @@ from anyaccel.adapter.segment_analysis import (
     devices_of,
     loss_sums,
 )
+from anyaccel.adapter.step_profiler import trace_name
 from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.device import Device
 from anyaccel.segment import LossTerm, Operation
@@ -58,6 +59,7 @@ class SegmentFunctions:
         self._segment = dataflow.segment
         self._loss_scale = loss_scale_of(dataflow.segment)
         self._layout = dataflow.layout
+        self._names = {op.label: trace_name(op.label) for op in self._segment.operations}
         self._numbers = {op.label: number for number, op in enumerate(self._segment.operations)}
         reached = flow.reached_owners(flow.active_ends(()))
         groups = {
@@ -79,7 +81,8 @@ class SegmentFunctions:
             return concatenate_vjp(self._ops, op, inputs).outputs
         owner = self._layout.owner[op.label]
         call, keywords = self._ops.call, self._dataflow.calls[op.label]
-        outputs = call(self._model_of(op.model), parameters[owner], buffers[owner], inputs, **keywords)
+        with self._ops.named_scope(self._names[op.label]):
+            outputs = call(self._model_of(op.model), parameters[owner], buffers[owner], inputs, **keywords)
         return tuple(operation_outputs(op, outputs, training=False))
 
     def _outputs(self, values: StepValues, excluded: Container[str]) -> dict[str, Any]:
@@ -126,7 +129,8 @@ class SegmentFunctions:
         own_key = self._ops.fold(key, self._numbers[op.label])
         keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
         parameters = source["parameters"][owner]
-        outputs, after = self._ops.apply(model, parameters, before, inputs, op.trainable, own_key, **keywords)
+        with self._ops.named_scope(self._names[op.label]):
+            outputs, after = self._ops.apply(model, parameters, before, inputs, op.trainable, own_key, **keywords)
         if op.trainable and after is not None:
             buffers[owner] = after
         return tuple(operation_outputs(op, outputs, training=op.trainable))

@@ -67,6 +67,13 @@ class TracedOps(ArrayOps):
         """A context for eager execution where functions could be compiled; the default does nothing."""
         return nullcontext()
 
+    def named_scope(self, name: str) -> AbstractContextManager[Any]:
+        """A context in which what is traced belongs to a node, for profiles; `name` as `trace_name` gives it.
+
+        The default does nothing. Entered by each call of a model, so it should do nothing where nothing is traced.
+        """
+        return nullcontext()
+
     @abstractmethod
     def apply(
         self,

@@ -17,6 +17,7 @@ from anyaccel.adapter.optimizer_step import select_nodes
 from anyaccel.adapter.segment_analysis import GradientFlow, devices_of
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
 from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
+from anyaccel.adapter.step_profiler import trace_name
 from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
@@ -49,6 +50,7 @@ class TracedProgram(ArrayProgram):
         self._compiled = compiled_segment(self._dataflow, ops, self._flow, self._state.optimizer, self._as_a_whole)
         self._switch = CompileSwitch(ops, self._state, self._compiled, off=segment.compile == "off")
         self._numbers = {op.label: number for number, op in enumerate(segment.operations)}
+        self._names = {op.label: trace_name(op.label) for op in segment.operations}
         self._key = ops.key(0)
         self._device_scalars = DeviceScalars()
         size = len(segment.operations) + len(segment.losses) + sum(map(len, self._layout.parameters.values()))
@@ -74,7 +76,8 @@ class TracedProgram(ArrayProgram):
     def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
         differentiate = [name in self._layout.needs_cotangent for name in op.inputs]
         keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
-        return self._traced.vjp(op.model, parameters, buffers, inputs, op.trainable, key, differentiate, **keywords)
+        with self._traced.named_scope(self._names[op.label]):
+            return self._traced.vjp(op.model, parameters, buffers, inputs, op.trainable, key, differentiate, **keywords)
 
     # -- forward and back ------------------------------------------------------------------------------------------
 

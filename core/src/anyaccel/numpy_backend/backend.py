@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path as FilePath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import AsyncCopy, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
 from anyaccel.device import Device
@@ -27,6 +29,7 @@ from anyaccel.numpy_backend.program import NumpyProgram
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, observers, running
 from anyaccel.numpy_backend.step_memory import step_memory
+from anyaccel.numpy_backend.step_profile import profile_steps
 from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
@@ -34,7 +37,9 @@ from anyaccel.specs import Loss, Optimizer
 _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
 
 
-class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision, ObservesTransfers):
+class NumpyBackend(
+    DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision, ObservesTransfers, ProfilesSteps
+):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
@@ -208,6 +213,12 @@ class NumpyBackend(DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, Com
     ) -> Mapping[Device, int]:
         """Measured on simulated devices, with rows of zeros and copies of the models."""
         return step_memory(segment, batch_size, n_microbatches)
+
+    def profile_steps(
+        self, path: FilePath, nodes: Mapping[str, Any], devices: Sequence[Device]
+    ) -> AbstractContextManager[Mark]:
+        """As `ProfilesSteps.profile_steps`: the forward and backward pass of each node, and what core marks."""
+        return profile_steps(path, nodes)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Copies in host memory."""

@@ -9,11 +9,13 @@ from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.events import Event
 from anyaccel.phases.fit_phase import FitPhase
+from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.model_placement import place
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
+from anyaccel.phases.profile import Profile
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.run_stats import RunStats
@@ -31,9 +33,11 @@ __all__ = [
     "Event",
     "FitPhase",
     "Fitted",
+    "FrameworkSettings",
     "HTMLProgress",
     "LineProgress",
     "Phase",
+    "Profile",
     "Progress",
     "ReduceLROnPlateau",
     "RichProgress",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 _LOG = logging.getLogger("anyaccel")
 _LOG.addHandler(logging.NullHandler())  # without a logging setup, progress and results show events
 
-KINDS = ("compile", "residency", "memory", "source", "transfer", "rate", "checkpoint", "precision")
+KINDS = ("compile", "residency", "memory", "source", "transfer", "rate", "checkpoint", "precision", "profile")
 """Kinds of events."""
 
 
@@ -32,8 +32,8 @@ class Event:
         epoch, step: when it happened, counted from 0 within the run; both -1 before the loop.
         kind: `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (memory ran out, and
             what was done), `"source"` (streamed data), `"transfer"` (how values go from one framework to another),
-            `"rate"` (a schedule lowered the learning rate), `"checkpoint"` (one was read, or could not be written) or
-            `"precision"` (steps were skipped, and what the loss scale is now).
+            `"rate"` (a schedule lowered the learning rate), `"checkpoint"` (one was read, or could not be written),
+            `"precision"` (steps were skipped, and what the loss scale is now) or `"profile"` (where a profile is).
         message: what happened, and why.
         verbose: an event that needs no attention, such as why steps are not compiled: shown in the results and the
             debug log only.

@@ -132,8 +132,8 @@ class Run:
         """Add an event to the results and the log, and show it in the progress.
 
         Args:
-            kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"`, `"rate"`, `"checkpoint"` or
-                `"precision"`.
+            kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"`, `"rate"`, `"checkpoint"`,
+                `"precision"` or `"profile"`.
             message: what happened, and why.
             verbose: leave it out of the progress.
         """

@@ -50,9 +50,6 @@ def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
         yield f"its graph is computed in {len(resolution.segments)} segments, of several frameworks"
     if phase.compile == "steps":
         yield "compile='steps': steps of replicas are not compiled"
-    asked = [each.node for each in resolution.plan.assignments if each.precision or each.recomputed]
-    if asked:
-        yield f"node {asked[0]!r} has a precision, or values that are computed again"
     divided = [each.node for each in resolution.plan.assignments if each.offload is not None]
     if divided:
         yield f"node {divided[0]!r} has a device_map"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 from anyaccel import interrupts, rng
@@ -26,6 +26,7 @@ from anyaccel.phases.mean_check import MeanCheck
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
+from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
@@ -88,6 +89,7 @@ class TrainLoop:
         self._unheard: list[Losses] = []  # of the steps since somebody listened
         self._compile_policy = self._new_compile_policy()
         self._pending = PendingCalls()
+        self._profile = profile_session(hooks.callbacks, run, pipeline)
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable, hooks.callbacks)
         self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
         self._full_batch = policy.batch_size
@@ -141,6 +143,8 @@ class TrainLoop:
             self._write_last(error)
             raise
         finally:
+            if self._profile is not None:
+                self._profile.close()
             self._snapshots.clear()
             self._policy.loader.prefetch(None)
             self._progress.stop()
@@ -352,7 +356,12 @@ class TrainLoop:
             max_rows = self._policy.microbatch_size
             self._tried_rows = smallest(max_rows, steps.batch_size) or 0
             self._uncounted = 1
-            self._step_done(losses, runner.train_step(steps.rows, max_rows), 1)
+            with self._profiled(1):
+                step_losses = runner.train_step(steps.rows, max_rows)
+            self._step_done(losses, step_losses, 1)
+
+    def _profiled(self, n_steps: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._profile is None else self._profile.call(n_steps)
 
     def _uniform_steps(self, runner: ChunkRunner, steps: StepRange, losses: LossAccumulator) -> None:
         """As many steps in one call as the pacing allows."""
@@ -371,14 +380,16 @@ class TrainLoop:
                 count = min(count, self._hooks.steps_until_heard(run.step))
             if self._checkpointer is not None:
                 count = min(count, self._checkpointer.steps_until_due(run.step) or count)
+            if self._profile is not None:
+                count = min(count, self._profile.steps_until_change())
             began, self._uncounted = time.perf_counter(), count
-            if teller is None:
-                step_losses = runner.train_steps(start + done * size, count, size, microbatch)
-                self._step_done(losses, step_losses, count)
-            else:
-                step_losses = self._told_steps(teller, runner, start + done * size, count, size, microbatch)
-                count = teller.n_told
-                self._step_done(losses, step_losses, count, told=teller)
+            with self._profiled(count):
+                if teller is None:
+                    step_losses = runner.train_steps(start + done * size, count, size, microbatch)
+                else:
+                    step_losses = self._told_steps(teller, runner, start + done * size, count, size, microbatch)
+                    count = teller.n_told
+            self._step_done(losses, step_losses, count, told=teller)
             self._record(self._pending.launched(step_losses, count, began))
             done += count
 

@@ -20,7 +20,10 @@ class ShardParameters(Replicate):
 
     @abstractmethod
     def unshardable_reason(self, segment: Segment, *, offload: bool) -> str:
-        """What keeps the parameters of a segment from being divided, in words; `""` if nothing does."""
+        """What keeps the parameters of a segment from being divided, in words; `""` if nothing does.
+
+        `segment.precision` may keep them from it, too.
+        """
 
     @abstractmethod
     def sharded_blocks(self, model: Any) -> Sequence[str]:
@@ -39,3 +42,10 @@ class ShardParameters(Replicate):
             group: the replicas.
             offload: keep parameters, gradients and optimizer states in host memory.
         """
+
+    def sharded_bytes(self, program: Program) -> int | None:
+        """Bytes of parameters and optimizer state that this replica keeps of a program of `build_sharded`.
+
+        None, the default, where the framework cannot tell.
+        """
+        return None

@@ -11,7 +11,7 @@ A plugin's test file is a Subject and one line:
 `pytest_plugins = ["anyaccel.testing.pytest_plugin"]` in a conftest.py adds markers, a header and expected failures.
 Names are imported on first use. The fakes (`plugin_module`, `entry`, `write_distribution`, `TinyBackend`) need no
 pytest. Stands on the kernel (contract, segments, registry), `planner`, `precision`,
-`numpy_backend` and `adapter.model_specs`.
+`replicas`, `numpy_backend` and `adapter.model_specs`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ _WITH_ASSERTS = (
         "missing_input_tests",
     ),
     *("model_tests", "multi_step_tests", "ownership_tests", "program_tests", "segment_tests", "training_tests"),
+    "replica_tests",
     "transfer_tests",
 )
 

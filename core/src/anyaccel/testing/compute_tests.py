@@ -11,7 +11,9 @@ from anyaccel.testing.offload_tests import OffloadTests
 from anyaccel.testing.own_step_tests import OwnStepTests
 from anyaccel.testing.parameter_group_tests import ParameterGroupTests
 from anyaccel.testing.precision_tests import PrecisionTests
+from anyaccel.testing.profile_tests import ProfileTests
 from anyaccel.testing.program_tests import ProgramTests
+from anyaccel.testing.replica_tests import ReplicaTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
 from anyaccel.testing.training_tests import TrainingTests
 from anyaccel.testing.weight_file_tests import WeightFileTests
@@ -31,8 +33,10 @@ class ComputeTests(
     ParameterGroupTests,
     OwnStepTests,
     PrecisionTests,
+    ProfileTests,
     WeightFileTests,
     DeviceReplicaTests,
+    ReplicaTests,
     OffloadTests,
 ):
     """Everything that `Compute` and `Program` promise."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
@@ -18,7 +20,15 @@ from anyaccel_jax.memory import JaxMemory
 
 
 class JaxBackend(
-    ExpectedDevices, JaxExchange, JaxCompute, JaxMemory, DeviceReplicas, Replicate, HealthChecks, ObservesTransfers
+    ExpectedDevices,
+    JaxExchange,
+    JaxCompute,
+    JaxMemory,
+    DeviceReplicas,
+    Replicate,
+    HealthChecks,
+    ObservesTransfers,
+    ProfilesSteps,
 ):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
@@ -35,6 +45,14 @@ class JaxBackend(
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "KERAS_BACKEND",
     )
+
+    def profile_steps(
+        self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
+    ) -> AbstractContextManager[Mark]:
+        """As `ProfilesSteps.profile_steps`: `jax.profiler`, with the scopes of compiled code."""
+        from anyaccel_jax.step_profile import profile_steps
+
+        return profile_steps(path, nodes)
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
         """As `DeviceReplicas.copy_models`."""
@@ -75,6 +93,12 @@ class JaxBackend(
         from anyaccel_jax.transfer_observer import observed
 
         return observed(record, self.device_named)
+
+    def can_observe_transfers(self) -> bool:
+        """As `ObservesTransfers.can_observe_transfers`."""
+        from anyaccel_jax.transfer_observer import missing_names
+
+        return not missing_names()
 
     def unobserved_transfers(self) -> Sequence[str]:
         """As `ObservesTransfers.unobserved_transfers`: all where JAX lacks what the observer needs."""

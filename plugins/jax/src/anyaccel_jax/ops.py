@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,6 +75,10 @@ class JaxOps(TracedOps):
         self._keeps_models = keeps_models
         self._models: dict[int, Model] = {}
         self._compiled: dict[tuple[int, _Way], Any] = {}
+
+    def named_scope(self, name: str) -> AbstractContextManager[Any]:
+        """`jax.named_scope`, which costs nothing once a function is compiled."""
+        return jax.named_scope(name)
 
     def model(self, model: Any) -> Model:
         """A model as a pure function."""

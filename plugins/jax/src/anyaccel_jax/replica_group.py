@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup
+from anyaccel.replicas.group import ProgramInputs
 from anyaccel.replicas.messages import gather_plain
 from anyaccel_jax.cluster import join_cluster
 from anyaccel_jax.error_translation import first_line
@@ -39,6 +41,7 @@ class JaxReplicaGroup(ReplicaGroup):
         FrameworkError: see `join_cluster`.
     """
 
+    weighs_losses: ClassVar[bool] = True
     gathers_tensors: ClassVar[bool] = True
 
     def __init__(self, rank: int, size: int) -> None:
@@ -67,6 +70,24 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def _gathered(self, array: Any) -> np.ndarray:
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
+
+    def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
+        """As `ReplicaGroup.loss_weights`: one all-reduce for the losses of a device."""
+        own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
+        by_device: dict[Any, list[tuple[int, str]]] = {}
+        for i, weights in enumerate(own):
+            for label, weight in weights.items():
+                by_device.setdefault(single_device(weight), []).append((i, label))
+        result: list[dict[str, Any]] = [{} for _ in programs]
+        for keys in by_device.values():
+            stacked = _stacked([own[i][label] for i, label in keys], n_rows)
+            summed = self._try(
+                "add up the weights of losses",
+                lambda stacked=stacked: self._over(stacked).add(stacked),  # type: ignore[misc]
+            )
+            for (i, label), weight in zip(keys, _shares(summed, n_rows), strict=True):
+                result[i][label] = weight
+        return result
 
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
@@ -171,6 +192,18 @@ def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
     return [
         part.reshape(array.shape).astype(array.dtype) for part, array in zip(jnp.split(flat, ends), like, strict=True)
     ]
+
+
+@jax.jit
+def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
+    """Weights of losses, and the number of rows, in one array."""
+    return jnp.stack([*(weight.astype(jnp.float32) for weight in weights), jnp.asarray(n_rows, jnp.float32)])
+
+
+@jax.jit
+def _shares(summed: Any, n_rows: Any) -> list[Any]:
+    """What `_stacked` gave, summed, times the share of these rows; 1 in place of 0, where nothing counts."""
+    return list(jnp.where(summed[:-1] == 0, 1, summed[:-1]) * (n_rows / summed[-1]))
 
 
 @partial(jax.jit, static_argnums=1)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
@@ -16,7 +20,15 @@ from anyaccel_tensorflow.memory import TensorFlowMemory
 
 
 class TensorFlowBackend(
-    ExpectedDevices, TensorFlowExchange, TensorFlowCompute, TensorFlowMemory, DeviceReplicas, Replicate, HealthChecks
+    ExpectedDevices,
+    TensorFlowExchange,
+    TensorFlowCompute,
+    TensorFlowMemory,
+    DeviceReplicas,
+    Replicate,
+    HealthChecks,
+    ObservesTransfers,
+    ProfilesSteps,
 ):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
@@ -31,6 +43,14 @@ class TensorFlowBackend(
         "TF_XLA_FLAGS",
         "KERAS_BACKEND",
     )
+
+    def profile_steps(
+        self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
+    ) -> AbstractContextManager[Mark]:
+        """As `ProfilesSteps.profile_steps`: `tf.profiler`, with the scopes of compiled code."""
+        from anyaccel_tensorflow.step_profile import profile_steps
+
+        return profile_steps(path, nodes)
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
         """As `DeviceReplicas.copy_models`."""
@@ -65,3 +85,21 @@ class TensorFlowBackend(
         from anyaccel_tensorflow.health_checks import machine_checks
 
         return machine_checks(machine)
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """As `ObservesTransfers.observe_transfers`; a tensor on the CPU that becomes NumPy's counts as a transfer."""
+        from anyaccel_tensorflow.transfer_observer import observed
+
+        return observed(record, self.device_named)
+
+    def can_observe_transfers(self) -> bool:
+        """As `ObservesTransfers.can_observe_transfers`."""
+        from anyaccel_tensorflow.transfer_observer import missing_names
+
+        return not missing_names()
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """As `ObservesTransfers.unobserved_transfers`: int32, NumPy's own reads, and what compiled functions hide."""
+        from anyaccel_tensorflow.transfer_observer import unobserved
+
+        return unobserved()

@@ -37,6 +37,7 @@ from anyaccel_tensorflow.object_location import is_first_cpu
 from anyaccel_tensorflow.precise_call import InPrecision, Recomputed
 from anyaccel_tensorflow.stateless_rng import fold_in, key_of
 from anyaccel_tensorflow.step_loop import compile_loop
+from anyaccel_tensorflow.step_profile import scope_name
 from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.variables import keras, model_variables, tf_variable
 
@@ -71,6 +72,14 @@ class TensorFlowOps(TracedOps):
         self.uses_several_devices = len({*losses, *(op.device for op in segment.operations)}) > 1
         if self.uses_several_devices or not is_first_cpu(self.home):
             self.eager_seconds = 0.0  # eager steps would have to send the numbers in a model's code to the device
+
+    def named_scope(self, name: str) -> AbstractContextManager[Any]:
+        """A name scope while a function is traced; eagerly, a span that is there where somebody records."""
+        eagerly = tf.executing_eagerly()
+        scope: AbstractContextManager[Any] = (
+            tf.profiler.experimental.Trace(name) if eagerly else tf.name_scope(f"{scope_name(name)}/")
+        )
+        return scope
 
     def eager_scope(self) -> AbstractContextManager[Any]:
         """Numbers in a model's code are sent to its device."""

@@ -7,15 +7,17 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import tensorflow as tf
 
+from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup, replica_timeout
 from anyaccel.replicas.departure import Departure
+from anyaccel.replicas.group import ProgramInputs
 from anyaccel.replicas.messages import gather_plain
 from anyaccel_tensorflow.cluster import join_cluster
 from anyaccel_tensorflow.error_translation import first_line
@@ -43,6 +45,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         FrameworkError: see `join_cluster`.
     """
 
+    weighs_losses: ClassVar[bool] = True
     gathers_tensors: ClassVar[bool] = True
 
     def __init__(self, rank: int, size: int) -> None:
@@ -81,6 +84,23 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             words = tf.constant(array.view(np.int32)[None])  # bytes cannot be gathered
         every = self._try("gather values", partial(self._gather, words, _HOST))
         return np.asarray(every.numpy()).view(array.dtype)
+
+    def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
+        """As `ReplicaGroup.loss_weights`: one all-reduce for the losses of a device."""
+        own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
+        keys = [(i, label) for i, weights in enumerate(own) for label in weights]
+        weights = [own[i][label] for i, label in keys]
+        result: list[dict[str, Any]] = [{} for _ in programs]
+        for device, positions in _positions(weights):
+            with tf.device(device):
+                rows = tf.constant(n_rows, tf.float64)
+            stacked = run_alone(_stacked, [weights[i] for i in positions], rows)
+            summed = self._try("add up the weights of losses", partial(self._add, stacked, device))
+            shares = run_alone(_shares, summed, rows, [weights[i] for i in positions])
+            for i, weight in zip(positions, shares, strict=True):
+                index, label = keys[i]
+                result[index][label] = weight
+        return result
 
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
@@ -176,6 +196,17 @@ def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
     """What `_weighted` gave, summed, as means of the shapes and dtype of the gradients."""
     parts = tf.split(summed[:-1] / summed[-1], [math.prod(each.shape) for each in like])
     return [tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in zip(parts, like, strict=True)]
+
+
+def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
+    """Scalars, and the number of rows, in one tensor of float64."""
+    return tf.stack([*[tf.cast(weight, tf.float64) for weight in weights], n_rows])
+
+
+def _shares(summed: Any, n_rows: Any, like: Sequence[Any]) -> list[Any]:
+    """What `_stacked` gave, summed, as weights (1 for 0) times the part of all rows that `n_rows` are."""
+    weights = tf.where(summed[:-1] == 0, tf.ones_like(summed[:-1]), summed[:-1]) * (n_rows / summed[-1])
+    return [tf.cast(weight, each.dtype) for weight, each in zip(tf.unstack(weights), like, strict=True)]
 
 
 def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -14,6 +15,11 @@ from torch.distributed.tensor import DTensor
 from anyaccel.errors import PhaseError
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
+_AUTOCAST = {
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+}
+"""Layers that do nothing with their parameters but what autocast does in 16 bits."""
 
 
 class ShardedModule:
@@ -26,12 +32,16 @@ class ShardedModule:
         module: on its device.
         mesh: of the replicas.
         offload: keep the parts in host memory.
+        autocast: the dtype to which the module is autocast when it is called; None where it is not. Layers whose
+            parameters autocast would cast are gathered in it, each by itself; gradients are added in float32.
 
     Raises:
         PhaseError: it cannot be copied.
     """
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh, *, offload: bool) -> None:
+    def __init__(
+        self, module: nn.Module, mesh: DeviceMesh, *, offload: bool, autocast: torch.dtype | None = None
+    ) -> None:
         self.module, self._named = module, dict(module.named_parameters())
         self._specs = {name: (each.shape, each.dtype, each.device) for name, each in self._named.items()}
         self.copy = _copy_of(module)
@@ -39,8 +49,12 @@ class ShardedModule:
         narrow = any(each.is_floating_point() and each.itemsize < 4 for each in parameters)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32) if narrow else MixedPrecisionPolicy()
         offloading = CPUOffloadPolicy() if offload else OffloadPolicy()
-        for part in (*blocks_of(self.copy).values(), self.copy):
-            fully_shard(part, mesh=mesh, reshard_after_forward=True, mp_policy=policy, offload_policy=offloading)
+        cast = MixedPrecisionPolicy(param_dtype=autocast, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        layers = autocast_layers(self.copy) if autocast is not None else []
+        blocks = [part for part in blocks_of(self.copy).values() if part not in layers]
+        for part in dict.fromkeys((*layers, *blocks, self.copy)):
+            own = cast if part in layers else policy
+            fully_shard(part, mesh=mesh, reshard_after_forward=True, mp_policy=own, offload_policy=offloading)
         for part in self.copy.modules():
             if isinstance(part, FSDPModule):
                 part.set_gradient_divide_factor(1.0)  # losses are scaled by the rows of all
@@ -112,6 +126,27 @@ def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
         for name, block in blocks.items()
         if all(owners[id(parameter)] == {name} for parameter in block.parameters())
     }
+
+
+def autocast_layers(module: nn.Module) -> list[nn.Module]:
+    """Layers of float32 whose parameters autocast casts, and which no other part holds or reads.
+
+    Those of torch's own layers (attention, transformers) are read by these.
+    """
+    parts = list(module.named_modules())
+    owners = Counter(id(each) for _, part in parts for each in part.parameters(recurse=False))
+    read = {id(child) for _, part in parts if _reads_children(part) for child in part.children()}
+    return [
+        part
+        for _, part in parts
+        if type(part) in _AUTOCAST
+        and id(part) not in read
+        and all(owners[id(each)] == 1 and each.dtype is torch.float32 for each in part.parameters())
+    ]
+
+
+def _reads_children(part: nn.Module) -> bool:
+    return type(part).__module__.startswith("torch.nn.") and not isinstance(part, (*_CONTAINERS, nn.ModuleDict))
 
 
 def _candidates(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -14,9 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from anyaccel.device import Device
+from anyaccel.precision import NodePrecision
 from anyaccel.segment import NodeState, Segment
 from anyaccel_torch import keras
 from anyaccel_torch.module_state import submodules
+from anyaccel_torch.precise_call import casts_everything
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.sharded_module import ShardedModule, whole
 
@@ -41,7 +43,10 @@ class ShardedProgram(TorchProgram):
     ) -> None:
         divided = [op.model for op in segment.operations if isinstance(op.model, nn.Module) and _is_divided(op)]
         models = dict.fromkeys(divided)  # in this order in all replicas
-        self._shards = {id(model): ShardedModule(model, mesh, offload=offload) for model in models}
+        self._shards = {
+            id(model): ShardedModule(model, mesh, offload=offload, autocast=_autocast_dtype(segment, model))
+            for model in models
+        }
         self._shares: deque[float] = deque()
         self._is_abandoned = False
         copies = {key: each.copy for key, each in self._shards.items()}
@@ -59,6 +64,12 @@ class ShardedProgram(TorchProgram):
     def abandon(self) -> None:
         """Exchange nothing any more."""
         self._is_abandoned = True
+
+    def sharded_bytes(self) -> int:
+        """Bytes of the parts of parameters and of optimizer slots that this replica keeps."""
+        states = [state for group in self._groups for state in group.states(copies=False).values()]
+        slots = {id(slot): slot for state in states for kept in state.slots.values() for slot in kept.values()}
+        return sum(_local(tensor).nbytes for tensor in (*self.trained, *slots.values()))
 
     def _release(self) -> None:
         for each in self._shards.values():
@@ -116,10 +127,8 @@ def unshardable_reason(segment: Segment) -> str:
         model = operation.model
         if not isinstance(model, nn.Module):
             continue
-        if keras.outermost(model):
-            return f"node {operation.label!r} has Keras layers, whose variables cannot be divided"
-        if any(getattr(part, "sparse", False) for part in submodules(model)):
-            return f"node {operation.label!r} has an embedding with sparse gradients"
+        if reason := _undividable(model, _precision_of(segment, operation.label)):
+            return f"node {operation.label!r} {reason}"
         for parameter in model.parameters():
             other = held.setdefault(id(parameter), operation.label)
             models = {op.label: op.model for op in segment.operations}
@@ -128,6 +137,30 @@ def unshardable_reason(segment: Segment) -> str:
     if len({operation.device for operation in segment.operations if operation.model is not None}) > 1:
         return "its nodes are on several devices"
     return ""
+
+
+def _undividable(model: nn.Module, precision: NodePrecision | None) -> str:
+    """What keeps the parameters of a module from being divided; `""` if nothing does."""
+    if keras.outermost(model):
+        return "has Keras layers, whose variables cannot be divided"
+    if any(getattr(part, "sparse", False) for part in submodules(model)):
+        return "has an embedding with sparse gradients"
+    if precision is not None and casts_everything(model, precision):
+        return f"is cast to {precision.dtype} as a whole, which parts of parameters are not"
+    return ""
+
+
+def _precision_of(segment: Segment, label: str) -> NodePrecision | None:
+    precision: NodePrecision | None = None if segment.precision is None else segment.precision.of(label)
+    return precision
+
+
+def _autocast_dtype(segment: Segment, model: nn.Module) -> torch.dtype | None:
+    """To which dtype all nodes of a model are autocast; None where one is not."""
+    nodes = [_precision_of(segment, op.label) for op in segment.operations if op.model is model]
+    dtypes = {each.dtype if each is not None and each.is_mixed else None for each in nodes}
+    (dtype,) = dtypes if len(dtypes) == 1 else (None,)
+    return None if dtype is None else getattr(torch, dtype)
 
 
 def _is_divided(operation: Any) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from anyaccel import AppliedLoss, ConcatNode, Estimator, MapSource, ModelGraph, ModelNode, TrainPhase
 from anyaccel.errors import PhaseError, StateError
 from anyaccel.numpy_backend import SequentialMLP
-from anyaccel.phases import Callback, Checkpoint
+from anyaccel.phases import Callback, Checkpoint, EarlyStopping
 from anyaccel.phases.checkpointing import checkpointer, run_folder, termination
 from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.specs import Optimizer
@@ -250,9 +250,21 @@ def test_other_callbacks_and_other_graphs_are_refused(line, experiment, tuned, t
     experiment(line()).run_phase(tuned(tmp_path, n_epochs=1))
     with pytest.raises(StateError, match=r"a run with other callbacks: EarlyStopping\. Available: none"):
         experiment(line()).run_phase(train(checkpoint=tmp_path), resume="auto")
+    with pytest.raises(StateError, match=r"other callbacks: EarlyStopping\. .*: EarlyStopping, EarlyStopping\..*the c"):
+        experiment(line(), callbacks=[EarlyStopping("loss")]).run_phase(tuned(tmp_path), resume="auto")
     with pytest.raises(StateError, match="does not fit"):
         experiment(line(SequentialMLP(n_layers=1))).run_phase(tuned(tmp_path), resume="auto")
     assert names(tmp_path) == ["epoch-000001-step-000000000"]  # neither has written anything
+
+
+def test_callbacks_that_keep_nothing_may_come_and_go(line, experiment, tuned, tmp_path):
+    class Printing(Callback):
+        pass
+
+    experiment(line(), callbacks=[Printing()]).run_phase(tuned(tmp_path, n_epochs=1))
+    experiment(line()).run_phase(tuned(tmp_path, n_epochs=2), resume="auto")
+    results = experiment(line(), callbacks=[Printing(), Printing()]).run_phase(tuned(tmp_path), resume="auto")
+    assert results.loss.tolist() == experiment(line()).run_phase(tuned(tmp_path / "whole")).loss.tolist()
 
 
 def test_a_callback_that_does_not_take_its_state(line, experiment, train, tmp_path):

@@ -112,6 +112,32 @@ def test_an_evaluation_has_figures_too():
         assert memory.parameters + memory.batches < memory.total <= device.peak
 
 
+@pytest.mark.parametrize(
+    ("phase", "loosely"),
+    [
+        (lambda losses: train(validation=aa.EvalPhase("v", data="all", batch_size=1000)), 0),
+        (lambda losses: train(validation=aa.EvalPhase("v", data="all", batch_size=8)), 0),
+        (lambda losses: train(validation="all"), 0),
+        (lambda losses: aa.EvalPhase("v", data="all", losses=losses, batch_size=1000, accelerator="sim"), 0),
+        # A last, smaller batch, whose outputs are fewer than is assumed.
+        (lambda losses: aa.EvalPhase("v", data="all", losses=losses, batch_size=300, accelerator="sim"), 4 * 300),
+        (
+            lambda losses: aa.EvalPhase("v", data="all", losses=losses, metrics=["r2"], outputs=[], accelerator="sim"),
+            4 * 1024,
+        ),
+    ],
+)
+def test_a_validation_of_large_batches_and_outputs_that_wait_are_in_the_plan(phase, loosely):
+    rows = data(2000)
+    experiment = aa.Experiment("e", one_node(rows=rows), progress="none")
+    with aa.simulate(1, capacity=GB) as (device,):
+        phase = phase([AppliedLoss("mse", on="net")])
+        (memory,) = experiment.plan(phase).memory
+        experiment.run_phase(phase)
+        # Beside what is planned there are losses: 4 bytes for each of 125 steps, and again as they are read.
+        assert -loosely <= device.peak - memory.total <= 2 * 4 * 125 + 64
+
+
 def test_what_does_not_fit_is_streamed_or_said():
     tiny = Inventory(devices=(InventoryDevice(device=aa.Device("sim"), memory_gb=3e-6),))  # 3,000 bytes
     rows = data(200)
@@ -126,9 +152,16 @@ def test_what_is_not_known_is_not_covered():
     experiment = aa.Experiment("e", one_node())
     plan = experiment.plan(train(accelerator="cpu"), inventory="1x sim-1GB")
     assert plan.memory[0].capacity is None and plan.fits is None
-    assert plan.not_covered == ("capacity of numpy on cpu:0: the memory of the device is unknown, or without a limit",)
+    assert plan.not_covered == ("capacity of numpy on cpu:0: the machine was described without it: write mem=64GB",)
     assert "not covered" in str(plan)
     assert experiment.plan(train(accelerator="cpu"), inventory="1x sim-1GB, cpu mem=8GB").memory[0].capacity == 8 * GB
+
+
+@pytest.mark.parametrize("wish", [None, "auto"])
+def test_a_plan_says_which_devices_nobody_asks_for(wish):
+    plan = aa.Experiment("e", one_node()).plan(train(accelerator=wish), inventory="2x sim-1GB")
+    unused = "sim:0, sim:1: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
+    assert plan.notes == (() if wish else (unused,))
 
 
 def test_a_plan_of_a_run_says_that_it_has_no_figures():

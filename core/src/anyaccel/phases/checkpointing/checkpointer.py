@@ -14,6 +14,7 @@ from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
 from anyaccel.graph.framework_versions import versions_of
 from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
+from anyaccel.phases.checkpointing.callback_states import CallbackStates, callback_states, load_callback_states
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.checkpointing.framework_change import changed_frameworks, translated
 from anyaccel.phases.checkpointing.position import Position
@@ -36,7 +37,6 @@ from anyaccel.phases.monitoring import monitored_value
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Run
 
-CallbackStates = list[tuple[str, dict[str, Any]]]
 RESUME = ("auto", "never")
 _PAUSES_OF_INTERVAL = 0.25  # a checkpoint is on the disk long before the next is due
 
@@ -173,19 +173,7 @@ class Checkpointer:
         if self.resumed is None:
             return
         self._compare(self.resumed, different_data(self.resumed.data, self._sample))
-        saved, now = [kind for kind, _ in self.resumed.callbacks], [_kind(each) for each in self._callbacks]
-        if saved != now:
-            raise StateError(
-                f"the checkpoint is of a run with other callbacks: {', '.join(saved) or 'none'}",
-                available=", ".join(now) or "none",
-                hint="give the run the same callbacks in the same order",
-            )
-        for callback, (kind, state) in zip(self._callbacks, self.resumed.callbacks, strict=True):
-            try:
-                callback.load_state_dict(state)
-            except (KeyError, TypeError, ValueError) as error:
-                problem = f"callback {kind} does not take its state: {type(error).__name__}: {error}"
-                raise StateError(problem, hint="let load_state_dict take what state_dict() gives") from error
+        load_callback_states(self._callbacks, self.resumed.callbacks)
         self._run.history.extend(self.resumed.history)
         self._run.final_state = self.resumed.best
         if self.resumed.stop_reason:
@@ -231,7 +219,7 @@ class Checkpointer:
 
     def epoch_ends(self) -> None:
         """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""
-        self._callbacks_before = self._callback_states()
+        self._callbacks_before = callback_states(self._callbacks)
 
     def after_epoch(self) -> None:
         """An epoch is done, and everybody was told: write if it is time."""
@@ -314,7 +302,7 @@ class Checkpointer:
             replicas=1 if self._drawing is None else self._drawing.size,
             source_draws=source_draws,
             frameworks=frameworks_of(run),
-            callbacks=self._callback_states() if self._callbacks_before is None else self._callbacks_before,
+            callbacks=callback_states(self._callbacks) if self._callbacks_before is None else self._callbacks_before,
             best=self._best.of(run),
             stop_reason=run.stop_reason if sums is None else "",
             score=self._score(),
@@ -323,9 +311,6 @@ class Checkpointer:
             optimizers=self._optimizers,
             data=self._sample,
         )
-
-    def _callback_states(self) -> CallbackStates:
-        return [(_kind(callback), dict(callback.state_dict())) for callback in self._callbacks]
 
     def _score(self) -> float | None:
         name = self._checkpoint.keep_best
@@ -394,10 +379,6 @@ def checkpointer_for(
             hint="leave checkpoint out, or freeze the node",
         )
     return Checkpointer(checkpoint, run, callbacks, resume, writes=writes)
-
-
-def _kind(callback: Callback) -> str:
-    return type(callback).__name__
 
 
 def checked_resume(given: Any) -> str:

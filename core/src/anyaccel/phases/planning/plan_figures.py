@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from anyaccel.adapter.memory_figures import MemoryFigures
-from anyaccel.device import Device
-from anyaccel.display import size
 from anyaccel.graph import Decision, DeviceMemory, ModelGraph, Plan, Resolution
-from anyaccel.host_memory import host_memory
 from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.phases.loading.residency import bytes_added_by_training, state_slots
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.planning.machine_memory import capacity, free_after_placement
+from anyaccel.phases.planning.machine_memory import capacity, free_after_placement, unknown_capacity
 from anyaccel.phases.planning.row_memory import RowMemory, row_memory
+from anyaccel.phases.planning.step_figures import StepFigures
 from anyaccel.phases.prepare import DrawnPart
-from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import Registry
 from anyaccel.segment import Segment
 from anyaccel.specs import OPTIMIZERS
-
-_MEASURED_SHARE = 0.25
-"""The part of the free memory of the host that measuring a step may take."""
-_COPIES = 8
-"""Of parameters, that measuring a training step takes at most: gradients, optimizer state, and two snapshots."""
 
 
 def with_figures(
@@ -51,9 +43,9 @@ def with_figures(
     added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)
     rows, decisions = row_memory(phase, plan, parts, added, free)
     batch_size = max((part.epochs.batch_size for part in parts[:1] if part.epochs is not None), default=None)
-    steps = _StepFigures(phase, resolution, parts)
+    steps = StepFigures(phase, resolution, graph, parts, rows.chunk_rows)
     memory = [
-        _Figures(place, plan, resolution.segments, graph).memory(rows, steps, capacity(place, known))
+        _Figures(place, plan, resolution.segments, graph).memory(rows, steps, capacity(place, known), known)
         for place in places
     ]
     decisions.append(_compilation(phase, resolution))
@@ -83,7 +75,7 @@ class _Figures:
         self._optimizers = {node: group.optimizer for s in segments for group in s.groups for node in group.nodes}
         self._gaps: dict[str, str] = {}
 
-    def memory(self, rows: RowMemory, steps: _StepFigures, total: int | None) -> DeviceMemory:
+    def memory(self, rows: RowMemory, steps: StepFigures, total: int | None, known: Registry) -> DeviceMemory:
         """All categories."""
         framework, device = self._place
         gradients, optimizer = self._gradients(), self._optimizer()
@@ -93,7 +85,7 @@ class _Figures:
         for name, reason in (("batches", rows.gaps.get(self._place, "")), ("activations", why)):
             self._gaps |= {name: reason} if reason else {}
         if total is None:
-            self._gaps["capacity"] = "the memory of the device is unknown, or without a limit"
+            self._gaps["capacity"] = unknown_capacity(device, known)
         return DeviceMemory(
             device=device,
             framework=framework,
@@ -146,47 +138,3 @@ class _Figures:
                 return None
             total += nbytes * state_slots(optimizer)
         return total
-
-
-class _StepFigures:
-    """What a step takes at its peak, measured where a backend can do that without the devices."""
-
-    def __init__(self, phase: Phase, resolution: Resolution, parts: Sequence[DrawnPart]) -> None:
-        self._why = self._reason(phase, resolution, parts)
-        self._peaks: Mapping[Device, int] | None = None if resolution.segments else {}
-        if resolution.segments and not self._why:
-            segment, backend = resolution.segments[0], resolution.backends[0]
-            assert isinstance(backend, MemoryFigures) and parts[0].epochs is not None
-            accumulate = phase.accumulate if isinstance(phase, TrainPhase) else 1
-            self._why = f"{backend.framework} does not tell what a step takes"
-            try:
-                epochs = parts[0].epochs
-                self._peaks = backend.step_memory(segment, epochs.batch_size, accumulate, epochs.n_steps)
-            except Exception as error:  # of a user's model or loss, which may take no rows of zeros
-                release_frames(error)
-                self._why = f"measuring a step failed: {type(error).__name__}: {error}"
-
-    def of(self, place: Place) -> tuple[int | None, str]:
-        """Bytes on a device, or None and why."""
-        return (None, self._why) if self._peaks is None else (self._peaks.get(place[1], 0), "")
-
-    def _reason(self, phase: Phase, resolution: Resolution, parts: Sequence[DrawnPart]) -> str:
-        """Why nothing can be measured, `""` if it can."""
-        if not resolution.segments:
-            return ""
-        backend = resolution.backends[0]
-        if len(resolution.segments) > 1:
-            return "several segments compute a step, and only one is measured on its own"
-        if not isinstance(backend, MemoryFigures):
-            return f"the plugin of {backend.framework} does not tell what a step takes"
-        if isinstance(phase, TrainPhase) and phase.step is not None:
-            return "the training step is your own"
-        epochs = parts[0].epochs
-        if epochs is None or any(column.ragged for column in resolution.plan.columns):
-            return "the size of a batch is not known"
-        weights = sum(each.nbytes for each in resolution.plan.assignments)
-        rows = sum(spec.nbytes for spec, _ in resolution.segments[0].inputs.values()) * epochs.batch_size
-        needed, free = _COPIES * weights + 4 * rows, host_memory().free
-        if backend.allocates and free and needed > _MEASURED_SHARE * free:
-            return f"measuring a step would take {size(needed)} of this machine's memory"
-        return ""

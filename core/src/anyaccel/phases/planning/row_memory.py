@@ -9,6 +9,7 @@ import numpy as np
 
 from anyaccel.graph import Column, Decision, Plan
 from anyaccel.phases.loading.device_columns import stream_of
+from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange
 from anyaccel.phases.loading.host_columns import same_array
 from anyaccel.phases.loading.loader_factory import Place, bytes_of_block, steps_of_block
 from anyaccel.phases.loading.residency import MemoryBudget
@@ -21,10 +22,15 @@ STREAMED, RESIDENT = "streamed", "resident"
 
 @dataclass(slots=True)
 class RowMemory:
-    """Bytes of rows and their orders by framework and device, and why some are not covered."""
+    """Bytes of rows and their orders by framework and device, and why some are not covered.
+
+    Attributes:
+        chunk_rows: for each part of the phase, the most rows that are computed in one go; 0 where that is not known.
+    """
 
     nbytes: dict[Place, int] = field(default_factory=dict)
     gaps: dict[Place, str] = field(default_factory=dict)
+    chunk_rows: list[int] = field(default_factory=list)
 
     def add(self, more: Mapping[Place, int]) -> None:
         """More bytes."""
@@ -53,6 +59,7 @@ def row_memory(
     for part in parts:
         choice, why = _residency(phase, plan, part, budget)
         decisions.append(Decision(f"residency of {part.part.label}", choice, why))
+        memory.chunk_rows.append(_chunk_rows(plan, part, free, streamed=choice == STREAMED))
         if part.epochs is None:
             memory.gaps.update(dict.fromkeys(_places(plan.columns), "a source of batches does not say how many rows"))
         elif any(column.ragged for column in plan.columns):
@@ -114,15 +121,31 @@ def _order_bytes(plan: Plan, part: DrawnPart) -> dict[Place, int]:
     return _summed(sizes.values())
 
 
+def _blocks(plan: Plan, epochs: EpochPlan, free: Mapping[Place, int]) -> list[StepBlock]:
+    """Those in which an epoch is streamed."""
+    row_bytes = sum(column.spec.nbytes for column in _distinct(plan.columns))
+    block = bytes_of_block(free[place] for place in _places(plan.columns) if place in free)
+    steps = steps_of_block(block, row_bytes * epochs.batch_size, epochs.n_steps)
+    return list(epochs.epoch(0).blocks(steps))
+
+
+def _chunk_rows(plan: Plan, part: DrawnPart, free: Mapping[Place, int], *, streamed: bool) -> int:
+    if part.epochs is None or any(column.ragged for column in plan.columns):
+        return 0
+    if streamed:
+        return max((_rows_of(block.steps) for block in _blocks(plan, part.epochs, free)), default=0)
+    return _rows_of(part.epochs.epoch(0).steps)
+
+
+def _rows_of(steps: Iterable[StepRange]) -> int:
+    return sum(each.n_steps * each.batch_size for each in steps)
+
+
 def _streamed(plan: Plan, part: DrawnPart, free: Mapping[Place, int]) -> dict[Place, int]:
     """Blocks on their way, waiting and computed, and one order for each device."""
     assert part.epochs is not None
     columns = list({(stream_of(c), c.columns, c.framework, c.device, c.spec): c for c in plan.columns}.values())
-    row_bytes = sum(column.spec.nbytes for column in _distinct(plan.columns))
-    places = _places(plan.columns)
-    block = bytes_of_block(free[place] for place in places if place in free)
-    steps = steps_of_block(block, row_bytes * part.epochs.batch_size, part.epochs.n_steps)
-    blocks = list(part.epochs.epoch(0).blocks(steps))
+    places, blocks = _places(plan.columns), _blocks(plan, part.epochs, free)
     rows = max((stop - start for each in blocks for start, stop in each.spans.values()), default=0)
     held = min(BLOCKS, len(blocks))
     sizes = [((column.framework, column.device), held * rows * column.spec.nbytes) for column in columns]

@@ -1,0 +1,79 @@
+"""Capability `profile_steps`: a framework's own profiler for a few steps, and the trace file that it writes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from anyaccel.device import Device
+
+Mark = Callable[[str], AbstractContextManager[Any]]
+"""Gives a context that has a name in the trace."""
+_UNSAFE = re.compile(r'["\\#\x00-\x1f]')
+
+
+class ProfilesSteps(ABC):
+    """Capability: what `Profile` asks of a backend. Phases with another one are refused a profile."""
+
+    @abstractmethod
+    def profile_steps(
+        self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
+    ) -> AbstractContextManager[Mark]:
+        """A context in which the framework's profiler records all that it does.
+
+        At its end, also if an error ended it, a trace in the format of Chrome (JSON, compressed by gzip) is written to
+        `path`. Nothing of it may be left, or cost anything, outside. It is entered once at a time, between steps.
+
+        Args:
+            path: of the file; its folder exists.
+            nodes: models by the names that they have in the trace; see `trace_name`.
+            devices: where they are.
+        """
+
+
+def trace_name(text: str) -> str:
+    """A label as a name in a trace, without the characters that profilers do not escape."""
+    return _UNSAFE.sub("_", text)
+
+
+def write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
+    """Write events in the format of Chrome, compressed."""
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)})
+    path.write_bytes(gzip.compress(text.encode(), compresslevel=1))
+
+
+def read_trace(path: Path) -> list[dict[str, Any]]:
+    """The events of a compressed trace.
+
+    Raises:
+        OSError, ValueError: there is no such file, or it is none.
+    """
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    events: list[dict[str, Any]] = trace["traceEvents"]
+    return events
+
+
+class SpanRecorder:
+    """Records spans by name, for a framework without a profiler of its own."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """A span of this thread."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            lasted, thread = time.perf_counter_ns() - began, threading.get_ident()
+            span = {"name": name, "ph": "X", "ts": began / 1e3, "dur": lasted / 1e3, "pid": 1, "tid": thread}
+            self.events.append(span)

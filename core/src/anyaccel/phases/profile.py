@@ -1,0 +1,192 @@
+"""Profile: a callback that asks for a profile of some training steps, and the session that makes it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anyaccel import arguments
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, trace_name
+from anyaccel.arguments import shown
+from anyaccel.errors import PhaseError
+from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.train_phase import TrainPhase
+
+if TYPE_CHECKING:
+    from anyaccel.graph import Plan
+    from anyaccel.phases.run import Run
+
+_HINT = "write callbacks=[Profile(steps=(10, 20))]"
+_RECORDING = threading.Lock()  # profilers record whole processes
+
+
+class Profile(Callback):
+    """Records some training steps with the profiler of each framework in the graph.
+
+    Each writes a trace that Perfetto (https://ui.perfetto.dev) and Chrome open, with the names of the phase and the
+    nodes; `files` has the paths when the run has ended. Other steps cost what they cost without it. Of several replicas
+    the first is profiled.
+
+    Args:
+        steps: the first step and the one after the last, counted from 0 over all epochs of the run: `(10, 20)` is ten
+            steps.
+        folder: where the files go; they replace those of an earlier run.
+
+    Raises:
+        PhaseError: a setting out of range; or, when the phase begins, one that trains nothing, or a framework whose
+            plugin has no profiler.
+    """
+
+    def __init__(self, steps: Sequence[int] = (10, 20), folder: str = "profile") -> None:
+        where = "Profile: "
+        if not isinstance(steps, (tuple, list)) or len(steps) != 2:
+            available = "two numbers, the first step and the one after the last"
+            raise PhaseError(f"{where}steps is {shown(steps)}", available=available, hint=_HINT)
+        first = arguments.integer(PhaseError, where, "steps[0]", steps[0], 0, 10)
+        self.steps = first, arguments.integer(PhaseError, where, "steps[1]", steps[1], first + 1, first + 10)
+        self.folder = arguments.text(PhaseError, where, "folder", folder, "the name of a folder", "'profile'")
+        self.files: list[Path] = []
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments as plain data."""
+        return {"steps": list(self.steps), "folder": self.folder}
+
+    def phase_start(self, phase: Any, run: Run) -> None:
+        """Refuse phases without training steps, and a folder that cannot be made."""
+        self.files = []
+        if not isinstance(phase, TrainPhase):
+            problem = f"phase {phase.label!r} has a Profile, and no training steps"
+            raise PhaseError(problem, available="a TrainPhase", hint="give the Profile to the TrainPhase")
+        try:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"Profile: the folder {self.folder!r} cannot be made: {error.strerror}"
+            raise PhaseError(problem, hint="name another: Profile(folder=...)") from None
+
+    def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
+        """Refuse frameworks that have no profiler."""
+        lacking = {each.framework for each in plan.assignments if not isinstance(each.backend, ProfilesSteps)}
+        if lacking:
+            raise PhaseError(
+                f"phase {phase.label!r} has a Profile, and the plugin of {', '.join(sorted(lacking))} has no profiler",
+                available="plugins with the capability profile_steps",
+                hint="leave the Profile out, or profile the process with a tool of the system",
+            )
+
+
+class ProfileSession:
+    """The profile of one run.
+
+    Args:
+        profile: what is wanted.
+        run: whose steps are counted.
+        pipeline: is waited for before and after, so that the trace has the steps and nothing else.
+    """
+
+    def __init__(self, profile: Profile, run: Run, pipeline: Pipeline) -> None:
+        self._profile, self._run, self._pipeline = profile, run, pipeline
+        self._first, self._stop = profile.steps
+        self._recording = ExitStack()
+        self._n_steps = 0  # of the run so far
+        self._marks: list[Mark] = []
+        self._files: list[Path] = []
+        self._from = self._last = -1  # the steps with which the recording began and ended
+
+    @property
+    def _position(self) -> int:
+        return sum(epoch.steps for epoch in self._run.history) + self._run.step
+
+    def steps_until_change(self) -> int:
+        """How many steps there are until the recording begins or ends."""
+        at = self._position
+        if at >= self._stop:
+            return sys.maxsize
+        return (self._first if at < self._first else self._stop) - at
+
+    @contextmanager
+    def call(self, n_steps: int) -> Iterator[None]:
+        """Around a call of so many steps, no more than `steps_until_change`."""
+        at = self._position
+        self._n_steps = at + n_steps
+        if not self._first <= at < self._stop or self._is_done:
+            yield
+            return
+        if not self._marks:
+            self._begin(at)
+        last = self._last = at + n_steps - 1
+        name = f"{self._run.phase.label}: {f'step {at}' if n_steps == 1 else f'steps {at} to {last}'}"
+        with ExitStack() as marks:
+            for mark in self._marks:
+                marks.enter_context(mark(trace_name(name)))
+            yield
+        if last + 1 >= self._stop:
+            self.close()
+
+    @property
+    def _is_done(self) -> bool:
+        return self._from >= 0 and not self._marks
+
+    def _begin(self, at: int) -> None:
+        """Start the profiler of each framework.
+
+        Raises:
+            PhaseError: another run of this process is being profiled.
+        """
+        if not _RECORDING.acquire(blocking=False):
+            raise PhaseError(
+                f"phase {self._run.phase.label!r} has a Profile, and another phase of this process is being profiled",
+                hint="run one after the other",
+            )
+        self._recording.callback(_RECORDING.release)
+        self._pipeline.synchronize()
+        self._from = at
+        assignments = self._run.plan.assignments if self._run.plan is not None else ()
+        for framework in sorted({each.framework for each in assignments}):
+            own = [each for each in assignments if each.framework == framework]
+            backend = own[0].backend
+            models = {trace_name(each.node): getattr(self._run.graph[each.node], "model", None) for each in own}
+            name = re.sub(r"[^\w.-]+", "_", f"{self._run.phase.label}-{framework}")
+            path = Path(self._profile.folder) / f"{name}.trace.json.gz"
+            assert isinstance(backend, ProfilesSteps)
+            context: AbstractContextManager[Mark] = backend.profile_steps(path, models, [each.device for each in own])
+            self._marks.append(self._recording.enter_context(context))
+            self._files.append(path)
+
+    def close(self) -> None:
+        """End the recording, and say where the files are, or why there are none; a run does not fail for them."""
+        if not self._marks:
+            if self._from < 0:
+                self._from = self._stop
+                self._tell(f"none of steps {self._first} to {self._stop - 1} was profiled: the run had {self._n_steps}")
+            return
+        self._marks = []
+        try:
+            with self._recording:
+                self._pipeline.synchronize()
+        except OSError as error:
+            self._tell(f"the profile could not be written: {error}")
+            return
+        self._profile.files = self._files
+        files = ", ".join(map(str, self._files))
+        self._tell(f"steps {self._from} to {self._last} are in {files}")
+
+    def _tell(self, message: str) -> None:
+        self._run.log_event("profile", message)
+
+
+def profile_session(callbacks: Sequence[Callback], run: Run, pipeline: Pipeline) -> ProfileSession | None:
+    """The session that a run's callbacks ask for; None without one, or in replicas after the first.
+
+    Raises:
+        PhaseError: two callbacks ask for one.
+    """
+    wanted = [each for each in callbacks if isinstance(each, Profile)]
+    if len(wanted) > 1:
+        raise PhaseError(f"phase {run.phase.label!r} has {len(wanted)} callbacks Profile", hint="leave one of them")
+    return ProfileSession(wanted[0], run, pipeline) if wanted and run.is_main_process else None
