@@ -416,7 +416,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ledger": lambda: (aa.ledger, {}),
     "Ledger.by": lambda: (counted().by, {"key": "line"}),
     "Ledger.totals": lambda: (counted().totals, {"kind": None}),
-    "no_transfers": lambda: (aa.no_transfers, {"frameworks": ["numpy"]}),
+    "no_transfers": lambda: (aa.no_transfers, {"frameworks": ["numpy"], "partial": True}),
     "IterableSource": lambda: (
         aa.IterableSource,
         {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0, "pad": None},

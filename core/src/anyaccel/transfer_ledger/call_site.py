@@ -53,7 +53,7 @@ class CallSites:
     """
 
     def __init__(self, inner: Iterable[str] = ()) -> None:
-        self._inner = frozenset(inner)
+        self._inner = frozenset(inner) - {"__main__"}  # where a plugin may be, too
         self._roles: dict[int, tuple[str, CodeType]] = {}  # by id: the hash of a code object reads all of it
 
     def here(self) -> CallSite:

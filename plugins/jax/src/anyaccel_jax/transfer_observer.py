@@ -49,12 +49,9 @@ def missing_names() -> list[str]:
 
 @contextmanager
 def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
-    """Tell `record` each transfer and wait inside; nothing where names are missing."""
+    """Tell `record` each transfer and wait inside; not where names are missing."""
     observer = _Observer(record, device_of)
-    with ExitStack() as stack:
-        if not missing_names():
-            for enter in (observer.compiled_calls, observer.puts, observer.reads, observer.waits):
-                stack.enter_context(enter())
+    with observer.compiled_calls(), observer.puts(), observer.reads(), observer.waits():
         yield
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
@@ -24,6 +25,7 @@ class TensorFlowBackend(
     TensorFlowMemory,
     DeviceReplicas,
     HealthChecks,
+    ObservesTransfers,
     ProfilesSteps,
 ):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
@@ -71,3 +73,21 @@ class TensorFlowBackend(
         from anyaccel_tensorflow.health_checks import machine_checks
 
         return machine_checks(machine)
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """As `ObservesTransfers.observe_transfers`; a tensor on the CPU that becomes NumPy's counts as a transfer."""
+        from anyaccel_tensorflow.transfer_observer import observed
+
+        return observed(record, self.device_named)
+
+    def can_observe_transfers(self) -> bool:
+        """As `ObservesTransfers.can_observe_transfers`."""
+        from anyaccel_tensorflow.transfer_observer import missing_names
+
+        return not missing_names()
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """As `ObservesTransfers.unobserved_transfers`: int32, NumPy's own reads, and what compiled functions hide."""
+        from anyaccel_tensorflow.transfer_observer import unobserved
+
+        return unobserved()

@@ -187,6 +187,13 @@ class TorchBackend(
 
         return observed(self._accelerator_types(), record)
 
+    def can_observe_transfers(self) -> bool:
+        """As `ObservesTransfers.can_observe_transfers`: of any type of device that is here."""
+        from anyaccel_torch.transfer_observer import unobserved
+
+        types = self._accelerator_types()
+        return not types or len(unobserved(types)) < len(types)
+
     def unobserved_transfers(self) -> Sequence[str]:
         """As `ObservesTransfers.unobserved_transfers`: all where this torch cannot give its kernels."""
         from anyaccel_torch.transfer_observer import unobserved

@@ -127,6 +127,7 @@ class StreamingLoader(BatchLoader):
         streamed = [column for column in columns if column.name not in self._resident]
         self._streamed = _streamed_columns(streamed, arrays)
         self._order_columns = _order_columns([column for column in columns if column.name in self._resident])
+        self._copied_columns: list[_StreamedColumn | _OrderColumn] = [*self._streamed, *self._order_columns]
         self._orders: dict[str, Any] = {}
         self._block_rows = 0
         self._buffers: list[_Buffers] = []
@@ -192,8 +193,7 @@ class StreamingLoader(BatchLoader):
         return steps.single_steps() if self._alone else steps.blocks(self._block_steps)
 
     def _new_buffers(self) -> _Buffers:
-        columns = [*self._streamed, *self._order_columns]
-        return _Buffers({column.names[0]: column.buffer(self._block_rows) for column in columns})
+        return _Buffers({column.names[0]: column.buffer(self._block_rows) for column in self._copied_columns})
 
     def _blocks(self, steps: EpochSteps, buffers: list[_Buffers]) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
         n_rows = self._block_rows
@@ -212,7 +212,7 @@ class StreamingLoader(BatchLoader):
     def _copied(self, block: StepBlock, buffers: _Buffers) -> dict[str, AsyncCopy]:
         filled = self.fill(block, buffers.arrays)
         copies: dict[str, AsyncCopy] = {}
-        for column in (*self._streamed, *self._order_columns):
+        for column in self._copied_columns:
             copy = column.backend.copy_async(filled[column.names[0]], column.device)
             buffers.copies.append(copy)
             copies.update(dict.fromkeys(column.names, copy))
