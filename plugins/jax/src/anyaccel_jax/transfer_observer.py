@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ def missing_names() -> list[str]:
 @contextmanager
 def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
     """Tell `record` each transfer and wait inside; not where names are missing."""
-    observer = _Observer(record, device_of)
+    observer = _Observer(record, cache(device_of))
     with observer.compiled_calls(), observer.puts(), observer.reads(), observer.waits():
         yield
 
