@@ -312,6 +312,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
+    "FrameworkSettings": lambda: (aa.FrameworkSettings, {"values": {"torch.backends.cudnn.benchmark": True}}),
     "Profile": lambda: (aa.Profile, {"steps": (10, 20), "folder": "profile"}),
     "ReduceLROnPlateau": lambda: (
         aa.ReduceLROnPlateau,
@@ -415,7 +416,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ledger": lambda: (aa.ledger, {}),
     "Ledger.by": lambda: (counted().by, {"key": "line"}),
     "Ledger.totals": lambda: (counted().totals, {"kind": None}),
-    "no_transfers": lambda: (aa.no_transfers, {"frameworks": ["numpy"]}),
+    "no_transfers": lambda: (aa.no_transfers, {"frameworks": ["numpy"], "partial": True}),
     "IterableSource": lambda: (
         aa.IterableSource,
         {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0, "pad": None},
@@ -659,6 +660,7 @@ PROTOCOLS |= {
     "mark_fitted",
     "phase_start",
     "before_placement",
+    "phase_end",
 }
 """Methods of conditions, models and phases that core calls with what it has checked."""
 

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from anyaccel.phases import EvalPhase as EvalPhase
     from anyaccel.phases import Event as Event
     from anyaccel.phases import FitPhase as FitPhase
+    from anyaccel.phases import FrameworkSettings as FrameworkSettings
     from anyaccel.phases import Profile as Profile
     from anyaccel.phases import Progress as Progress
     from anyaccel.phases import ReduceLROnPlateau as ReduceLROnPlateau
@@ -114,8 +115,8 @@ _NAMES = {
     "transfer_ledger.counting": "ledger no_transfers",
     "transfer_ledger": "Ledger",
     "phases.metrics": "Metric",
-    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase Profile Progress ReduceLROnPlateau "
-    "TrainPhase WeightAveraging",
+    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase FrameworkSettings Profile Progress "
+    "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,13 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.adapter import VjpResult
+from anyaccel.adapter.transfer_observer import ObservesTransfers, TransferEvent
 from anyaccel.errors import CapabilityError, ConfigError, FrameworkError, TransferError
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sim_array import SimArray
 from anyaccel.numpy_backend.sim_device import SimDevice, Simulation, observers
-from anyaccel.registry import registry
+from anyaccel.registry import Registry, registry
 from anyaccel.testing import TinyBackend, plugin_module
 
 X = np.ones((4, 3), "float32")
@@ -220,6 +222,49 @@ def test_a_backend_that_cannot_tell_is_not_covered() -> None:
             pass
     finally:
         del sys.modules[root]
+
+
+class HalfDeaf(TinyBackend, ObservesTransfers):
+    """Sees some transfers, or none."""
+
+    sees = True
+
+    def can_observe_transfers(self):  # type: ignore[no-untyped-def]
+        return self.sees
+
+    @contextmanager
+    def observe_transfers(self, record):  # type: ignore[no-untyped-def]
+        self.record = record
+        yield
+
+    def unobserved_transfers(self):  # type: ignore[no-untyped-def]
+        return ["what it whispers"]
+
+
+def test_what_is_seen_in_part_is_checked_only_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = HalfDeaf("halfdeaf")
+    monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, entry_points=lambda: ())])
+    registry().register(plugin_module("halfdeaf", backends=lambda: [backend]), "halfdeaf")
+    monkeypatch.setitem(sys.modules, backend.import_roots[0], sys)
+    with aa.ledger() as moved:
+        pass
+    assert "halfdeaf: what it whispers" in moved.not_covered
+    with (
+        pytest.raises(CapabilityError, match=r"halfdeaf: what it whispers.*no_transfers\(partial=True\)"),
+        aa.no_transfers(["halfdeaf"]),
+    ):
+        pass
+    event = TransferEvent(kind="wait", source=aa.Device("cpu"), target=aa.Device("cpu"), operation="look")
+    with aa.no_transfers(["halfdeaf"], partial=True):
+        pass
+    with pytest.raises(TransferError, match="halfdeaf's look"), aa.no_transfers(["halfdeaf"], partial=True):
+        backend.record(event)
+    backend.sees = False  # nothing at all, so that nothing can be promised
+    with (
+        pytest.raises(CapabilityError, match="halfdeaf: what it whispers"),
+        aa.no_transfers(["halfdeaf"], partial=True),
+    ):
+        pass
 
 
 # -- the value -------------------------------------------------------------------------------------------------------

@@ -54,6 +54,11 @@ class ScopedProgram(TracedProgram):
         with self.scope(f"the weights of losses of segment {self.segment.label!r}"):
             return super().loss_weights(inputs)
 
+    def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """As in `TracedProgram`."""
+        with self.scope(f"the weights of losses of segment {self.segment.label!r}"):
+            return super().summed_weights(inputs)
+
     def train_steps(
         self,
         columns: Sequence[Any],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, LossResult
@@ -203,12 +203,17 @@ class SegmentDataflow:
         ]
 
     def loss_weights(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The weights of those losses whose columns are there, by label, on their devices; 1 in place of 0."""
-        return {
-            term.label: divisor(self.ops, term, total_weight(self.ops, term, [columns[name] for name in names]))
-            for term, names in self.weighted.items()
-            if all(columns.get(name) is not None for name in names)
-        }
+        """As `summed_weights`, 1 in place of 0."""
+        return {term.label: divisor(self.ops, term, weight) for term, weight in self._summed_weights(columns)}
+
+    def summed_weights(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The weights of those losses whose columns are there, by label, on their devices."""
+        return {term.label: weight for term, weight in self._summed_weights(columns)}
+
+    def _summed_weights(self, columns: Mapping[str, Any]) -> Iterator[tuple[LossTerm, Any]]:
+        for term, names in self.weighted.items():
+            if all(columns.get(name) is not None for name in names):
+                yield term, total_weight(self.ops, term, [columns[name] for name in names])
 
 
 def _call_keywords(segment: Segment, op: Operation, *, training: bool) -> dict[str, Any]:

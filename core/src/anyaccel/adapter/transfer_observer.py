@@ -77,6 +77,13 @@ class ObservesTransfers(ABC):
         a time. The framework is imported already.
         """
 
+    def can_observe_transfers(self) -> bool:
+        """Whether this version of the framework has what `observe_transfers` needs, which is not entered otherwise.
+
+        Asked where the framework is imported.
+        """
+        return True
+
     def unobserved_transfers(self) -> Sequence[str]:
         """Which transfers or waits `observe_transfers` cannot see with this framework and these devices.
 

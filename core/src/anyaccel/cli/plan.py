@@ -132,9 +132,13 @@ def run_estimate(target: PlanTarget, as_json: bool) -> int:
     plan, _, _ = target.plan()
     if as_json:
         memory = plan.to_dict()["memory"]
-        print_json({"memory": memory, "not_covered": list(plan.not_covered), "fits": plan.fits})
+        print_json(
+            {"memory": memory, "notes": list(plan.notes), "not_covered": list(plan.not_covered), "fits": plan.fits}
+        )
         return status_of(plan)
     _print_memory(plan)
+    for note in plan.notes:
+        print_line(f"note: {note}")
     return _conclusion(plan)
 
 

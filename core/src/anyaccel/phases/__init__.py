@@ -9,6 +9,7 @@ from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.events import Event
 from anyaccel.phases.fit_phase import FitPhase
+from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.model_placement import place
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.phase import Phase
@@ -32,6 +33,7 @@ __all__ = [
     "Event",
     "FitPhase",
     "Fitted",
+    "FrameworkSettings",
     "HTMLProgress",
     "LineProgress",
     "Phase",

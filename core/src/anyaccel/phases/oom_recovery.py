@@ -69,7 +69,7 @@ class OutOfMemoryRecovery:
             OutOfMemoryError: nothing is left to be done; says what fills the memory, and what would fit.
         """
         _release(error)
-        if self._streamed is not None and self.loader.residency == "resident":
+        if self._streamed is not None and self.loader.residency != "streamed":
             self.loader.close()
             self.loader = self._streamed()
             if self.microbatch_size:

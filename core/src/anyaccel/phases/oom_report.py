@@ -82,7 +82,7 @@ class OutOfMemoryReport:
                 "optimizer state": sum(
                     assignment.nbytes * state_slots(optimizers[assignment.node]) for assignment in trained
                 ),
-                "data" if residency == "resident" else "data (streamed)": data.get(place, 0),
+                "data" if residency == "resident" else f"data ({residency})": data.get(place, 0),
             }
             known = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in categories.items() if nbytes)
             yield f"{place[1]} ({place[0]}): {known}; activations and the rest: {_measured(place)}"

@@ -9,10 +9,15 @@ from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError
 from anyaccel.graph.serialization import class_name
 from anyaccel.phases.callbacks import Callback, EarlyStopping
+from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.profile import Profile
 
-_KNOWN: dict[str, type[Callback]] = {"EarlyStopping": EarlyStopping, "Profile": Profile}
+_KNOWN: dict[str, type[Callback]] = {
+    "EarlyStopping": EarlyStopping,
+    "FrameworkSettings": FrameworkSettings,
+    "Profile": Profile,
+}
 _HINT = "give the folder that save() wrote"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,28 +135,47 @@ def _spread(problem: Problem, assignment: Ints, d: int, slots: int) -> list[int]
         return []
     units = units[problem.weights[c, units] > 0]
 
-    def saved(chosen: Ints) -> float:
-        return float(problem.offloadable[c, chosen].sum() - slots * problem.weights[c, chosen].max(initial=0.0))
-
     for largest in np.unique(problem.weights[c, units])[-8:].tolist():
         some = units[problem.weights[c, units] <= largest]  # a large block that stays makes the slots smaller
-        if saved(some) < need:
-            continue
-        for m in range(1, len(some) + 1):
-            chosen = some[((np.arange(m) + 0.5) * len(some) / m).astype(int)]
-            if saved(chosen) >= need:
-                return _without_surplus(chosen, problem.weights[c], saved, need)
+        chosen = _evenly(some, problem.offloadable[c], problem.weights[c], slots, need)
+        if chosen is not None:
+            return _without_surplus(chosen, problem.offloadable[c], problem.weights[c], slots, need)
     return None
 
 
-def _without_surplus(chosen: Ints, weights: Floats, saved: Callable[[Ints], float], need: float) -> list[int]:
+def _evenly(units: Ints, offloadable: Floats, weights: Floats, slots: int, need: float) -> list[int] | None:
+    """About the fewest units, evenly over depth, that free what is needed besides their slots."""
+
+    def chosen(m: int) -> Ints:
+        made: Ints = units[((np.arange(m) + 0.5) * len(units) / m).astype(int)]
+        return made
+
+    def is_enough(some: Ints) -> bool:
+        return float(offloadable[some].sum() - slots * weights[some].max(initial=0.0)) >= need
+
+    if not is_enough(units):
+        return None
+    few, many = 0, len(units)
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if is_enough(chosen(middle)) else (middle, many)
+    found: list[int] = chosen(many).tolist()
+    return found
+
+
+def _without_surplus(chosen: list[int], offloadable: Floats, weights: Floats, slots: int, need: float) -> list[int]:
     """Leave out what need not be offloaded, the largest first."""
-    kept: list[int] = chosen.tolist()
-    for unit in sorted(kept, key=lambda u: (-weights[u], u)):
-        rest = [u for u in kept if u != unit]
-        if saved(np.array(rest, dtype=np.int64)) >= need:
-            kept = rest
-    return kept
+    free, most = float(offloadable[chosen].sum()), 0.0
+    by_size = sorted(chosen, key=lambda u: (-weights[u], u))
+    out: set[int] = set()
+    for i, unit in enumerate(by_size):
+        following = float(weights[by_size[i + 1]]) if i + 1 < len(by_size) else 0.0
+        if free - float(offloadable[unit]) - slots * max(most, following) >= need:
+            free -= float(offloadable[unit])
+            out.add(unit)
+        else:
+            most = max(most, float(weights[unit]))
+    return [unit for unit in chosen if unit not in out]
 
 
 def _into_tiers(problem: Problem, away: dict[int, int], tiers: Sequence[OffloadTier]) -> dict[int, OffloadTier] | None:

@@ -11,14 +11,19 @@ MOST_VISITS = 50_000  # of partial packings
 
 def pack(problem: Problem) -> Ints | None:
     """An assignment that fits; None if there is none, or none was found in `MOST_VISITS` steps."""
-    return _Packing(problem).run()
+    room = float(problem.capacity[problem.device_class].sum())
+    return None if float(problem.resident.min(axis=0).sum()) > room else _Packing(problem).run()
 
 
 class _Packing:
     """Gives units to devices one by one, largest first, and takes the last back where the next fits nowhere."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+        self.resident: list[list[float]] = problem.resident.tolist()
+        self.transient: list[list[float]] = problem.transient.tolist()
+        self.possible: list[list[bool]] = np.isfinite(problem.seconds).tolist()
+        self.capacity: list[float] = problem.capacity.tolist()
+        self.tied_nbytes: list[float] = problem.ties.nbytes.tolist()
         self.order: list[int] = np.argsort(-problem.resident.max(axis=0), kind="stable").tolist()
         self.classes: list[int] = problem.device_class.tolist()
         self.used = [0.0] * len(self.classes)
@@ -49,22 +54,22 @@ class _Packing:
         return None
 
     def _bytes(self, unit: int, d: int) -> float:
-        tied = sum(float(self.problem.ties.nbytes[t]) for t in self.tied[unit] if not self.holds[d][t])
-        return float(self.problem.resident[self.classes[d], unit]) + tied
+        tied = sum(self.tied_nbytes[t] for t in self.tied[unit] if not self.holds[d][t])
+        return self.resident[self.classes[d]][unit] + tied
 
     def _fits(self, unit: int, d: int) -> bool:
         """Whether a device can take a unit; of empty devices of one class only the first."""
         c = self.classes[d]
         if not self.count[d] and any(self.classes[e] == c and not self.count[e] for e in range(d)):
             return False
-        need = self.used[d] + self._bytes(unit, d) + max(self.most[d], float(self.problem.transient[c, unit]))
-        return bool(need <= self.problem.capacity[c] and np.isfinite(self.problem.seconds[c, unit]))
+        need = self.used[d] + self._bytes(unit, d) + max(self.most[d], self.transient[c][unit])
+        return need <= self.capacity[c] and self.possible[c][unit]
 
     def _push(self, unit: int, d: int) -> None:
         more = self._bytes(unit, d)
         self.stack.append((d, more, self.most[d]))
         self.used[d] += more
-        self.most[d] = max(self.most[d], float(self.problem.transient[self.classes[d], unit]))
+        self.most[d] = max(self.most[d], self.transient[self.classes[d]][unit])
         self.count[d] += 1
         for t in self.tied[unit]:
             self.holds[d][t] += 1

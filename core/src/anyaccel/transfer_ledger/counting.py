@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from anyaccel import arguments
 from anyaccel.adapter.transfer_observer import TransferEvent
 from anyaccel.errors import CapabilityError, ConfigError, TransferError
 from anyaccel.registry import registry
@@ -32,31 +33,34 @@ def ledger() -> Iterator[Ledger]:
             unseen.append(observation.not_covered())
 
 
-def no_transfers(frameworks: Iterable[str] | None = None) -> AbstractContextManager[None]:
+def no_transfers(frameworks: Iterable[str] | None = None, *, partial: bool = False) -> AbstractContextManager[None]:
     """Raise at the first transfer, or wait of the host, inside the block; where possible before it happens.
 
     Args:
         frameworks: only of these; by default of all that are imported.
+        partial: also where not every transfer can be seen: what is seen raises, and nothing more is promised.
 
     Raises:
-        ConfigError: `frameworks` is not a list of names.
+        ConfigError: `frameworks` is not a list of names, or `partial` no bool.
         FrameworkError: no plugin runs one of them.
         TransferError: (inside the block) something was moved, or the host waited; names what, where, and what to do.
-        CapabilityError: (inside the block) transfers of one cannot all be seen, so that nothing could be promised.
+        CapabilityError: (inside the block) transfers of one cannot all be seen, so that nothing could be promised; or,
+            with `partial`, none of them.
     """
-    return _refusing(_checked(frameworks))
+    arguments.flag(ConfigError, "no_transfers: ", "partial", partial)
+    return _refusing(_checked(frameworks), partial)
 
 
 @contextmanager
-def _refusing(names: tuple[str, ...] | None) -> Iterator[None]:
+def _refusing(names: tuple[str, ...] | None, partial: bool) -> Iterator[None]:
     def refuse(framework: str, event: TransferEvent, site: CallSite) -> None:
         if names is None or framework in names:
             raise transfer_error(framework, event, site)
 
     with observation.listening(refuse):
-        _check_covered(names)
+        _check_covered(names, partial)
         yield
-        _check_covered(names)
+        _check_covered(names, partial)
 
 
 def transfer_error(framework: str, event: TransferEvent, site: CallSite) -> TransferError:
@@ -94,10 +98,11 @@ def _checked(frameworks: Iterable[str] | None) -> tuple[str, ...] | None:
     return names
 
 
-def _check_covered(names: tuple[str, ...] | None) -> None:
-    unseen = observation.not_covered(names)
+def _check_covered(names: tuple[str, ...] | None, partial: bool) -> None:
+    unseen = observation.not_covered(names, observed_too=not partial)
     if unseen:
         raise CapabilityError(
             f"no_transfers cannot promise anything: {'; '.join(unseen)}",
-            hint="name the frameworks that are to be checked, no_transfers(frameworks=[...]), or import them before",
+            hint="name the frameworks that are to be checked, no_transfers(frameworks=[...]), or import them before"
+            + ("" if partial else "; no_transfers(partial=True) checks what can be seen"),
         )

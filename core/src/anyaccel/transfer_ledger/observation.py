@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from anyaccel.adapter.transfer_observer import ObservesTransfers, TransferEvent
 from anyaccel.backend import Backend
@@ -52,8 +52,9 @@ class Observation:
         with ExitStack() as stack:
             added = set()
             for backend in backends:
-                if isinstance(backend, ObservesTransfers) and id(backend) not in self._observed and _is_used(backend):
-                    stack.enter_context(backend.observe_transfers(partial(self._tell, backend.framework)))
+                if id(backend) not in self._observed and _is_used(backend) and _can_observe(backend):
+                    tell = partial(self._tell, backend.framework)
+                    stack.enter_context(cast("ObservesTransfers", backend).observe_transfers(tell))
                     added.add(id(backend))
             self._installed.push(stack.pop_all())
             self._observed |= added
@@ -74,16 +75,21 @@ class Observation:
         known = self._movers.get(id(tensor))
         return known[1] if known is not None and known[0]() is tensor else None
 
-    def not_covered(self, frameworks: Iterable[str] | None = None) -> list[str]:
-        """What of these frameworks, by default of all that are imported, cannot be seen: a sentence each."""
+    def not_covered(self, frameworks: Iterable[str] | None = None, *, observed_too: bool = True) -> list[str]:
+        """What of these frameworks, by default of all that are imported, cannot be seen: a sentence each.
+
+        Without `observed_too`, of those only that are not observed at all.
+        """
         wanted = None if frameworks is None else set(frameworks)
         chosen = [each for each in registry().backends if wanted is None or each.framework in wanted]
+        if not observed_too:
+            chosen = [each for each in chosen if id(each) not in self._observed]
         return list(dict.fromkeys(text for backend in chosen if _is_used(backend) for text in self._unseen(backend)))
 
     def _unseen(self, backend: Backend) -> list[str]:
         if not isinstance(backend, ObservesTransfers):
             return [f"{backend.framework} on {', '.join(backend.kinds)}: its plugin does not tell transfers"]
-        if id(backend) not in self._observed:
+        if id(backend) not in self._observed and backend.can_observe_transfers():
             return [f"{backend.framework}: it was imported inside the block; import it before"]
         return [f"{backend.framework}: {text}" for text in backend.unobserved_transfers()]
 
@@ -92,6 +98,10 @@ def _inner_modules(backends: Iterable[Backend]) -> Iterator[str]:
     for backend in backends:
         yield from backend.import_roots
         yield type(backend).__module__.partition(".")[0]
+
+
+def _can_observe(backend: Backend) -> bool:
+    return isinstance(backend, ObservesTransfers) and backend.can_observe_transfers()
 
 
 def _is_used(backend: Backend) -> bool:

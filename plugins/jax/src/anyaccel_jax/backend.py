@@ -107,6 +107,12 @@ class JaxBackend(
 
         return observed(record, self.device_named)
 
+    def can_observe_transfers(self) -> bool:
+        """As `ObservesTransfers.can_observe_transfers`."""
+        from anyaccel_jax.transfer_observer import missing_names
+
+        return not missing_names()
+
     def unobserved_transfers(self) -> Sequence[str]:
         """As `ObservesTransfers.unobserved_transfers`: all where JAX lacks what the observer needs."""
         from anyaccel_jax.transfer_observer import missing_names

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup
+from anyaccel.replicas.group import ProgramInputs
+from anyaccel.replicas.messages import gather_plain
 from anyaccel_jax.cluster import join_cluster
 from anyaccel_jax.error_translation import first_line
 from anyaccel_jax.transfers import single_device
 
 _AXIS = "replicas"
-_LEAST_BYTES = 256
-"""Messages are of so many bytes, or twice, four times and so on: each size is compiled once."""
 
 
 @cache
@@ -42,6 +41,7 @@ class JaxReplicaGroup(ReplicaGroup):
         FrameworkError: see `join_cluster`.
     """
 
+    weighs_losses: ClassVar[bool] = True
     gathers_tensors: ClassVar[bool] = True
 
     def __init__(self, rank: int, size: int) -> None:
@@ -65,18 +65,29 @@ class JaxReplicaGroup(ReplicaGroup):
             program.map_gradients(lambda _: next(left))
 
     def gather(self, value: Any) -> list[Any]:
-        """As `ReplicaGroup.gather`: as JSON, lengths first."""
-        own = np.frombuffer(json.dumps(value, default=_as_text).encode(), np.uint8)
-        lengths = self._gathered(jnp.asarray([len(own)], jnp.int32)).ravel()
-        size = max(_LEAST_BYTES, 2 ** math.ceil(math.log2(max(int(lengths.max()), 1))))
-        padded = np.zeros(size, np.uint8)
-        padded[: len(own)] = own
-        every = self._gathered(jnp.asarray(padded))
-        texts = [row[:length].tobytes() for row, length in zip(every, lengths, strict=True)]
-        return [json.loads(text, object_hook=_from_text) for text in texts]
+        """As `ReplicaGroup.gather`."""
+        return gather_plain(value, lambda array: self._gathered(jnp.asarray(array)))
 
     def _gathered(self, array: Any) -> np.ndarray:
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
+
+    def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
+        """As `ReplicaGroup.loss_weights`: one all-reduce for the losses of a device."""
+        own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
+        by_device: dict[Any, list[tuple[int, str]]] = {}
+        for i, weights in enumerate(own):
+            for label, weight in weights.items():
+                by_device.setdefault(single_device(weight), []).append((i, label))
+        result: list[dict[str, Any]] = [{} for _ in programs]
+        for keys in by_device.values():
+            stacked = _stacked([own[i][label] for i, label in keys], n_rows)
+            summed = self._try(
+                "add up the weights of losses",
+                lambda stacked=stacked: self._over(stacked).add(stacked),  # type: ignore[misc]
+            )
+            for (i, label), weight in zip(keys, _shares(summed, n_rows), strict=True):
+                result[i][label] = weight
+        return result
 
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
@@ -183,6 +194,18 @@ def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
     ]
 
 
+@jax.jit
+def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
+    """Weights of losses, and the number of rows, in one array."""
+    return jnp.stack([*(weight.astype(jnp.float32) for weight in weights), jnp.asarray(n_rows, jnp.float32)])
+
+
+@jax.jit
+def _shares(summed: Any, n_rows: Any) -> list[Any]:
+    """What `_stacked` gave, summed, times the share of these rows; 1 in place of 0, where nothing counts."""
+    return list(jnp.where(summed[:-1] == 0, 1, summed[:-1]) * (n_rows / summed[-1]))
+
+
 @partial(jax.jit, static_argnums=1)
 def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
     """The arrays of each shard in one row; zeros in rows beyond them."""
@@ -196,13 +219,3 @@ def _pieces(gathered: Any, counts: tuple[int, ...], shapes: tuple[tuple[int, ...
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
     return [[part.reshape(shape) for part, shape in zip(jnp.split(row, ends), shapes, strict=True)] for row in rows]
-
-
-def _as_text(value: Any) -> dict[str, str]:
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    raise TypeError(f"replicas exchange plain values, not {type(value).__name__}")
-
-
-def _from_text(value: dict[str, Any]) -> Any:
-    return base64.b64decode(value["base64"]) if set(value) == {"base64"} else value

@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
+from anyaccel.replicas import ReplicaGroup, Replicate
 from anyaccel_tensorflow.compute import TensorFlowCompute
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.memory import TensorFlowMemory
@@ -23,7 +25,9 @@ class TensorFlowBackend(
     TensorFlowCompute,
     TensorFlowMemory,
     DeviceReplicas,
+    Replicate,
     HealthChecks,
+    ObservesTransfers,
     ProfilesSteps,
 ):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
@@ -60,6 +64,16 @@ class TensorFlowBackend(
 
         return weighted_sums(tensors, weights)
 
+    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
+        """As `Replicate.replica_group`, by TensorFlow's collective operations."""
+        from anyaccel_tensorflow.replica_group import joined
+
+        return joined(rank, size)
+
+    def unsynchronizable(self, model: Any) -> str:
+        """As `Replicate.unsynchronizable`: any layer that mixes the rows of a batch."""
+        return self.batch_coupling(model)
+
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
         """As `ExpectedDevices.expected_of_kind`; None for those that a PluggableDevice adds."""
         from anyaccel_tensorflow.installed_build import build_flags, expected_of_kind
@@ -71,3 +85,21 @@ class TensorFlowBackend(
         from anyaccel_tensorflow.health_checks import machine_checks
 
         return machine_checks(machine)
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """As `ObservesTransfers.observe_transfers`; a tensor on the CPU that becomes NumPy's counts as a transfer."""
+        from anyaccel_tensorflow.transfer_observer import observed
+
+        return observed(record, self.device_named)
+
+    def can_observe_transfers(self) -> bool:
+        """As `ObservesTransfers.can_observe_transfers`."""
+        from anyaccel_tensorflow.transfer_observer import missing_names
+
+        return not missing_names()
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """As `ObservesTransfers.unobserved_transfers`: int32, NumPy's own reads, and what compiled functions hide."""
+        from anyaccel_tensorflow.transfer_observer import unobserved
+
+        return unobserved()

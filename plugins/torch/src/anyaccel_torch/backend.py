@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
@@ -20,6 +21,7 @@ from anyaccel.segment import Segment
 from anyaccel_torch.compute import TorchCompute
 from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.memory import TorchMemory
+from anyaccel_torch.settings import BOOLEANS, with_settings
 
 
 class TorchBackend(
@@ -33,6 +35,7 @@ class TorchBackend(
     HealthChecks,
     ObservesTransfers,
     ProfilesSteps,
+    HasSettings,
 ):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
@@ -41,6 +44,7 @@ class TorchBackend(
     """
 
     environment: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "KERAS_BACKEND")
+    kernel_trials: ClassVar[str] = "torch.backends.cudnn.benchmark"
     _replica_group: ReplicaGroup | None = None
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
@@ -48,6 +52,14 @@ class TorchBackend(
         from anyaccel_torch.thread_rng import ThreadRandomness
 
         return ThreadRandomness(key)
+
+    def settings(self) -> Mapping[str, tuple[Any, ...]]:
+        """As `HasSettings.settings`: flags of cuDNN and cuBLAS."""
+        return dict.fromkeys(BOOLEANS, (True, False))
+
+    def with_settings(self, values: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """As `HasSettings.with_settings`."""
+        return with_settings(values)
 
     def profile_steps(
         self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
@@ -174,6 +186,13 @@ class TorchBackend(
         from anyaccel_torch.transfer_observer import observed
 
         return observed(self._accelerator_types(), record)
+
+    def can_observe_transfers(self) -> bool:
+        """As `ObservesTransfers.can_observe_transfers`: of any type of device that is here."""
+        from anyaccel_torch.transfer_observer import unobserved
+
+        types = self._accelerator_types()
+        return not types or len(unobserved(types)) < len(types)
 
     def unobserved_transfers(self) -> Sequence[str]:
         """As `ObservesTransfers.unobserved_transfers`: all where this torch cannot give its kernels."""

@@ -152,9 +152,16 @@ def test_what_is_not_known_is_not_covered():
     experiment = aa.Experiment("e", one_node())
     plan = experiment.plan(train(accelerator="cpu"), inventory="1x sim-1GB")
     assert plan.memory[0].capacity is None and plan.fits is None
-    assert plan.not_covered == ("capacity of numpy on cpu:0: the memory of the device is unknown, or without a limit",)
+    assert plan.not_covered == ("capacity of numpy on cpu:0: the machine was described without it: write mem=64GB",)
     assert "not covered" in str(plan)
     assert experiment.plan(train(accelerator="cpu"), inventory="1x sim-1GB, cpu mem=8GB").memory[0].capacity == 8 * GB
+
+
+@pytest.mark.parametrize("wish", [None, "auto"])
+def test_a_plan_says_which_devices_nobody_asks_for(wish):
+    plan = aa.Experiment("e", one_node()).plan(train(accelerator=wish), inventory="2x sim-1GB")
+    unused = "sim:0, sim:1: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
+    assert plan.notes == (() if wish else (unused,))
 
 
 def test_a_plan_of_a_run_says_that_it_has_no_figures():

@@ -32,7 +32,7 @@ class BatchLoader(ABC):
     """The rows of a phase, or of its validation, epoch by epoch.
 
     Attributes:
-        residency: `"resident"` or `"streamed"`.
+        residency: `"resident"`, `"streamed"`, or `"mixed"` where some columns are resident.
         reads_ahead: whether rows are read before the step before them is done.
         repeatable: whether an epoch can be loaded again from any step on, with the same rows.
         one_shape: whether all chunks have columns of one shape, but for the number of their rows.

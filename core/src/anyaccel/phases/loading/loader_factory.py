@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,14 +14,15 @@ from anyaccel.backend import Memory
 from anyaccel.data import BatchSource, MapSource, RaggedColumn, Source
 from anyaccel.device import Device
 from anyaccel.graph import Column, Plan
-from anyaccel.phases.loading.device_columns import load
+from anyaccel.phases.loading.device_columns import load, stream_of
+from anyaccel.phases.loading.epoch_batches import StreamKey
 from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.host_columns import Batch, HostColumn, TargetRange
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader
 from anyaccel.phases.loading.padded_source_loader import PaddedSourceLoader
 from anyaccel.phases.loading.source_loader import BLOCK_SECONDS, BatchSourceLoader, MapSourceLoader
 from anyaccel.phases.loading.source_randomness import SourceRandomness
-from anyaccel.phases.loading.streaming import BLOCKS, StreamingLoader
+from anyaccel.phases.loading.streaming import BLOCKS, MixedLoader, StreamingLoader
 from anyaccel.registry import registry
 
 BLOCK_BYTES = 32 * 2**20
@@ -34,6 +36,56 @@ Place = tuple[str, Device]
 """A framework and a device."""
 OnLoaded = Callable[[int], None]
 """Is called with the bytes of each column when it is on its device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnBytes:
+    """A column that may be resident by itself.
+
+    Attributes:
+        names: of all values that are this array in this place.
+        shown: for messages.
+        place: where it goes.
+        stream: by which its rows are read.
+        nbytes: of all rows.
+        row_bytes: of a row.
+        index_bytes: of a row number on its device.
+    """
+
+    names: tuple[str, ...]
+    shown: str
+    place: Place
+    stream: StreamKey
+    nbytes: int
+    row_bytes: float
+    index_bytes: int
+
+    @classmethod
+    def of(cls, column: Column, names: tuple[str, ...], nbytes: int, n_rows: int) -> ColumnBytes:
+        """Of a column of a plan."""
+        return cls(
+            names=names,
+            shown=column.shown,
+            place=(column.framework, column.device),
+            stream=stream_of(column),
+            nbytes=nbytes,
+            row_bytes=nbytes / max(n_rows, 1),
+            index_bytes=np.dtype(column.backend.index_dtype).itemsize,
+        )
+
+
+def is_in(column: Column, place: Place) -> bool:
+    """Whether a column goes to this place."""
+    return (column.framework, column.device) == place
+
+
+def mixed_block_steps(
+    columns: Sequence[ColumnBytes], resident: Collection[str], block_bytes: float, epochs: EpochPlan
+) -> int:
+    """Steps of a block where these columns are resident: their row numbers are streamed."""
+    orders = {(each.place, each.stream): each.index_bytes for each in columns if each.names[0] in resident}
+    row_bytes = sum(each.row_bytes for each in columns if each.names[0] not in resident) + sum(orders.values())
+    return steps_of_block(block_bytes, row_bytes * epochs.batch_size, epochs.n_steps)
 
 
 class LoaderFactory(ABC):
@@ -69,6 +121,18 @@ class LoaderFactory(ABC):
     def streamed(self) -> BatchLoader:
         """Keep all rows where they are, and copy them to their devices in blocks."""
 
+    def columns(self) -> Sequence[ColumnBytes]:
+        """Columns that may be resident each by itself, as `mixed` takes their names; none by default."""
+        return ()
+
+    def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """Put the columns of these names on their devices, and stream the others in blocks of at most so many bytes.
+
+        Raises:
+            OutOfMemoryError: no room.
+        """
+        return self.streamed()
+
 
 class RowsLoaderFactory(LoaderFactory):
     """Rows in host memory.
@@ -87,9 +151,12 @@ class RowsLoaderFactory(LoaderFactory):
         self.batch_size = epochs.batch_size
         self._make_arrays, self._epochs = make_arrays, epochs
         self._nbytes: dict[Place, int] = {}
+        self._columns: list[ColumnBytes] = []
         for column in self._distinct(_dense(self.arrays) or {}):  # counted now: later they may have been given away
-            place = (column.framework, column.device)
-            self._nbytes[place] = self._nbytes.get(place, 0) + self.arrays[column.name].nbytes
+            place, array = (column.framework, column.device), self.arrays[column.name]
+            self._nbytes[place] = self._nbytes.get(place, 0) + array.nbytes
+            same = tuple(e.name for e in plan.columns if self.arrays[e.name] is array and is_in(e, place))
+            self._columns.append(ColumnBytes.of(column, same, array.nbytes, len(array)))
 
     def nbytes(self) -> dict[Place, int]:
         """See `LoaderFactory`; empty where rows differ in length, which are not resident."""
@@ -111,6 +178,22 @@ class RowsLoaderFactory(LoaderFactory):
         )
         block_steps = steps_of_block(_block_bytes(self.plan.columns), row_bytes * epochs.batch_size, epochs.n_steps)
         return StreamingLoader(self.plan.columns, arrays, epochs, block_steps)
+
+    def columns(self) -> Sequence[ColumnBytes]:
+        """See `LoaderFactory`; none where rows differ in length."""
+        return self._columns
+
+    def mixed(self, resident: Collection[str], block_bytes: float, on_loaded: OnLoaded | None = None) -> BatchLoader:
+        """See `LoaderFactory`."""
+        arrays, epochs = _dense(self._host_arrays()), self._epochs
+        if arrays is None:
+            return self.streamed()
+        self.arrays = {}
+        kept = tuple(column for column in self.plan.columns if column.name in resident)
+        tensors = load(replace(self.plan, columns=kept), arrays, on_loaded)
+        left = {name: array for name, array in arrays.items() if name not in tensors}
+        steps = mixed_block_steps(self._columns, resident, block_bytes, epochs)
+        return MixedLoader(self.plan.columns, left, epochs, steps, tensors)
 
     def _host_arrays(self) -> Mapping[str, HostColumn]:
         if not self.arrays:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from anyaccel.display import size
+from anyaccel.display import listing, size
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.graph import Plan
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.loading.loader import BatchLoader
-from anyaccel.phases.loading.loader_factory import LoaderFactory, OnLoaded, Place, free_memory
+from anyaccel.phases.loading.loader_factory import ColumnBytes, LoaderFactory, OnLoaded, Place, free_memory
+from anyaccel.phases.loading.resident_share import block_bytes_beside, resident_share
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.segment import NodeState, Segment
@@ -48,8 +49,9 @@ def make_loaders(
         needs = factory.nbytes()
         full_place = memory.exceeded(needs) if decides else None
         if full_place is not None:
-            log_event("residency", f"{name}: streamed, as they take {memory.explain(full_place, needs, fits=False)}")
-        if residency == "streamed" or full_place is not None:
+            loaders.append(_partly_resident(factory, name, memory, full_place, log_event, on_loaded))
+            continue
+        if residency == "streamed":
             loaders.append(factory.streamed())
             continue
         loaders.append(_resident(residency, factory, name, log_event, on_loaded))
@@ -58,6 +60,53 @@ def make_loaders(
             log_event("residency", f"{name}: resident, as they take {reasons}", verbose=True)
         memory.take(needs)
     return loaders
+
+
+def _partly_resident(
+    factory: LoaderFactory,
+    name: str,
+    memory: MemoryBudget,
+    full_place: Place,
+    log_event: LogEvent,
+    on_loaded: OnLoaded | None,
+) -> BatchLoader:
+    """Not all rows fit: as many columns as do are resident, if that is worth it, and the others are streamed."""
+    columns, figures = factory.columns(), memory.explain(full_place, factory.nbytes(), fits=False)
+    resident, block_bytes = memory.split(columns)
+    if resident:
+        try:
+            loader = factory.mixed(resident, block_bytes, on_loaded)
+        except MemoryError as failure:
+            error = as_out_of_memory(failure)
+            release_frames(error)
+            log_event("memory", f"{name}: streamed, as memory ran out while they were loaded ({error.problem})")
+            return factory.streamed()
+        memory.take(bytes_of(columns, resident))
+        log_event("residency", f"{name}: {mixed_words(columns, resident)}, as all take {figures}")
+        return loader
+    log_event("residency", f"{name}: streamed, as they take {figures}")
+    return factory.streamed()
+
+
+def bytes_of(columns: Sequence[ColumnBytes], resident: Collection[str]) -> dict[Place, int]:
+    """Bytes of the columns of these names, by place."""
+    nbytes: dict[Place, int] = {}
+    for column in columns:
+        if column.names[0] in resident:
+            nbytes[column.place] = nbytes.get(column.place, 0) + column.nbytes
+    return nbytes
+
+
+def mixed_words(columns: Sequence[ColumnBytes], resident: Collection[str]) -> str:
+    """Which columns are streamed and which are resident, in words."""
+    groups: dict[bool, list[ColumnBytes]] = {False: [], True: []}
+    for column in columns:
+        groups[column.names[0] in resident].append(column)
+    streamed, kept = (
+        f"{listing([each.shown for each in group], 4)} ({size(sum(each.nbytes for each in group))})"
+        for group in (groups[False], groups[True])
+    )
+    return f"{streamed} streamed, {kept} resident"
 
 
 class MemoryBudget:
@@ -85,6 +134,11 @@ class MemoryBudget:
         return next(
             (place for place, need in needs.items() if place in self._budget and need > self._budget[place]), None
         )
+
+    def split(self, columns: Sequence[ColumnBytes]) -> tuple[frozenset[str], float]:
+        """Names of the columns that may be resident where not all are, and the bytes of a block of the others."""
+        block_bytes = block_bytes_beside({c.place: self._free[c.place] for c in columns if c.place in self._free})
+        return resident_share(columns, self._budget, block_bytes), block_bytes
 
     def take(self, needs: Mapping[Place, int]) -> None:
         """Subtract bytes that are taken now."""

@@ -57,6 +57,27 @@ class _StreamedColumn:
         return flat[:size].reshape(shape)
 
 
+@dataclass(frozen=True, slots=True)
+class _OrderColumn:
+    """The row numbers of a block in columns that are resident; `names` are those of the orders of these columns."""
+
+    names: tuple[str, ...]
+    stream: StreamKey
+    backend: ComputingBackend
+    device: Device
+
+    def buffer(self, n_rows: int) -> np.ndarray:
+        """Host memory for so many."""
+        return self.backend.staging_buffer((n_rows,), self.backend.index_dtype, self.device)
+
+    def fill(self, buffer: np.ndarray, block: StepBlock) -> None:
+        """The rows of a block, and after them row 0, which no step takes."""
+        start, stop = block.spans.get(self.stream[0], (0, 0))
+        order = block.orders.get(self.stream)
+        buffer[: stop - start] = np.arange(start, stop) if order is None else order
+        buffer[stop - start :] = 0
+
+
 @dataclass(slots=True)
 class _Buffers:
     """A host buffer for each column by its first name, and the copies that may still read from them."""
@@ -82,12 +103,18 @@ class StreamingLoader(BatchLoader):
         arrays: their rows in host memory as they are loaded, by value name.
         plan: of the epochs.
         block_steps: the most steps in one block.
+        resident: columns that are on their devices as a whole, by value name; only the order of their rows is streamed.
     """
 
     residency = "streamed"
 
     def __init__(
-        self, columns: Sequence[Column], arrays: Mapping[str, HostColumn], plan: EpochPlan, block_steps: int
+        self,
+        columns: Sequence[Column],
+        arrays: Mapping[str, HostColumn],
+        plan: EpochPlan,
+        block_steps: int,
+        resident: Mapping[str, Any] | None = None,
     ) -> None:
         self.n_steps: int | None = plan.n_steps
         self._columns, self._plan = tuple(columns), plan
@@ -96,7 +123,11 @@ class StreamingLoader(BatchLoader):
         self._block_steps = 1 if self._alone else block_steps
         self._max_rows = 0
         self._ahead = True
-        self._streamed = _streamed_columns(columns, arrays)
+        self._resident: Mapping[str, Any] = resident or {}
+        streamed = [column for column in columns if column.name not in self._resident]
+        self._streamed = _streamed_columns(streamed, arrays)
+        self._order_columns = _order_columns([column for column in columns if column.name in self._resident])
+        self._copied_columns: list[_StreamedColumn | _OrderColumn] = [*self._streamed, *self._order_columns]
         self._orders: dict[str, Any] = {}
         self._block_rows = 0
         self._buffers: list[_Buffers] = []
@@ -111,7 +142,10 @@ class StreamingLoader(BatchLoader):
         make = partial(self._blocks, steps, buffers)
         with closing(prefetch(make) if self._ahead else make()) as blocks:
             for block, copies in blocks:
-                columns = with_orders(self._columns, arrived(copies), self._orders)
+                tensors = arrived(copies)
+                orders = {name: tensors.pop(_order_of(name)) for name in self._resident}
+                columns = with_orders(self._columns, {**tensors, **self._resident}, {**self._orders, **orders})
+                del tensors, orders
                 del copies
                 yield Chunk(columns, block.steps, block.orders)
                 del columns
@@ -122,14 +156,14 @@ class StreamingLoader(BatchLoader):
             return False
         self._ahead = self._block_steps > 1
         self._block_steps = max(1, self._block_steps // 4)
-        self.close()
+        self._begin_anew()
         return True
 
     def limit_rows(self, max_rows: int) -> None:
         """See `BatchLoader`."""
         if self._plan.splittable:
             self._max_rows = max_rows
-            self.close()
+            self._begin_anew()
 
     def prefetch(self, epoch: int | None) -> None:
         """See `BatchLoader`."""
@@ -137,6 +171,10 @@ class StreamingLoader(BatchLoader):
 
     def close(self) -> None:
         """See `BatchLoader`."""
+        self._begin_anew()
+        self._resident = {}
+
+    def _begin_anew(self) -> None:
         self._orders, self._block_rows, self._buffers = {}, 0, []
 
     def _allocate(self, steps: EpochSteps) -> None:
@@ -146,7 +184,8 @@ class StreamingLoader(BatchLoader):
         if not self._orders or n_rows > self._block_rows:
             self._block_rows, self._buffers = n_rows, []
             as_they_lie = np.arange(n_rows, dtype=np.int64)
-            self._orders = load_orders(self._columns, dict.fromkeys(map(stream_of, self._columns), as_they_lie))
+            streamed = [column for column in self._columns if column.name not in self._resident]
+            self._orders = load_orders(streamed, dict.fromkeys(map(stream_of, streamed), as_they_lie))
         if not self._buffers:
             self._buffers = [self._new_buffers() for _ in range(BUFFERS if self._ahead else 1)]
 
@@ -154,7 +193,7 @@ class StreamingLoader(BatchLoader):
         return steps.single_steps() if self._alone else steps.blocks(self._block_steps)
 
     def _new_buffers(self) -> _Buffers:
-        return _Buffers({column.names[0]: column.buffer(self._block_rows) for column in self._streamed})
+        return _Buffers({column.names[0]: column.buffer(self._block_rows) for column in self._copied_columns})
 
     def _blocks(self, steps: EpochSteps, buffers: list[_Buffers]) -> Generator[tuple[StepBlock, dict[str, AsyncCopy]]]:
         n_rows = self._block_rows
@@ -173,7 +212,7 @@ class StreamingLoader(BatchLoader):
     def _copied(self, block: StepBlock, buffers: _Buffers) -> dict[str, AsyncCopy]:
         filled = self.fill(block, buffers.arrays)
         copies: dict[str, AsyncCopy] = {}
-        for column in self._streamed:
+        for column in self._copied_columns:
             copy = column.backend.copy_async(filled[column.names[0]], column.device)
             buffers.copies.append(copy)
             copies.update(dict.fromkeys(column.names, copy))
@@ -193,6 +232,8 @@ class StreamingLoader(BatchLoader):
                 filled[name] = column.part(buffers, (self._block_rows, width, *array.values.shape[1:]))
             if span is not None:
                 _fill(array, filled[name], span, order)
+        for orders in self._order_columns:
+            orders.fill(filled[orders.names[0]], block)
         return filled
 
 
@@ -228,3 +269,25 @@ def _streamed_columns(columns: Sequence[Column], arrays: Mapping[str, HostColumn
         else:
             distinct[key] = _StreamedColumn((column.name,), stream, array, column.backend, column.device)
     return list(distinct.values())
+
+
+def _order_of(name: str) -> str:
+    """The name of the order of a resident column among what is copied; no value is called so."""
+    return f"order of {name}"
+
+
+def _order_columns(columns: Sequence[Column]) -> list[_OrderColumn]:
+    """The orders of resident columns, each once on a device."""
+    named: dict[tuple[StreamKey, str, Device], list[Column]] = {}
+    for column in columns:
+        named.setdefault((stream_of(column), column.framework, column.device), []).append(column)
+    return [
+        _OrderColumn(tuple(_order_of(each.name) for each in group), stream, group[0].backend, device)
+        for (stream, _, device), group in named.items()
+    ]
+
+
+class MixedLoader(StreamingLoader):
+    """Some columns are resident, the others are streamed."""
+
+    residency = "mixed"

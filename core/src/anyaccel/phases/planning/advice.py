@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.display import listing, size
 from anyaccel.graph import ModelGraph, Plan
+from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 
@@ -32,7 +34,7 @@ def advise(phase: Phase, graph: ModelGraph, plan: Plan) -> tuple[Advice, ...]:
     return (
         _pinned(plan),
         _workers(plan),
-        _fixed_shapes(plan),
+        _fixed_shapes(phase, plan),
         _set_to_none(phase, plan),
         _multiples(graph, plan),
         _precision(graph, plan),
@@ -66,7 +68,7 @@ def _workers(plan: Plan) -> Advice:
     return Advice("worker processes", NO_EFFECT, "rows are in memory; nothing is decoded or read in a step")
 
 
-def _fixed_shapes(plan: Plan) -> Advice:
+def _fixed_shapes(phase: Phase, plan: Plan) -> Advice:
     name = "kernels chosen by trial (cudnn.benchmark)"
     if all(each.device.kind in _ON_HOST for each in plan.assignments):
         return Advice(name, NO_EFFECT, "no node is on a GPU")
@@ -76,7 +78,17 @@ def _fixed_shapes(plan: Plan) -> Advice:
     images = [column.shown for column in plan.columns if len(column.spec.shape) >= 3]
     if not images:
         return Advice(name, NO_EFFECT, "no column has the shape of images")
-    return Advice(name, DO, f"all full batches have one shape, {plan.batch_size} rows of {listing(images)}")
+    figure = f"all full batches have one shape, {plan.batch_size} rows of {listing(images)}"
+    backends = [each.backend for each in plan.assignments if each.device.kind not in _ON_HOST]
+    settings = {each.kernel_trials for each in backends if isinstance(each, HasSettings)} - {""}
+    if not settings:
+        return Advice(name, NO_EFFECT, f"no framework of the graph leaves the choice to a setting; {figure}")
+    given = [each.values for each in phase.callbacks if isinstance(each, FrameworkSettings)]
+    left = [name for name in sorted(settings) if not any(values.get(name) is True for values in given)]
+    wanted = ", ".join(f"{setting!r}: True" for setting in left)
+    if not left:
+        return Advice(name, DONE, figure)
+    return Advice(name, DO, f"{figure}; write callbacks=[FrameworkSettings({{{wanted}}})]")
 
 
 def _set_to_none(phase: Phase, plan: Plan) -> Advice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.backend import Memory
+from anyaccel.device import Device
 from anyaccel.graph import Assignment, ModelGraph, Plan
 from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.registry import Registry
@@ -16,6 +17,13 @@ def capacity(place: Place, known: Registry) -> int | None:
         return known.capacity(device) or None
     backend = known.find(framework, device.kind)
     return (backend.memory(device).total or None) if isinstance(backend, Memory) else None
+
+
+def unknown_capacity(device: Device, known: Registry) -> str:
+    """Why `capacity` is None."""
+    if isinstance(known, InventoryRegistry) and device.kind == "cpu":
+        return "the machine was described without it: write mem=64GB"
+    return "the memory of the device is unknown, or without a limit"
 
 
 def free_after_placement(place: Place, plan: Plan, graph: ModelGraph, known: Registry) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,7 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     known = machine or registry()
     own = bound(phase, graph, machine)
     plan, resolution, parts = _planned(own, graph, known)
+    plan = replace(plan, notes=(*plan.notes, *_unused_devices(plan, known)))
     made = with_figures(own, plan, resolution, graph, parts, known)
     if made.replicas:
         return replace(with_replicas(own, made, made.replicas), notes=made.notes)
@@ -67,6 +69,16 @@ def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Re
     check_sharding(phase, resolution)
     final_devices(phase, plan, known)
     return replace(plan, notes=(*plan.notes, *sharding_notes(phase, resolution))), resolution, parts
+
+
+def _unused_devices(plan: Plan, known: Registry) -> Iterator[str]:
+    if any(assignment.reason != "default" for assignment in plan.assignments):
+        return
+    frameworks = sorted({assignment.framework for assignment in plan.assignments})
+    there = {str(device) for name in frameworks for _, device in known.devices(name) if device.kind != "cpu"}
+    if there:
+        where = ", ".join(sorted(there))
+        yield f"{where}: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
 
 
 phase_planner.register(plan_for)

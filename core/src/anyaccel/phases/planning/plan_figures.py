@@ -10,7 +10,7 @@ from anyaccel.graph import Decision, DeviceMemory, ModelGraph, Plan, Resolution
 from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.phases.loading.residency import bytes_added_by_training, state_slots
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.planning.machine_memory import capacity, free_after_placement
+from anyaccel.phases.planning.machine_memory import capacity, free_after_placement, unknown_capacity
 from anyaccel.phases.planning.row_memory import RowMemory, row_memory
 from anyaccel.phases.planning.step_figures import StepFigures
 from anyaccel.phases.prepare import DrawnPart
@@ -45,7 +45,7 @@ def with_figures(
     batch_size = max((part.epochs.batch_size for part in parts[:1] if part.epochs is not None), default=None)
     steps = StepFigures(phase, resolution, graph, parts, rows.chunk_rows)
     memory = [
-        _Figures(place, plan, resolution.segments, graph).memory(rows, steps, capacity(place, known))
+        _Figures(place, plan, resolution.segments, graph).memory(rows, steps, capacity(place, known), known)
         for place in places
     ]
     decisions.append(_compilation(phase, resolution))
@@ -75,7 +75,7 @@ class _Figures:
         self._optimizers = {node: group.optimizer for s in segments for group in s.groups for node in group.nodes}
         self._gaps: dict[str, str] = {}
 
-    def memory(self, rows: RowMemory, steps: StepFigures, total: int | None) -> DeviceMemory:
+    def memory(self, rows: RowMemory, steps: StepFigures, total: int | None, known: Registry) -> DeviceMemory:
         """All categories."""
         framework, device = self._place
         gradients, optimizer = self._gradients(), self._optimizer()
@@ -85,7 +85,7 @@ class _Figures:
         for name, reason in (("batches", rows.gaps.get(self._place, "")), ("activations", why)):
             self._gaps |= {name: reason} if reason else {}
         if total is None:
-            self._gaps["capacity"] = "the memory of the device is unknown, or without a limit"
+            self._gaps["capacity"] = unknown_capacity(device, known)
         return DeviceMemory(
             device=device,
             framework=framework,

@@ -26,8 +26,6 @@ SAFETENSORS = ".safetensors"
 SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt")
 PIECE = 16 * 2**20
 """Bytes of host memory that a tensor is read through where it cannot be read to its place at once."""
-_AHEAD = 2**20
-"""Bytes from which on the system is told to read ahead."""
 _LARGEST_READ = 2**30  # some systems read at most 2 GiB in a call
 
 
@@ -71,6 +69,10 @@ class SafetensorsFile:
             self._stream = path.open("rb", buffering=0)
             weakref.finalize(self, self._stream.close)
             self._stat = _identity(self._stream.fileno())
+            if hasattr(
+                os, "posix_fadvise"
+            ):  # it reads further ahead; telling it what comes next takes longer than that saves
+                os.posix_fadvise(self._stream.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             entries = tensor_file.contents(self._stream, self._stat[0])
         except OSError as error:
             raise StateError(f"{str(path)!r} cannot be read: {error}", hint="give a readable file") from error
@@ -90,8 +92,6 @@ class SafetensorsFile:
             if _identity(self._stream.fileno()) != self._stat:
                 raise StateError(f"{str(self.path)!r} was changed while its tensors were in use", hint="load it again")
             self._stream.seek(begin)
-            if len(into) >= _AHEAD and hasattr(os, "posix_fadvise"):  # what follows is likely to be wanted next
-                os.posix_fadvise(self._stream.fileno(), begin, 2 * len(into), os.POSIX_FADV_WILLNEED)
             while into:
                 count = self._stream.readinto(into[:_LARGEST_READ])
                 if not count:

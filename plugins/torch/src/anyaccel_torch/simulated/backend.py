@@ -47,6 +47,10 @@ class SimulatedBackend(TorchBackend):
         """As `ObservesTransfers.observe_transfers`: whatever the devices count."""
         return observers.added(record)
 
+    def can_observe_transfers(self) -> bool:
+        """As `ObservesTransfers.can_observe_transfers`: always."""
+        return True
+
     def unobserved_transfers(self) -> Sequence[str]:
         """As `ObservesTransfers.unobserved_transfers`: nothing."""
         return ()

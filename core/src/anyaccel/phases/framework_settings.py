@@ -1,0 +1,79 @@
+"""FrameworkSettings: a callback with global settings of frameworks that hold while a phase runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from anyaccel import arguments
+from anyaccel.adapter.framework_settings import HasSettings
+from anyaccel.arguments import shown
+from anyaccel.errors import PhaseError
+from anyaccel.phases.callbacks import Callback
+from anyaccel.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from anyaccel.graph import Plan
+    from anyaccel.phases.run import Run
+
+_EXAMPLE = "{'FRAMEWORK.SETTING': True}"
+
+
+class FrameworkSettings(Callback):
+    """Global settings of frameworks, by their own names, from before placement to the end of the phase.
+
+    Then they are as before, also after an error. The precision of matrix products is the phase's `matmul_precision`.
+
+    Args:
+        values: by full name, such as `{"torch.backends.cudnn.benchmark": True}`.
+
+    Raises:
+        PhaseError: no mapping of names; or, before anything moves, a setting that no framework of the graph has, or
+            that does not have this value.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        where = "FrameworkSettings: "
+        self.values = arguments.mapping(PhaseError, where, "values", values, _EXAMPLE)
+        if not self.values or not all(isinstance(name, str) for name in self.values):
+            raise PhaseError(f"{where}values has no names of settings: {shown(values)}", hint=f"write {_EXAMPLE}")
+        self._held: dict[int, ExitStack] = {}  # by run: phases may run inside of each other
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments as plain data."""
+        return {"values": dict(self.values)}
+
+    def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
+        """Check that the frameworks of the plan have these settings, and set them."""
+        backends = {each.framework: each.backend for each in plan.assignments}
+        known = {name: backend for name, backend in backends.items() if isinstance(backend, HasSettings)}
+        allowed = {name: values for backend in known.values() for name, values in backend.settings().items()}
+        for name, value in self.values.items():
+            _check(phase.label, name, value, allowed)
+        self.phase_end(phase, plan, run, None)  # a FitPhase may have several plans
+        held = ExitStack()
+        for backend in known.values():
+            own = {name: value for name, value in self.values.items() if name in backend.settings()}
+            held.enter_context(backend.with_settings(own))
+        self._held[id(run)] = held
+
+    def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
+        """Set them back."""
+        held = self._held.pop(id(run), None)
+        if held is not None:
+            held.close()
+
+
+def _check(label: str, name: str, value: Any, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    if name not in allowed:
+        raise PhaseError(
+            f"phase {label!r}: no framework of its graph has the setting {name!r}",
+            available=", ".join(allowed) or "none",
+            hint=did_you_mean(name, allowed, "leave it out, or set it yourself"),
+        )
+    if not any(type(each) is type(value) and each == value for each in allowed[name]):
+        available = ", ".join(map(repr, allowed[name]))
+        raise PhaseError(
+            f"phase {label!r}: {name} cannot be {shown(value)}", available=available, hint="use one of these"
+        )

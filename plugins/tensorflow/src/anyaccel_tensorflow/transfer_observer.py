@@ -1,0 +1,332 @@
+"""Transfer observer: what TensorFlow copies between devices and the host, seen where its Python code calls its runtime.
+
+Every operation and every compiled function goes through three functions of one module, every conversion through the
+constructor of tensors, and every read through one method. Values of int32 and text are not counted: TensorFlow keeps
+them in the memory of the host. A tensor on the CPU that becomes NumPy's counts as a transfer to the host, as the same
+code makes one on a GPU. What happens inside compiled functions is not seen, and named where a function has any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_def_registry, ops
+
+from anyaccel.adapter.transfer_observer import Record, TransferEvent
+from anyaccel.device import Device
+from anyaccel_tensorflow.function_transfers import inside_function
+
+HOST = Device("cpu")
+_TENSOR: Any = getattr(ops, "EagerTensor", None)
+_BASE: Any = getattr(ops, "_EagerTensorBase", None)
+_PATCHED: tuple[tuple[Any, str], ...] = (
+    (pywrap_tfe, "TFE_Py_FastPathExecute"),
+    (pywrap_tfe, "TFE_Py_Execute"),
+    (pywrap_tfe, "TFE_Py_ExecuteCancelable"),
+    (_TENSOR, "__init__"),
+    (_BASE, "_numpy"),
+    (_BASE, "_copy_nograd"),
+    (op_def_registry, "get"),
+    (context, "context"),
+)
+_READERS = ("asarray", "array", "asanyarray", "ascontiguousarray")  # of NumPy, which reads the memory by itself
+_ON_HOST = (tf.int32, tf.string, tf.resource, tf.variant)  # what TensorFlow keeps there, or what is no value
+_ROLES = {
+    **dict.fromkeys(("StringFormat", "PyFunc", "PyFuncStateless"), "reads"),  # give their inputs to code of the host
+    # Their results have a length that the host must know.
+    **dict.fromkeys(("Where", "DynamicPartition"), "waits"),
+    **dict.fromkeys(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"), "waits"),
+    "SyncDevice": "waits",
+    **dict.fromkeys(("MultiDeviceIterator", "AnonymousMultiDeviceIterator", "GeneratorDataset"), "hides"),
+    "AnonymousMultiDeviceIteratorV3": "hides",
+}
+"""What operations are beside computations."""
+_ALWAYS_UNSEEN = (
+    "values of int32, which TensorFlow keeps in the memory of the host and copies where an operation needs them",
+    "what functions of NumPy read by themselves, such as np.add(tensor, 1); np.asarray and np.array are seen",
+)
+_state = threading.local()
+_seen_to_miss: dict[str, None] = {}  # what has happened since observers were installed and could not be seen
+
+DeviceOf = Callable[[str], Device]
+"""The device that TensorFlow calls so."""
+
+
+def missing_names() -> list[str]:
+    """Names that this TensorFlow lacks, without which transfers would not be seen."""
+    return [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in _PATCHED if not hasattr(owner, name)]
+
+
+def unobserved() -> list[str]:
+    """What `observed` cannot see: always, on these devices, and of what has happened inside."""
+    missing = ", ".join(missing_names())
+    if missing:
+        return [f"this version of TensorFlow has no {missing}, by which transfers are seen"]
+    gpus = len(tf.config.get_visible_devices()) > len(tf.config.get_visible_devices("CPU"))
+    return [*_ALWAYS_UNSEEN, *(["copies inside compiled functions on accelerators"] if gpus else []), *_seen_to_miss]
+
+
+@contextmanager
+def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
+    """Tell `record` each transfer and wait inside; not where names are missing."""
+    observer = _Observer(record, cache(device_of))
+    _seen_to_miss.clear()
+    with observer.operations(), observer.conversions(), observer.reads(), observer.copies():
+        yield
+
+
+@cache
+def _plan(operation: str) -> tuple[int | None, str]:
+    """How many inputs an operation has, None of a compiled function; and what it is beside one that computes."""
+    known = op_def_registry.get(operation)
+    return len(known.input_arg) if known is not None else None, _ROLES.get(operation, "")
+
+
+class _Observer:
+    """Makes events of what TensorFlow's runtime is called with."""
+
+    def __init__(self, record: Record, device_of: DeviceOf) -> None:
+        self._record, self._device_of = record, device_of
+        self._several: bool | None = None
+
+    def _tell(self, source: Device, target: Device, name: str, nbytes: int, result: Any = None) -> None:
+        """A copy between two devices, for which TensorFlow lets the host wait, unless both are CPUs."""
+        to_device, from_device = target.kind != "cpu", source.kind != "cpu"
+        apart = to_device == from_device
+        self._record(
+            TransferEvent(
+                kind="device to device" if apart else "host to device" if to_device else "device to host",
+                source=source,
+                target=target,
+                operation=name,
+                nbytes=nbytes,
+                waits=to_device or from_device,
+                result=result,
+            )
+        )
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def operations(self) -> Iterator[None]:
+        """Operations, in every thread, and calls of compiled functions."""
+        fast = pywrap_tfe.TFE_Py_FastPathExecute
+        execute, cancelable = pywrap_tfe.TFE_Py_Execute, pywrap_tfe.TFE_Py_ExecuteCancelable
+
+        def told_fast(state: Any, operation: str, name: Any, *rest: Any) -> Any:
+            result = fast(state, operation, name, *rest)
+            number, role = _plan(operation)
+            self._operation(operation, role, rest[:number], result)
+            return result
+
+        def told(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(state: Any, device: Any, operation: Any, inputs: Any, *rest: Any) -> Any:
+                result = function(state, device, operation, inputs, *rest)
+                name = operation.decode() if isinstance(operation, bytes) else operation
+                number, role = _plan(name)
+                if number is None:
+                    self._function(name, inputs, result)
+                else:
+                    self._operation(name, role, inputs, result)
+                return result
+
+            return call
+
+        with (
+            _replaced(pywrap_tfe, "TFE_Py_FastPathExecute", told_fast),
+            _replaced(pywrap_tfe, "TFE_Py_Execute", told(execute)),
+            _replaced(pywrap_tfe, "TFE_Py_ExecuteCancelable", told(cancelable)),
+        ):
+            yield
+
+    def _operation(self, name: str, role: str, inputs: Sequence[Any], result: Any) -> None:
+        if role == "reads":
+            for each in _tensors(inputs):
+                self._read(each, name)
+            return
+        if role == "waits":
+            self._waited(self._target(inputs, result), name)
+        elif role == "hides":
+            _seen_to_miss["copies that tf.data makes to a device ahead"] = None
+        for each in inputs:
+            if type(each) is _TENSOR:
+                if self._has_several():
+                    self._given(each, name, inputs, result)
+            elif isinstance(each, (np.ndarray, list, tuple)):
+                self._given_values(each, name, inputs, result)
+
+    def _given_values(self, values: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
+        """An array of NumPy, or a sequence of tensors, arrays and lists."""
+        for each in (values,) if isinstance(values, np.ndarray) else values:
+            if type(each) is not _TENSOR:
+                self._converted(each, values, name, inputs, result)
+            elif self._has_several():
+                self._given(each, name, inputs, result)
+
+    def _has_several(self) -> bool:
+        """Whether there are several devices, between which tensors could be copied; TensorFlow has started."""
+        if self._several is None:
+            self._several = len(tf.config.list_logical_devices()) > 1
+        return self._several
+
+    def _given(self, tensor: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
+        """A tensor that an operation takes, which copies it where it is elsewhere."""
+        source, target = tensor.backing_device, self._target(inputs, result)
+        if source != target and tensor.dtype not in _ON_HOST:  # in this order: comparing dtypes takes 1 us
+            moved = result if name == "Identity" else None
+            self._tell(self._device_of(source), self._device_of(target), name, _nbytes(tensor), moved)
+
+    def _converted(self, value: Any, beside: Any, name: str, inputs: Sequence[Any], result: Any) -> None:
+        """An array of NumPy, or a list of numbers, that the runtime makes a tensor of."""
+        array = np.asarray(value)
+        like = next((each.dtype for each in _tensors(beside)), None)
+        dtype = like or tf.as_dtype(
+            array.dtype if isinstance(value, np.ndarray) else _NATIVE.get(array.dtype.kind, "O")
+        )
+        if array.ndim and dtype not in _ON_HOST:
+            target = self._device_of(self._target(inputs, result))
+            self._put(target, name, array.size * dtype.size)
+
+    def _put(self, target: Device, name: str, nbytes: int, result: Any = None) -> None:
+        self._record(
+            TransferEvent(
+                kind="host to device",
+                source=HOST,
+                target=target,
+                operation=name,
+                nbytes=nbytes,
+                waits=target.kind != "cpu",
+                result=result,
+            )
+        )
+
+    def _target(self, inputs: Sequence[Any], result: Any) -> str:
+        """Where an operation ran: where its result is, else the variable that it writes, else the current device."""
+        if type(result) is _TENSOR:
+            return str(result.device)
+        for each in _tensors(result):
+            return str(each.device)
+        for each in _tensors(inputs):
+            if each.dtype == tf.resource:
+                return str(each.device)
+        return context.context().device_name or str(tf.config.list_logical_devices()[0].name)
+
+    def _function(self, name: str, inputs: Sequence[Any], result: Any) -> None:
+        inside = inside_function(name)
+        for each in inside.unseen:
+            _seen_to_miss[each] = None
+        if self._has_several():
+            names = {str(each.device) for each in _tensors((inputs, result))}
+            if len({self._device_of(each) for each in names | set(inside.devices)}) > 1:
+                _seen_to_miss[f"copies between the devices of the compiled function {inside.name!r}"] = None
+
+    def _waited(self, device: str, name: str) -> None:
+        source = self._device_of(device)
+        self._record(TransferEvent(kind="wait", source=source, target=HOST, operation=name, waits=True))
+
+    # -- conversions, reads and copies -------------------------------------------------------------------------------
+
+    @contextmanager
+    def conversions(self) -> Iterator[None]:
+        """Arrays and lists that become tensors: `tf.constant`, operands, arguments of compiled functions."""
+        own = vars(_TENSOR)["__init__"]
+
+        def init(this: Any, value: Any, *args: Any, **kwargs: Any) -> None:
+            own(this, value, *args, **kwargs)
+            if type(value) is not _TENSOR and this.ndim and this.dtype not in _ON_HOST:
+                self._put(self._device_of(this.backing_device), "EagerTensor", _nbytes(this), this)
+
+        with _replaced(_TENSOR, "__init__", init):
+            yield
+
+    @contextmanager
+    def reads(self) -> Iterator[None]:
+        """Tensors that become NumPy's, for whatever reason."""
+        own = vars(_BASE)["_numpy"]
+
+        def read(this: Any) -> Any:
+            if not getattr(_state, "reading", False):
+                self._read(this, "numpy")
+            return own(this)
+
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(_BASE, "_numpy", read))
+            for name in _READERS:
+                stack.enter_context(_replaced(np, name, self._reader(name, getattr(np, name))))
+            yield
+
+    def _reader(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            if not args or type(args[0]) is not _TENSOR or getattr(_state, "reading", False):
+                return function(*args, **kwargs)
+            self._read(args[0], name)
+            _state.reading = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _state.reading = False
+
+        return read
+
+    def _read(self, tensor: Any, name: str) -> None:
+        if tensor.dtype not in _ON_HOST:
+            source = self._device_of(tensor.backing_device)
+            self._record(
+                TransferEvent(
+                    kind="device to host",
+                    source=source,
+                    target=HOST,
+                    operation=name,
+                    nbytes=_nbytes(tensor),
+                    waits=True,
+                )
+            )
+
+    @contextmanager
+    def copies(self) -> Iterator[None]:
+        """`tensor.cpu()` and `tensor.gpu()`, which are no operations."""
+        own = vars(_BASE)["_copy_nograd"]
+
+        def copy(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = own(this, *args, **kwargs)
+            if result.backing_device != this.backing_device and this.dtype not in _ON_HOST:
+                source, target = self._device_of(this.backing_device), self._device_of(result.backing_device)
+                self._tell(source, target, "copy", _nbytes(this), result)
+            return result
+
+        with _replaced(_BASE, "_copy_nograd", copy):
+            yield
+
+
+_NATIVE = {"f": "float32", "b": "bool", "c": "complex128", "i": "int32", "U": "string", "S": "string"}
+"""The dtypes that TensorFlow gives to numbers of Python, by NumPy's kinds."""
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    for each in values if isinstance(values, (list, tuple)) else (values,):
+        if type(each) is _TENSOR:
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from _tensors(each)
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.shape.num_elements() * tensor.dtype.size)

@@ -1,0 +1,36 @@
+"""Settings: flags of torch's backends that hold while a phase runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any
+
+BOOLEANS = (
+    "torch.backends.cudnn.benchmark",
+    "torch.backends.cudnn.deterministic",
+    "torch.backends.cudnn.allow_tf32",
+    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+)
+
+
+@contextmanager
+def with_settings(values: Mapping[str, Any]) -> Iterator[None]:
+    """As `HasSettings.with_settings`."""
+    import torch
+
+    owners = {name: reduce(getattr, name.split(".")[1:-1], torch) for name in values}
+    before = {name: getattr(owner, _last(name)) for name, owner in owners.items()}
+    try:
+        for name, value in values.items():
+            setattr(owners[name], _last(name), value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owners[name], _last(name), value)
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
