@@ -145,7 +145,9 @@ def test_the_plan_says_blocks_tiers_bytes_and_the_time_of_a_step() -> None:
     assert "blocks of net: 4 of 7 blocks stay on devices, 3 in host memory; 3.2 KiB copied a step; at least" in text
     assert "  4.0 on sim:1: 1.1 KiB, stays there" in text
     assert "  5.0 on sim:1: 1.1 KiB, rests in host memory and comes in each step (1.1 KiB)" in text
-    assert "the rate of copies is stated, not measured" in text
+    computing = [f"{name} computes with weights at 1e+03 GB/s (stated)" for name in (ONE, TWO)]
+    copying = [f"copies to {name} 12 GB/s (stated)" for name in (ONE, TWO)]
+    assert f"rates: {', '.join(computing + copying)}" in evaluated.notes
     assert "rests in" not in evaluation.to_html() and "host memory" in evaluation.to_html()
     assert aa.Plan.from_json(evaluation.to_json()) == evaluation
     assert aa.Plan.from_json(evaluation.to_json())["net"].offload == evaluated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from anyaccel.arguments import check, number
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
-from anyaccel_torch.big_models.copy_rates import STATED, copy_rate
+from anyaccel_torch.big_models.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_torch.big_models.device_map import DISK, device_in_map
 from anyaccel_torch.big_models.execution_order import execution_order
 from anyaccel_torch.big_models.model_blocks import block_around, find_blocks, places
 
 WHERE = "infer_auto_device_map: "
+_REFERENCE = 1e12  # bytes of weights per second of a device of rate 1
+_TIMES = "times are those of reading all weights once, about right for few rows"
 _WHOLE = "(model)"
 """The name of a block in a plan that is the whole model."""
 
@@ -103,16 +106,31 @@ def planned_map(
     blocks = _blocks(model, names, dtype)
     if not memory:  # all computes on the CPU
         memory, cpu = {"cpu": cpu}, 0
+    there = [torch.device(each) for each in memory]
     devices = [
-        DeviceSpec(name=each, memory=size, headroom=headroom, offload_link=copy_rate(torch.device(each), "cpu"))
-        for each, size in memory.items()
+        DeviceSpec(
+            name=name,
+            memory=size,
+            headroom=headroom,
+            rate=weight_rate(device).value / _REFERENCE,
+            offload_link=copy_rate(device).value,
+        )
+        for device, (name, size) in zip(there, memory.items(), strict=True)
     ]
-    tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=STATED["disk"])]
+    reading = disk_rate(model)
+    tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=reading.value)]
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
     plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
+    plan = replace(plan, notes=(*plan.notes, _TIMES, _rates(plan, reading)))
     entries = {**plan.device_map, **plan.offloaded}
     made = {name: entries[name or _WHOLE] for name in names}
     return DeviceMap({**made, **_remaining(model, made, plan)}, plan)
+
+
+def _rates(plan: BlockPlan, reading: Rate) -> str:
+    copied = [torch.device(share.device) for share in plan.devices if share.offloaded]
+    disk = reading if DISK in plan.offloaded.values() else None
+    return rates_note([torch.device(share.device) for share in plan.devices if share.blocks], copied, disk)
 
 
 def _in_order(model: nn.Module, names: Sequence[str], inputs: Sequence[Any] | Mapping[str, Any]) -> list[str]:
@@ -157,7 +175,13 @@ def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None)
         else:
             (buffers if is_buffer else parameters)[next(iter(used))] += size
     return [
-        Block(name=name or _WHOLE, tied=tied[name], parameter_bytes=parameters[name], buffer_bytes=buffers[name])
+        Block(
+            name=name or _WHOLE,
+            tied=tied[name],
+            parameter_bytes=parameters[name],
+            buffer_bytes=buffers[name],
+            seconds=(parameters[name] + buffers[name]) / _REFERENCE,
+        )
         for name in names
     ]
 

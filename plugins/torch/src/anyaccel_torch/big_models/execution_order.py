@@ -26,10 +26,10 @@ def execution_order(
         Exception: whatever the model's forward raises for such inputs.
     """
     order: dict[str, None] = {}
-    args, kwargs = torch.utils._pytree.tree_map(_on_meta, (tuple(args), dict(kwargs)))  # noqa: SLF001  (undocumented)
+    on_meta = torch.utils._pytree.tree_map(_on_meta, (tuple(args), dict(kwargs)))  # noqa: SLF001  (torch's, undocumented)
     as_before = evaluating(model, [torch.device("cpu")])
     with as_before, torch.no_grad(), force_eager(), _recording(model, blocks, order), torch.device("meta"):
-        torch.func.functional_call(model, _state(model), args, kwargs)
+        torch.func.functional_call(model, _state(model), *on_meta)
     return [*order, *(name for name in blocks if name not in order)]
 
 

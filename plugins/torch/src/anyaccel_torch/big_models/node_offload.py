@@ -17,7 +17,7 @@ from anyaccel_torch import keras
 from anyaccel_torch.big_models.auto_device_map import DeviceMap, planned_map
 from anyaccel_torch.big_models.block_order import BlockOrder
 from anyaccel_torch.big_models.block_placement import check_values, placed_blocks
-from anyaccel_torch.big_models.copy_rates import copy_rate, is_measured, weight_rate
+from anyaccel_torch.big_models.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_torch.big_models.device_map import DISK, checked_map
 from anyaccel_torch.big_models.dispatch import put_blocks
 from anyaccel_torch.big_models.model_blocks import find_blocks, places, shared_tensors
@@ -166,17 +166,18 @@ def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool, n
         for block, size in zip(blocks, sizes, strict=True)
     ]
     copy: dict[torch.device, float] = {}
+    disk = disk_rate(model)
     for block, size in zip(blocks, sizes, strict=True):
-        seconds = passes * size / copy_rate(block.device, block.tier) if block.tier else 0.0
+        seconds = passes * size / _tier_rate(block, disk) if block.tier else 0.0
         copy[block.device] = copy.get(block.device, 0.0) + seconds
     return OffloadPlan(
         blocks=tuple(made),
         device_bytes=_on_devices(model, made, shared),
         copy_seconds=max(copy.values()),
         compute_seconds=sum(
-            passes * size / weight_rate(block.device) for block, size in zip(blocks, sizes, strict=True)
+            passes * size / weight_rate(block.device).value for block, size in zip(blocks, sizes, strict=True)
         ),
-        notes=(*_notes(blocks), *notes),
+        notes=(*_notes(blocks, disk), *notes),
     )
 
 
@@ -204,10 +205,15 @@ def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in own.values())
 
 
-def _notes(blocks: Sequence[BlockPlace]) -> Iterator[str]:
+def _tier_rate(block: BlockPlace, disk: Rate) -> float:
+    """Bytes per second from where the weights of a block rest to where it computes; a CPU reads files straight."""
+    if block.tier != DISK:
+        return copy_rate(block.device).value
+    return disk.value if block.device.type == "cpu" else min(disk.value, copy_rate(block.device).value)
+
+
+def _notes(blocks: Sequence[BlockPlace], disk: Rate) -> Iterator[str]:
     yield "compute time is estimated from reading all weights once, about right for few rows"
-    devices = {block.device for block in blocks if block.tier}
-    if any(not is_measured(device) for device in devices):
-        yield "the rate of copies is stated, not measured"
-    if any(block.tier == DISK for block in blocks):
-        yield "the rate of the disk is stated, not measured"
+    copied = [block.device for block in blocks if block.tier]
+    on_disk = any(block.tier == DISK for block in blocks)
+    yield rates_note([block.device for block in blocks], copied, disk if on_disk else None)
