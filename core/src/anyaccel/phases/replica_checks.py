@@ -21,11 +21,12 @@ def check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequenc
     """
     reason = next(_unshareable(phase, resolution, learners), None)
     if reason is not None:
+        can_sync = reason in _coupled_rows(resolution) and not _coupled_rows(resolution, synced=True)
         raise PhaseError(
             f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
             hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
             "each process on its own"
-            if "BatchNorm" in reason and not phase.sync_batchnorm
+            if can_sync
             else "write replicas=1 to train the whole of it in each process on its own",
         )
     check_accumulation(phase.label, phase.losses, replicated=True)
@@ -41,19 +42,22 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
         yield f"the estimator {learners[0]!r} learns from each batch"
     if phase.sync_batchnorm and phase.accumulate > 1:
         yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
-    yield from _coupled_rows(phase, resolution)
+    yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
 
 
-def _coupled_rows(phase: TrainPhase, resolution: Resolution) -> Iterator[str]:
+def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
+    """What mixes the rows of a batch, in words; with `synced`, what cannot do so over all replicas."""
+    found = []
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for operation in segment.operations:
             if not operation.trainable or operation.model is None:
                 continue
             why = backend.batch_coupling(operation.model)
-            if why and phase.sync_batchnorm and isinstance(backend, Replicate):
+            if why and synced and isinstance(backend, Replicate):
                 why = backend.unsynchronizable(operation.model)
             if why:
-                yield f"{why} in node {operation.label!r} mixes the rows of a batch"
+                found.append(f"{why} in node {operation.label!r} mixes the rows of a batch")
+    return found
 
 
 def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:

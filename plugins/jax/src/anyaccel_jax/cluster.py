@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import inspect
 import os
-import sys
-from types import TracebackType
 from typing import Any
 
 import jax
 
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import replica_timeout
+from anyaccel.replicas.departure import Departure
 from anyaccel_jax import runtime_config
 from anyaccel_jax.error_translation import first_line
 
@@ -59,7 +57,7 @@ def join_cluster(rank: int, size: int) -> Departure:
             available=f"the coordinator {_coordinator()}",
             hint=f"start all processes with one launcher, or set {COORDINATOR}=HOST:PORT to a port that is free",
         ) from error
-    departure = Departure()
+    departure = Departure(_leave)
     departure.watch()
     return departure
 
@@ -78,35 +76,16 @@ def _check_place(rank: int, size: int) -> None:
         )
 
 
-class Departure:
-    """How this process leaves the others: one that ends well waits for them, as JAX does by itself.
+def _leave(failed: bool) -> None:
+    """One that ends well waits for the others, as JAX does by itself; one that fails, for which they wait, does not.
 
-    One that fails does not: they wait for it elsewhere, and are told by the end of its connections.
+    They are told by the end of its connections.
     """
+    if not failed:
+        return
+    from jax._src import distributed  # JAX has no public way to leave alone
 
-    def __init__(self) -> None:
-        self._failed = False
-
-    def fail(self) -> None:
-        """This process ends with an error."""
-        self._failed = True
-
-    def watch(self) -> None:
-        """Hear of errors that end Python, and then leave without waiting."""
-        shown = sys.excepthook
-
-        def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            self.fail()
-            shown(kind, error, traceback)
-
-        sys.excepthook = hook
-        atexit.register(self._leave)
-
-    def _leave(self) -> None:
-        from jax._src import distributed  # JAX has no public way to leave alone
-
-        state = distributed.global_state
-        for kept in (state.client, state.service) if self._failed else ():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # their own ends would wait, or abort the process
-        if self._failed:
-            state.client = state.service = None
+    state = distributed.global_state
+    for kept in (state.client, state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # their own ends would wait, or abort the process
+    state.client = state.service = None

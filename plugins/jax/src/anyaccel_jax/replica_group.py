@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -19,13 +17,12 @@ from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup
 from anyaccel.replicas.group import ProgramInputs
+from anyaccel.replicas.messages import gather_plain
 from anyaccel_jax.cluster import join_cluster
 from anyaccel_jax.error_translation import first_line
 from anyaccel_jax.transfers import single_device
 
 _AXIS = "replicas"
-_LEAST_BYTES = 256
-"""Messages are of so many bytes, or twice, four times and so on: each size is compiled once."""
 
 
 @cache
@@ -68,15 +65,8 @@ class JaxReplicaGroup(ReplicaGroup):
             program.map_gradients(lambda _: next(left))
 
     def gather(self, value: Any) -> list[Any]:
-        """As `ReplicaGroup.gather`: as JSON, lengths first."""
-        own = np.frombuffer(json.dumps(value, default=_as_text).encode(), np.uint8)
-        lengths = self._gathered(jnp.asarray([len(own)], jnp.int32)).ravel()
-        size = max(_LEAST_BYTES, 2 ** math.ceil(math.log2(max(int(lengths.max()), 1))))
-        padded = np.zeros(size, np.uint8)
-        padded[: len(own)] = own
-        every = self._gathered(jnp.asarray(padded))
-        texts = [row[:length].tobytes() for row, length in zip(every, lengths, strict=True)]
-        return [json.loads(text, object_hook=_from_text) for text in texts]
+        """As `ReplicaGroup.gather`."""
+        return gather_plain(value, lambda array: self._gathered(jnp.asarray(array)))
 
     def _gathered(self, array: Any) -> np.ndarray:
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
@@ -229,13 +219,3 @@ def _pieces(gathered: Any, counts: tuple[int, ...], shapes: tuple[tuple[int, ...
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
     return [[part.reshape(shape) for part, shape in zip(jnp.split(row, ends), shapes, strict=True)] for row in rows]
-
-
-def _as_text(value: Any) -> dict[str, str]:
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    raise TypeError(f"replicas exchange plain values, not {type(value).__name__}")
-
-
-def _from_text(value: dict[str, Any]) -> Any:
-    return base64.b64decode(value["base64"]) if set(value) == {"base64"} else value

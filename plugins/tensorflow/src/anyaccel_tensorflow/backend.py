@@ -13,6 +13,7 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
+from anyaccel.replicas import ReplicaGroup, Replicate
 from anyaccel_tensorflow.compute import TensorFlowCompute
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.memory import TensorFlowMemory
@@ -24,6 +25,7 @@ class TensorFlowBackend(
     TensorFlowCompute,
     TensorFlowMemory,
     DeviceReplicas,
+    Replicate,
     HealthChecks,
     ObservesTransfers,
     ProfilesSteps,
@@ -61,6 +63,16 @@ class TensorFlowBackend(
         from anyaccel_tensorflow.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
+        """As `Replicate.replica_group`, by TensorFlow's collective operations."""
+        from anyaccel_tensorflow.replica_group import joined
+
+        return joined(rank, size)
+
+    def unsynchronizable(self, model: Any) -> str:
+        """As `Replicate.unsynchronizable`: any layer that mixes the rows of a batch."""
+        return self.batch_coupling(model)
 
     def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
         """As `ExpectedDevices.expected_of_kind`; None for those that a PluggableDevice adds."""

@@ -7,12 +7,22 @@ can be changed.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 _GROWTH_VARIABLE = "TF_FORCE_GPU_ALLOW_GROWTH"
+
+
+def is_started() -> bool:
+    """Whether TensorFlow has touched its devices; starts nothing and imports nothing."""
+    if "tensorflow" not in sys.modules:
+        return False
+    from tensorflow.python.eager import context  # TensorFlow has no public way to ask
+
+    return bool(getattr(context.context(), "_initialized", True))
 
 
 def logical_devices(device_type: str) -> list[tuple[Any, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -18,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup, replica_timeout
+from anyaccel.replicas.departure import Departure
 from anyaccel.replicas.group import ProgramInputs
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
@@ -49,17 +49,19 @@ class TorchReplicaGroup(ReplicaGroup):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._store: Store | None = None
+        self._departure = Departure()
         if not dist.is_available():
             raise FrameworkError("this torch was built without torch.distributed", hint="install a build with it")
         if not dist.is_initialized():
             self._try("join the others", self._join)
-            atexit.register(_leave)
+            self._departure = Departure(lambda _: _leave())
         elif dist.get_world_size() != size or dist.get_rank() != rank:
             raise FrameworkError(
                 f"torch.distributed has joined {dist.get_world_size()} processes as rank {dist.get_rank()}, and the "
                 f"launcher's environment says {size} and {rank}",
                 hint="leave out init_process_group, or give it the launcher's RANK and WORLD_SIZE",
             )
+        self._departure.watch()
 
     @torch.no_grad()
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
@@ -160,6 +162,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def abandon(self, programs: Sequence[Program]) -> None:
         """As `ReplicaGroup.abandon`."""
+        self._departure.fail()
         for program in programs:
             cast("ShardedProgram", program).abandon()
 

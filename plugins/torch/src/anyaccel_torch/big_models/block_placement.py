@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ def placed_blocks(
     no_split: Collection[str] = (),
     *,
     where: str,
+    order: Callable[[list[str]], list[str]] | None = None,
 ) -> list[BlockPlace]:
     """The blocks of a model, each with the device that computes it and where its weights rest.
 
@@ -33,12 +34,15 @@ def placed_blocks(
         main: computes all blocks whose weights rest elsewhere; None for the device of the block before each.
         no_split: names of classes whose modules are one block.
         where: begins the text of an error.
+        order: gives the order in which blocks compute; None for that of a planned map, or of registration.
 
     Raises:
         ConfigError: the map divides a module that computes as a whole.
     """
     names = find_blocks(model, no_split, _divided(devices))
-    if all(name in devices for name in names):  # a planned map, which is in the order of computation
+    if order is not None:
+        names = order(names)
+    elif all(name in devices for name in names):  # a planned map, which is in the order of computation
         names = [name for name in devices if name in set(names)]
     return _placed(names, _values(where, model, names, devices), main)
 

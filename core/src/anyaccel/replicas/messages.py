@@ -1,0 +1,45 @@
+"""Messages: plain values between replicas whose framework gathers arrays of one size. For plugins."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_LEAST_BYTES = 256
+"""Messages are of so many bytes, or twice, four times and so on: frameworks prepare for each size once."""
+
+
+def gather_plain(value: Any, gather: Callable[[np.ndarray], np.ndarray]) -> list[Any]:
+    """The plain values that all replicas give, by rank: as JSON, lengths first. See `ReplicaGroup.gather`.
+
+    Args:
+        value: of this replica.
+        gather: the arrays of all replicas, [replicas, ...], given that of this one, of the same shape and dtype in all.
+
+    Raises:
+        TypeError: it is not plain.
+    """
+    own = np.frombuffer(json.dumps(value, default=_as_text).encode(), np.uint8)
+    lengths = gather(np.array([len(own)], np.int32)).ravel()
+    padded = np.zeros(_padded_size(int(lengths.max())), np.uint8)
+    padded[: len(own)] = own
+    texts = [row[:length].tobytes() for row, length in zip(gather(padded), lengths, strict=True)]
+    return [json.loads(text, object_hook=_from_text) for text in texts]
+
+
+def _padded_size(n_bytes: int) -> int:
+    return max(_LEAST_BYTES, 1 << (n_bytes - 1).bit_length())
+
+
+def _as_text(value: Any) -> dict[str, str]:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    raise TypeError(f"replicas exchange plain values, not {type(value).__name__}")
+
+
+def _from_text(value: dict[str, Any]) -> Any:
+    return base64.b64decode(value["base64"]) if set(value) == {"base64"} else value

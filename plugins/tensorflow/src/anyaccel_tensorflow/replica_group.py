@@ -1,0 +1,224 @@
+"""Replica group of TensorFlow: collectives of its own between processes, over gRPC, or NCCL between GPUs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import tensorflow as tf
+
+from anyaccel.adapter.array_program import ArrayProgram
+from anyaccel.backend import Program
+from anyaccel.errors import FrameworkError
+from anyaccel.replicas import ReplicaGroup, replica_timeout
+from anyaccel.replicas.departure import Departure
+from anyaccel.replicas.group import ProgramInputs
+from anyaccel.replicas.messages import gather_plain
+from anyaccel_tensorflow.cluster import join_cluster
+from anyaccel_tensorflow.error_translation import first_line
+from anyaccel_tensorflow.tf_functions import run_alone
+
+_HOST = "/CPU:0"
+_WAIT_SECONDS = 1800.0
+_LEAVE_SECONDS = 3600.0
+"""So long one that ends well waits for the others, which may still read what it serves."""
+
+
+@cache
+def joined(rank: int, size: int) -> TensorFlowReplicaGroup:
+    """The group of this process."""
+    return TensorFlowReplicaGroup(rank, size)
+
+
+class TensorFlowReplicaGroup(ReplicaGroup):
+    """The processes of one cluster of TensorFlow, which reduce and gather by its collective operations.
+
+    Args:
+        rank, size: of the launcher.
+
+    Raises:
+        FrameworkError: see `join_cluster`.
+    """
+
+    weighs_losses: ClassVar[bool] = True
+    gathers_tensors: ClassVar[bool] = True
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._seconds = replica_timeout() or _WAIT_SECONDS
+        self._group_keys: dict[str, int] = {}
+        self._instance_keys: dict[Any, int] = {}
+        join_cluster(rank, size)
+        self._departure = Departure(self._leave)
+        self._departure.watch()
+
+    def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
+        """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
+        gradients: list[Any] = []
+        for program in programs:
+            program.map_gradients(partial(_keep, gradients))
+        for device, positions in _positions(gradients):
+            own = [gradients[i] for i in positions]
+            with tf.device(device):
+                rows = tf.constant(weight, tf.float64)
+            flat = run_alone(_weighted, own, rows)
+            summed = self._try("average the gradients", partial(self._add, flat, device))
+            means = run_alone(_means, summed, own)
+            for i, mean in zip(positions, means, strict=True):
+                gradients[i] = mean
+        left = iter(gradients)
+        for program in programs:
+            program.map_gradients(lambda _: next(left))
+
+    def gather(self, value: Any) -> list[Any]:
+        """As `ReplicaGroup.gather`."""
+        return gather_plain(value, self._gathered_on_host)
+
+    def _gathered_on_host(self, array: np.ndarray) -> np.ndarray:
+        with tf.device(_HOST):
+            words = tf.constant(array.view(np.int32)[None])  # bytes cannot be gathered
+        every = self._try("gather values", partial(self._gather, words, _HOST))
+        return np.asarray(every.numpy()).view(array.dtype)
+
+    def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
+        """As `ReplicaGroup.loss_weights`: one all-reduce for the losses of a device."""
+        own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
+        keys = [(i, label) for i, weights in enumerate(own) for label in weights]
+        weights = [own[i][label] for i, label in keys]
+        result: list[dict[str, Any]] = [{} for _ in programs]
+        for device, positions in _positions(weights):
+            with tf.device(device):
+                rows = tf.constant(n_rows, tf.float64)
+            stacked = run_alone(_stacked, [weights[i] for i in positions], rows)
+            summed = self._try("add up the weights of losses", partial(self._add, stacked, device))
+            shares = run_alone(_shares, summed, rows, [weights[i] for i in positions])
+            for i, weight in zip(positions, shares, strict=True):
+                index, label = keys[i]
+                result[index][label] = weight
+        return result
+
+    def gather_tensors(
+        self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
+    ) -> list[list[Any]]:
+        """As `ReplicaGroup.gather_tensors`: one all-gather for all tensors of a device and dtype."""
+        given = [[tf.convert_to_tensor(value) for value in shard] for shard in shards]
+        every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
+        for device, positions in _positions(given[0]):
+            rows = run_alone(_rows, [[shard[i] for i in positions] for shard in given], n_rows=max(counts))
+            gathered = self._try("gather the gradients", partial(self._gather, rows, device))
+            pieces = run_alone(_pieces, gathered, [given[0][i] for i in positions], counts=tuple(counts))
+            for shard, own in zip(every, pieces, strict=True):
+                for i, piece in zip(positions, own, strict=True):
+                    shard[i] = piece
+        return every
+
+    def abandon(self, programs: Sequence[Program]) -> None:
+        """As `ReplicaGroup.abandon`: this process ends without waiting for the others."""
+        self._departure.fail()
+
+    def _leave(self, failed: bool) -> None:
+        """Wait for the others, which read what this process serves, unless it has failed."""
+        if failed:
+            return
+        self._seconds = _LEAVE_SECONDS
+        with suppress(FrameworkError):  # another has failed, or has left
+            self._gathered_on_host(np.zeros(1, np.int32))
+
+    def _add(self, tensor: Any, device: str) -> Any:
+        return run_alone(_summed, tensor, **self._keys("add", tensor, device))
+
+    def _gather(self, tensor: Any, device: str) -> Any:
+        """The tensors of all processes, one after the other on the first axis."""
+        return run_alone(_gathered, tensor, **self._keys("gather", tensor, device))
+
+    def _keys(self, kind: str, tensor: Any, device: str) -> dict[str, Any]:
+        """What names a collective alike in all processes: they come to each for the first time in one order."""
+        instance = (kind, device, tensor.dtype, tuple(tensor.shape))
+        return {
+            "group_size": self.size,
+            "group_key": self._group_keys.setdefault(device, len(self._group_keys) + 1),
+            "instance_key": self._instance_keys.setdefault(instance, len(self._instance_keys) + 1),
+            "timeout_seconds": self._seconds,
+        }
+
+    def _try(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except tf.errors.OpError as error:
+            raise FrameworkError(
+                f"replica {self.rank} of {self.size} could not {what}: {_what_ended(error)}",
+                available="errors of the other replicas, above or in their logs",
+                hint="another replica has ended, or does not answer; start all again with their launcher",
+            ) from error
+
+
+def _what_ended(error: Exception) -> str:
+    """The message of an error, and the replica that it is about, which gRPC names first."""
+    about = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
+    return first_line(error) + (f", said of replica {about[1]}" if about else "")
+
+
+def _keep(gradients: list[Any], gradient: Any) -> Any:
+    gradients.append(gradient)
+    return gradient
+
+
+def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:
+    """The positions of tensors by device and dtype, with the device."""
+    positions: dict[tuple[str, Any], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        positions.setdefault((tensor.device, tensor.dtype), []).append(i)
+    return [(device, found) for (device, _), found in positions.items()]
+
+
+def _summed(tensor: Any, **keys: Any) -> Any:
+    given = {"merge_op": "Add", "final_op": "Id", "ordering_token": [], "communication_hint": "auto"}
+    return tf.raw_ops.CollectiveReduceV2(input=tensor, **given, **keys)
+
+
+def _gathered(tensor: Any, **keys: Any) -> Any:
+    return tf.raw_ops.CollectiveGatherV2(input=tensor, ordering_token=[], communication_hint="auto", **keys)
+
+
+def _weighted(gradients: Sequence[Any], weight: Any) -> Any:
+    """Gradients times a weight, and the weight, in one tensor of at least float32."""
+    dtype = tf.float64 if gradients[0].dtype == tf.float64 else tf.float32
+    factor = tf.cast(weight, dtype)
+    return tf.concat([*[tf.reshape(tf.cast(each, dtype), [-1]) * factor for each in gradients], factor[None]], 0)
+
+
+def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
+    """What `_weighted` gave, summed, as means of the shapes and dtype of the gradients."""
+    parts = tf.split(summed[:-1] / summed[-1], [math.prod(each.shape) for each in like])
+    return [tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in zip(parts, like, strict=True)]
+
+
+def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
+    """Scalars, and the number of rows, in one tensor of float64."""
+    return tf.stack([*[tf.cast(weight, tf.float64) for weight in weights], n_rows])
+
+
+def _shares(summed: Any, n_rows: Any, like: Sequence[Any]) -> list[Any]:
+    """What `_stacked` gave, summed, as weights (1 for 0) times the part of all rows that `n_rows` are."""
+    weights = tf.where(summed[:-1] == 0, tf.ones_like(summed[:-1]), summed[:-1]) * (n_rows / summed[-1])
+    return [tf.cast(weight, each.dtype) for weight, each in zip(tf.unstack(weights), like, strict=True)]
+
+
+def _rows(shards: Sequence[Sequence[Any]], n_rows: int) -> Any:
+    """The tensors of each shard in one row of a dtype that can be gathered; zeros in rows beyond them."""
+    dtype = tf.float32 if shards[0][0].dtype == tf.bfloat16 else shards[0][0].dtype
+    rows = tf.stack([tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in shard], 0) for shard in shards])
+    return tf.pad(rows, [[0, n_rows - len(shards)], [0, 0]])[None]
+
+
+def _pieces(gathered: Any, like: Sequence[Any], counts: tuple[int, ...]) -> list[list[Any]]:
+    """The tensors of all shards, by rank and in their order, given [processes, rows, elements]."""
+    rows = [gathered[rank, i] for rank, count in enumerate(counts) for i in range(count)]
+    sizes = [math.prod(each.shape) for each in like]
+    parts = [zip(tf.split(row, sizes), like, strict=True) for row in rows]
+    return [[tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in shard] for shard in parts]
