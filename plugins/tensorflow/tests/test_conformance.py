@@ -42,6 +42,8 @@ class Standard(TensorFlowSubject):
 class Keras(TensorFlowSubject):
     """Unbuilt Keras models."""
 
+    replica_folder = Standard.replica_folder
+
     @pytest.fixture
     def model(self):
         return lambda: keras.Sequential([keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)])

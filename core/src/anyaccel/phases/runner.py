@@ -163,7 +163,7 @@ class _PhaseExecution:
         for backend, value in resolution.matmul_precisions:
             self._settings.enter_context(backend.matmul_precision(value))
         own = parts[0]
-        run.rows = own.evaluated.rows
+        run.rows, run.batch_size = own.evaluated.rows, own.factory.batch_size
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
         shares = (*replica_notes(phase, run.plan, own.factory.batch_size), *sharding_notes(phase, resolution))

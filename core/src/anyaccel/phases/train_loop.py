@@ -13,6 +13,7 @@ from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
+from anyaccel.phases.epoch_timing import EpochTiming, SampleCount
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
@@ -91,6 +92,7 @@ class TrainLoop:
         self._unheard: list[Losses] = []  # of the steps since somebody listened
         self._compile_policy = self._new_compile_policy()
         self._pending = PendingCalls()
+        self._samples = SampleCount()  # of the epoch that is running
         self._profile = profile_session(hooks.callbacks, run, pipeline)
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable, hooks.callbacks)
         self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
@@ -186,7 +188,7 @@ class TrainLoop:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
             self._renew_compiled()
-        began = time.perf_counter()
+        began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
         if self._replicated is not None:
             self._replicated.begin_epoch(epoch, run.step)
@@ -204,6 +206,8 @@ class TrainLoop:
             self._checkpointer.epoch_ends()
         run.graph.progress[label] = number + 1
         run.history.append(self._record_of(number, losses, n_steps, seconds))
+        counted = self._samples
+        run.timing = EpochTiming(steps=counted.steps, samples=counted.samples, seconds=seconds)
         self._validate(epoch)  # the epoch is complete, and recorded, whatever comes of this
         self._progress.epoch(run.history[-1].figures)
         if self._hooks.reads_models:
@@ -278,6 +282,7 @@ class TrainLoop:
                 self._policy.make_room(failure, self._tried_rows)
             finally:  # its events say at which step memory ran out
                 run.step, self._uncounted, self._unheard = resumed, 0, []
+                self._samples.back_to(resumed)
             self._pending.clear()
             self._compile_policy.repeat(failed - resumed)
             self._progress.advance(resumed - failed)
@@ -360,6 +365,7 @@ class TrainLoop:
             self._uncounted = 1
             with self._profiled(1):
                 step_losses = runner.train_step(steps.rows, max_rows)
+            self._samples.add(self._run.step, 1, steps.batch_size)
             self._step_done(losses, step_losses, 1)
 
     def _profiled(self, n_steps: int) -> AbstractContextManager[None]:
@@ -391,6 +397,7 @@ class TrainLoop:
                 else:
                     step_losses = self._told_steps(teller, runner, start + done * size, count, size, microbatch)
                     count = teller.n_told
+            self._samples.add(run.step - (0 if teller is None else count), count, size)
             self._step_done(losses, step_losses, count, told=teller)
             self._record(self._pending.launched(step_losses, count, began))
             done += count
