@@ -151,10 +151,9 @@ def from_smi(answer: str) -> list[SystemDevice]:
 
 def _reported(name: object, identity: object, nbytes: object) -> SystemDevice:
     """A device as a driver reports it, which may be mistaken, or say what it likes."""
-    is_size = isinstance(nbytes, int) and 0 <= nbytes <= _MOST_BYTES
+    size = nbytes if isinstance(nbytes, int) and 0 <= nbytes <= _MOST_BYTES else 0
     texts = [each[:_LONGEST_NAME] if isinstance(each, str) else "" for each in (name, identity)]
-    size = nbytes if is_size else 0
-    return SystemDevice(kind="gpu", vendor="nvidia", name=texts[0], identity=texts[1], nbytes=int(size))
+    return SystemDevice(kind="gpu", vendor="nvidia", name=texts[0], identity=texts[1], nbytes=size)
 
 
 def _from_proc(text: str) -> SystemDevice:

@@ -133,9 +133,24 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         from anyaccel_jax.program import JaxProgram
 
         warn_of_activations(keras_library(), segment)
+        return JaxProgram(segment, (DonatingOps if self._is_large(segment) else JaxOps)(self._move_array))
+
+    def build_mesh(self, segment: Segment, devices: Sequence[Device], *, divided: bool) -> Program:
+        """As `DeviceReplicas.build_over`."""
+        from anyaccel_jax.losses import keras_library
+        from anyaccel_jax.mesh_program import DeviceMesh, DonatingMeshOps, MeshOps, MeshProgram
+
+        warn_of_activations(keras_library(), segment)
+        mesh = DeviceMesh([self.jax_device(device) for device in devices], divides=divided)
+        ops = (DonatingMeshOps if self._is_large(segment) else MeshOps)(self._move_array, mesh)
+        return MeshProgram(segment, ops, mesh)
+
+    def _is_large(self, segment: Segment) -> bool:
+        """Whether the state is to be destroyed by each step."""
         models = {id(op.model): op.model for op in segment.operations if op.model is not None}
-        size = sum(array.nbytes for model in models.values() for array in self._model(model).parameters.values())
-        return JaxProgram(segment, (JaxOps if size < DONATED_BYTES else DonatingOps)(self._move_array))
+        arrays = (array for model in models.values() for array in self._model(model).parameters.values())
+        size: int = sum(array.nbytes for array in arrays)
+        return size >= DONATED_BYTES
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`.
