@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 DONATED_BYTES = 256 * 2**20
 
 
-class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision):
+class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures):
     """Computes this package's models, modules of Flax (Linen and NNX) and Equinox, and of Keras where it runs on JAX.
 
     They return an array, or a tuple, list or dict of arrays.
@@ -116,6 +117,14 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision):
             StateError: the model is not built yet.
         """
         return _specs(self._built(model).parameters)
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """As `MemoryFigures.buffers`; what a step takes is not told, as XLA decides it for each device.
+
+        Raises:
+            StateError: the model is not built yet.
+        """
+        return _specs(self._built(model).buffers)
 
     def build(self, segment: Segment) -> Program:
         """As `Compute.build`; the adapter's program, compiled as a whole where the segment is on one device."""
