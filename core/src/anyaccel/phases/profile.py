@@ -59,10 +59,12 @@ class Profile(Callback):
 
     def phase_start(self, phase: Any, run: Run) -> None:
         """Refuse phases without training steps, and a folder that cannot be made."""
-        self.files = []
         if not isinstance(phase, TrainPhase):
+            if self not in phase.callbacks:  # it is one of an experiment, which has other phases too
+                return
             problem = f"phase {phase.label!r} has a Profile, and no training steps"
             raise PhaseError(problem, available="a TrainPhase", hint="give the Profile to the TrainPhase")
+        self.files = []
         try:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,6 +73,8 @@ class Profile(Callback):
 
     def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
         """Refuse frameworks that have no profiler."""
+        if not isinstance(phase, TrainPhase):
+            return
         lacking = {each.framework for each in plan.assignments if not isinstance(each.backend, ProfilesSteps)}
         if lacking:
             raise PhaseError(

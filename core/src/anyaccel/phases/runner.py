@@ -43,7 +43,7 @@ from anyaccel.phases.replica_code import code_digests
 from anyaccel.phases.replica_devices import check_replicable, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
-from anyaccel.phases.sharding import check_sharding, sharding_notes
+from anyaccel.phases.sharding import check_sharding, divides, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
@@ -405,7 +405,7 @@ def _program(
     if not (plan.replicas or deterministic):
         return backend.build(segment)
     devices = plan.replicas or (segment.operations[0].device,)
-    return build_replicated(backend, segment, devices, deterministic=deterministic)
+    return build_replicated(backend, segment, devices, deterministic=deterministic, divided=divides(phase, plan))
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

@@ -81,6 +81,8 @@ class TrainLoop:
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
         shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
+        # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
+        self._goes_back = not self._sharded and not (phase.sharding is not None and len(phase.devices) > 1)
         checked = (phase.accumulate > 1 or shares) and not self._sharded
         self._mean_check = MeanCheck(phase, replicated=shares) if checked else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
@@ -263,7 +265,7 @@ class TrainLoop:
         """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
         run = self._run
         self._unheard = []
-        if not self._sharded:  # nobody goes back alone, and a copy takes room
+        if self._goes_back:
             self._snapshots.begin_epoch(run.step)
         while True:
             means = self._attempt(number, losses)
