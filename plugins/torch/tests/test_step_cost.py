@@ -24,10 +24,11 @@ class Measuring(aa.Callback):
         self.stats.append(run.stats)
 
 
-def measured(*modules, shape=(6,), **settings):
+def measured(*modules, shape=(6,), remat="", **settings):
     x = np.random.default_rng(0).normal(size=(ROWS, *shape)).astype("float32")
     data = aa.FeatureSet.from_dict("d", {"x": x, "y": x.reshape(ROWS, -1)[:, :1]}, ["x"], ["y"])
-    nodes = [aa.ModelNode("n0", modules[0], data.reference())]
+    again = {"remat": remat} if remat else {}
+    nodes = [aa.ModelNode("n0", modules[0], data.reference(), **again)]
     for i, module in enumerate(modules[1:], start=1):
         nodes.append(aa.ModelNode(f"n{i}", module, f"n{i - 1}"))
     watch = Measuring()
@@ -67,6 +68,17 @@ def test_activations_of_a_node_are_what_its_forward_pass_keeps():
     assert [node.activations for node in stats.nodes] == [BATCH * 16 * 4, BATCH * 1 * 4]
     assert "activations" in str(stats) and "operations a step" in str(stats)
     assert stats.to_dict()["nodes"][0]["activations"] == BATCH * 16 * 4
+
+
+def test_operations_that_are_done_again_do_not_count_and_are_not_kept():
+    def net():
+        layers = [torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()) for _ in range(4)]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(6, 1))
+
+    (_, plain, _), _ = measured(net())
+    (_, again, _), _ = measured(net(), remat="blocks")
+    assert plain.flops_per_step == again.flops_per_step > 0
+    assert again.nodes[0].activations <= plain.nodes[0].activations
 
 
 def test_the_models_stay_as_they_are():

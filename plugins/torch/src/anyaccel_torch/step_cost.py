@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +18,18 @@ from anyaccel_torch.step_memory import StorageCounter, fake_segment
 
 
 def step_cost(segment: Segment, batch_size: int) -> StepCost:
-    """As `StepCosts.step_cost`; operations as torch's own counter counts them."""
+    """As `StepCosts.step_cost`; operations as torch's own counter counts them, without those that are done again."""
+    flops = FlopCounterMode(display=False)
+    _run(replace(segment, precision=None), batch_size, StorageCounter(), flops)
+    counter = StorageCounter()
+    nbytes = _run(segment, batch_size, counter, nullcontext())
+    return StepCost(flops=flops.get_total_flops(), activations=nbytes)
+
+
+def _run(
+    segment: Segment, batch_size: int, counter: StorageCounter, around: AbstractContextManager[Any]
+) -> dict[str, int]:
+    """A forward and a backward pass without values; what each node keeps."""
     devices = list(dict.fromkeys(operation.device for operation in segment.operations))
     places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
@@ -27,20 +40,19 @@ def step_cost(segment: Segment, batch_size: int) -> StepCost:
             for spec, device in segment.inputs.values()
         ]
         program = TorchProgram(fake, lambda device: places[device])
-        counter, flops = StorageCounter(), FlopCounterMode(display=False)
         kept = _NodeMemory({id(op.model): op.label for op in fake.operations if op.model is not None}, counter)
         for model in copies.values():
             for tensor in (*model.parameters(), *model.buffers()):
                 counter.add(tensor)
         hooks = [register_module_forward_pre_hook(kept.before), register_module_forward_hook(kept.after)]
         try:
-            with flops, counter:
+            with around, counter:
                 outputs, _, pullback = program.forward_pullback(columns)
                 pullback([None] * len(outputs))
         finally:
             for hook in hooks:
                 hook.remove()
-    return StepCost(flops=flops.get_total_flops(), activations=kept.nbytes)
+    return kept.nbytes
 
 
 class _NodeMemory:
