@@ -140,6 +140,12 @@ class TorchBackend(
             self._replica_group = TorchReplicaGroup(rank, size)
         return self._replica_group
 
+    def unshareable_reason(self, model: Any) -> str:
+        """As `Replicate.unshareable_reason`: parameters that are DTensors, which other processes have parts of."""
+        from anyaccel_torch.module_traits import has_dtensors
+
+        return "has DTensors as parameters, which its user has divided among processes" if has_dtensors(model) else ""
+
     def unsynchronizable(self, model: Any) -> str:
         """As `Replicate.unsynchronizable`; layers of Keras, or with a forward of their own, cannot."""
         from anyaccel_torch.module_traits import unsynchronizable
