@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -158,7 +159,7 @@ def test_counts_are_those_of_the_transfer_guard() -> None:
 
 def test_reads_are_those_of_pythons_profiler(x: jax.Array) -> None:
     """Which sees each first call of JAX's own property by which an array becomes NumPy's."""
-    code, calls = vars(type(x))["_value"].fget.__code__, []
+    code, calls = inspect.unwrap(vars(type(x))["_value"].fget).__code__, []
 
     def profiled(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code is code and getattr(frame.f_locals["self"], "_npy_value", 0) is None:
