@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import jax
 import jax.numpy as jnp
@@ -153,6 +155,30 @@ def test_counts_are_those_of_the_transfer_guard() -> None:
     logged = re.findall(r"(host-to-device|device-to-device) transfer:", done.stderr)
     counts = {kind: logged.count(kind.replace(" ", "-")) for kind in ("host to device", "device to device")}
     assert counts == json.loads(done.stdout) == {"host to device": 10, "device to device": 2}
+
+
+def test_reads_are_those_of_pythons_profiler(x: jax.Array) -> None:
+    """Which sees each first call of JAX's own property by which an array becomes NumPy's."""
+    code, calls = inspect.unwrap(vars(type(x))["_value"].fget).__code__, []
+
+    def profiled(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is code and getattr(frame.f_locals["self"], "_npy_value", 0) is None:
+            calls.append(1)
+
+    def work() -> None:
+        for i in range(4):
+            loss = jnp.square(x - i).sum()
+            if loss > 3 and float(loss) > 4:
+                str(x + i)
+        jax.device_get(x + 1), (x + 2).tolist()
+
+    with aa.ledger() as moved:
+        before, _ = sys.getprofile(), sys.setprofile(profiled)
+        try:
+            work()
+        finally:
+            sys.setprofile(before)
+    assert moved.totals("device to host").transfers == len(calls) >= 6
 
 
 # -- errors of operations over several devices -----------------------------------------------------------------------

@@ -144,6 +144,13 @@ def test_wrong_uses_are_refused_before_anything_moves(tmp_path):
         run(aa.Profile(folder=str(tmp_path / "file" / "below")))
 
 
+def test_a_long_label_makes_a_file_too(tmp_path):
+    profile = aa.Profile(steps=(0, 1), folder=str(tmp_path))
+    phase = aa.TrainPhase("é" * 300, data="all", losses=LOSSES, callbacks=[profile])
+    aa.Experiment(graph(), progress="none").run_phase(phase)
+    assert profile.files[0].exists()
+
+
 def test_a_profile_of_an_experiment_leaves_its_evaluations_alone(tmp_path):
     profile = aa.Profile(steps=(1, 2), folder=str(tmp_path))
     experiment = aa.Experiment("e", graph(), callbacks=[profile], progress="none")

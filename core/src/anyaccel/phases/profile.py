@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from anyaccel.phases.run import Run
 
 _HINT = "write callbacks=[Profile(steps=(10, 20))]"
+_LONGEST = 50
+"""Characters of a label in the name of a file."""
 _RECORDING = threading.Lock()  # profilers record whole processes
 
 
@@ -155,8 +157,8 @@ class ProfileSession:
             own = [each for each in assignments if each.framework == framework]
             backend = own[0].backend
             models = {trace_name(each.node): getattr(self._run.graph[each.node], "model", None) for each in own}
-            name = re.sub(r"[^\w.-]+", "_", f"{self._run.phase.label}-{framework}")
-            path = Path(self._profile.folder) / f"{name}.trace.json.gz"
+            name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
+            path = Path(self._profile.folder) / f"{name}-{framework}.trace.json.gz"
             assert isinstance(backend, ProfilesSteps)
             context: AbstractContextManager[Mark] = backend.profile_steps(path, models, [each.device for each in own])
             self._marks.append(self._recording.enter_context(context))

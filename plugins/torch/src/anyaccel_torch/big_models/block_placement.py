@@ -10,7 +10,7 @@ from torch import nn
 
 from anyaccel.arguments import check
 from anyaccel.errors import ConfigError, StateError
-from anyaccel_torch.big_models.device_map import DISK, device_in_map, entry_for
+from anyaccel_torch.big_models.device_map import DISK, check_is_there, device_in_map, entry_for
 from anyaccel_torch.big_models.model_blocks import find_blocks, places
 from anyaccel_torch.big_models.offload import BlockPlace, offload_of
 
@@ -97,25 +97,6 @@ def named_device(where: str, name: str, given: Any) -> torch.device:
         raise ConfigError(f"{where}{name}={given!r} computes nothing", hint=f"write {name}='cuda:0'")
     check_is_there(where, found)
     return found
-
-
-def check_is_there(where: str, device: torch.device | str) -> None:
-    """Check that the device of an entry of a map is on this machine.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if isinstance(device, str) or device.type in ("cpu", "meta"):
-        if device == torch.device("meta"):
-            raise ConfigError(f"{where}device_map has 'meta', which computes nothing", hint="write 'cpu' or 'disk'")
-        return
-    try:
-        count = torch.get_device_module(device).device_count()
-    except (RuntimeError, AttributeError):
-        count = 0
-    if (device.index or 0) >= count:
-        there = ", ".join(f"{device.type}:{i}" for i in range(count)) or "cpu, disk"
-        raise ConfigError(f"{where}there is no device {device}", available=there, hint="name a device of this machine")
 
 
 def checked_names(where: str, name: str, given: Any) -> tuple[str, ...]:
