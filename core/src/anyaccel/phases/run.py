@@ -11,7 +11,6 @@ import numpy as np
 from anyaccel.data import Rows
 from anyaccel.errors import GraphError, PhaseError
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.phases.epoch_timing import EpochTiming
 from anyaccel.phases.events import Event, log
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import Losses
@@ -19,6 +18,7 @@ from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.measured_work import MeasuredWork, measured_work
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.run_stats import RunStats, run_stats
+from anyaccel.phases.step_pacing import EpochTiming
 from anyaccel.precision import LossScaleState
 from anyaccel.printable import printable
 

@@ -12,9 +12,9 @@ from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.display import size
 from anyaccel.graph import ModelGraph, ModelNode, Plan
-from anyaccel.phases.epoch_timing import EpochTiming
 from anyaccel.phases.loading.residency import state_slots
 from anyaccel.phases.measured_work import MeasuredWork
+from anyaccel.phases.step_pacing import EpochTiming
 from anyaccel.registry import registry
 from anyaccel.specs import OPTIMIZERS, Optimizer
 
