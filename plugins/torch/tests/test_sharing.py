@@ -133,9 +133,9 @@ def test_weights_are_those_of_fully_shard_by_hand(two: Path) -> None:
         assert "of 'net' are divided among 2 replicas, and gathered by block (blocks.0, blocks.1," in each["notes"]
 
 
-MIXED = ["bf16 recomputed", "fp16", "recomputed encoder"]
+MIXED = ["bf16 recomputed"]
 if os.environ.get("ANYACCEL_TEST_FULL"):
-    MIXED += ["bf16", "recomputed"]
+    MIXED += ["bf16", "fp16", "recomputed", "recomputed encoder"]
 
 
 @pytest.mark.slow
@@ -156,7 +156,8 @@ def test_steps_of_divided_parameters_are_skipped_by_all(two: Path) -> None:
     """Of a scale that is too large, and recovers; the losses that are added are half as large, so is the scale."""
     every = [each["full"] for each in told(two, "mixed-fp16 skipping", 2)]
     assert every[0] == every[1]
-    assert 1 <= every[0]["scale"][1] < 12
+    n_steps = 12 * len(every[0]["epochs"])
+    assert 1 <= every[0]["scale"][1] < n_steps / 2
     assert every[0]["epochs"][-1][0] < every[0]["epochs"][0][0] < 1
 
 
