@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
 from anyaccel import rng
 from anyaccel.adapter import TracedOps, TracedProgram
 from anyaccel.adapter.loss_scaling import steps_behind
+from anyaccel.adapter.step_profiler import SpanRecorder, write_trace
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.rounding import rounded_vjp
 from anyaccel.numpy_backend.sim_array import place_of
@@ -140,6 +142,10 @@ class TapedOps(TracedOps):
     """Modules as pure functions."""
 
     xp = Namespace()
+    recorder = None  # while steps are profiled
+
+    def named_scope(self, name):
+        return nullcontext() if TapedOps.recorder is None else TapedOps.recorder.span(name)
 
     def parameters(self, model):
         return model.parameters
@@ -272,6 +278,15 @@ class TapedBackend(NumpyBackend):
 
     def build(self, segment):
         return TracedProgram(segment, self.ops())
+
+    @contextmanager
+    def profile_steps(self, path, nodes, devices):
+        TapedOps.recorder = recorder = SpanRecorder()
+        try:
+            yield recorder.span
+        finally:
+            TapedOps.recorder = None
+            write_trace(path, recorder.events)
 
 
 class DonatingBackend(TapedBackend):

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import anyaccel_jax as ours
 from anyaccel.testing import Subject, model_suite, suite
+from anyaccel.testing.replica_tests import run_scenarios
 from anyaccel_jax import Function, compute
 from anyaccel_jax.conformance import JaxSubject
 
 
 class Jax(JaxSubject):
     """Pure functions on the best device of this machine, among two of the CPU."""
+
+    @pytest.fixture
+    def replica_folder(self, backend, harness, tmp_path_factory):
+        if not os.environ.get("ANYACCEL_TEST_FULL"):
+            pytest.skip("ANYACCEL_TEST_FULL is not set; test_replicas.py trains in two processes anyway")
+        return run_scenarios(backend, harness, tmp_path_factory)
 
     @pytest.fixture
     def model(self):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +17,9 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import CapabilityError, TransferError
+from anyaccel.errors import CapabilityError, DeviceMismatchError, TransferError
 from anyaccel_jax import transfer_observer
+from anyaccel_jax.error_translation import translate_errors
 
 NP = np.ones(3, "float32")
 
@@ -151,3 +155,54 @@ def test_counts_are_those_of_the_transfer_guard() -> None:
     logged = re.findall(r"(host-to-device|device-to-device) transfer:", done.stderr)
     counts = {kind: logged.count(kind.replace(" ", "-")) for kind in ("host to device", "device to device")}
     assert counts == json.loads(done.stdout) == {"host to device": 10, "device to device": 2}
+
+
+def test_reads_are_those_of_pythons_profiler(x: jax.Array) -> None:
+    """Which sees each first call of JAX's own property by which an array becomes NumPy's."""
+    code, calls = inspect.unwrap(vars(type(x))["_value"].fget).__code__, []
+
+    def profiled(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is code and getattr(frame.f_locals["self"], "_npy_value", 0) is None:
+            calls.append(1)
+
+    def work() -> None:
+        for i in range(4):
+            loss = jnp.square(x - i).sum()
+            if loss > 3 and float(loss) > 4:
+                str(x + i)
+        jax.device_get(x + 1), (x + 2).tolist()
+
+    with aa.ledger() as moved:
+        before, _ = sys.getprofile(), sys.setprofile(profiled)
+        try:
+            work()
+        finally:
+            sys.setprofile(before)
+    assert moved.totals("device to host").transfers == len(calls) >= 6
+
+
+# -- errors of operations over several devices -----------------------------------------------------------------------
+
+
+def line_of(text: str) -> str:
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    (number,) = [i for i, each in enumerate(lines, 1) if each.strip().endswith(f"# {text}")]
+    return f"{__file__}:{number}"
+
+
+def add(here: jax.Array, there: jax.Array) -> str:
+    with pytest.raises(DeviceMismatchError) as caught, translate_errors("a sum"):
+        here + there  # mixes
+    return str(caught.value)
+
+
+def test_an_error_names_the_line_the_arrays_and_who_moved_them() -> None:
+    """Arrays that a model holds are moved by JAX itself; outside of compiled functions it refuses."""
+    here = jax.device_put(jnp.ones(1), jax.devices()[0])
+    with aa.ledger():
+        there = aa.move(jnp.ones(1), "cpu:1")  # moves
+        text = add(here, there)
+    named = f"here on cpu:0, there on cpu:1, moved there at {line_of('moves')}. Available: "
+    assert text.startswith(f"a sum: arrays are on several devices; at {line_of('mixes')}, with {named}")
+    assert "Hint: create arrays on the device of the inputs" in text
+    assert "moved there" not in add(here, there)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import keras
 import pytest
 import tensorflow as tf
 
 from anyaccel.testing import Subject, model_suite, suite
+from anyaccel.testing.replica_tests import run_scenarios
 from anyaccel_tensorflow.conformance import TensorFlowSubject
 from anyaccel_tensorflow.ops import TensorFlowOps
 
@@ -29,9 +32,17 @@ class Built(tf.Module):
 class Standard(TensorFlowSubject):
     """SequentialMLP."""
 
+    @pytest.fixture
+    def replica_folder(self, backend, harness, tmp_path_factory):
+        if not os.environ.get("ANYACCEL_TEST_FULL"):
+            pytest.skip("ANYACCEL_TEST_FULL is not set; test_replicas.py trains in two processes anyway")
+        return run_scenarios(backend, harness, tmp_path_factory)
+
 
 class Keras(TensorFlowSubject):
     """Unbuilt Keras models."""
+
+    replica_folder = Standard.replica_folder
 
     @pytest.fixture
     def model(self):

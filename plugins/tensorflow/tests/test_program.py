@@ -14,7 +14,7 @@ import tensorflow as tf
 import anyaccel as aa
 from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL
 from anyaccel.device import Device
-from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, OutOfMemoryError, SpecError
+from anyaccel.errors import AnyaccelError, DeviceMismatchError, DeviceUnavailableError, OutOfMemoryError, SpecError
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel_tensorflow import SequentialMLP
 from anyaccel_tensorflow.backend import TensorFlowBackend
@@ -415,10 +415,13 @@ def test_a_device_that_tensorflow_lacks_is_a_named_error() -> None:
 def test_inputs_on_different_devices_are_a_named_error() -> None:
     with tf.device("/CPU:1"):
         there = tf.constant([1.0])
-    message = r"a batch: its inputs are on different devices.*anyaccel.move"
+    message = (
+        r"a batch computes with tensors on several devices: AddV2 computes on cpu:2, and its input #0 is on cpu:1; "
+        r"at .*test_program.py:\d+, with there on cpu:1.*anyaccel.move"
+    )
     tf.config.experimental.set_device_policy("explicit")
     try:
-        with pytest.raises(MoveError, match=message), translate_errors("a batch"), tf.device("/CPU:2"):
+        with pytest.raises(DeviceMismatchError, match=message), translate_errors("a batch"), tf.device("/CPU:2"):
             there + there
     finally:
         tf.config.experimental.set_device_policy("silent")

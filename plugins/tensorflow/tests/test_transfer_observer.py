@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
 import anyaccel as aa
-from anyaccel.errors import CapabilityError, TransferError
+from anyaccel.errors import CapabilityError, DeviceMismatchError, TransferError
 from anyaccel_tensorflow import transfer_observer
 
 NP = np.ones(3, "float32")
@@ -274,3 +275,42 @@ def test_a_phase_is_counted() -> None:
     assert edges == {"outputs of 'body'": (steps, steps * 8 * 16), "gradients of 'body'": (steps, steps * 8 * 16)}
     assert set(moved.by("phase")) == {"fit"}
     assert not [each for each in moved.not_covered if "compiled" in each]
+
+
+# -- errors of operations over several devices -----------------------------------------------------------------------
+
+
+class Shifted(tf.Module):
+    """Adds a tensor that nobody has placed."""
+
+    def __init__(self, shift: tf.Tensor) -> None:
+        super().__init__()
+        self.weight, self.shift = tf.Variable(tf.ones((3, 1))), shift
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return x @ self.weight + self.shift  # mixes
+
+
+def train_shifted(shift: tf.Tensor) -> str:
+    data = aa.FeatureSet.from_dict("data", {"x": np.ones((4, 3), "f"), "y": np.ones((4, 1), "f")}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("shifts", Shifted(shift), data.reference(), accelerator="cpu:0")], "sgd")
+    with pytest.raises(DeviceMismatchError) as caught:
+        graph.run(aa.TrainPhase("fit", data=data, losses=[aa.AppliedLoss("mse", on="shifts")], sampler=2))
+    return str(caught.value)
+
+
+def line_of(text: str) -> str:
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    (number,) = [i for i, each in enumerate(lines, 1) if each.strip().endswith(f"# {text}")]
+    return f"{__file__}:{number}"
+
+
+def test_an_error_names_the_node_the_line_the_tensors_and_who_moved_them() -> None:
+    with aa.ledger():
+        shift = aa.move(tf.ones(1), "cpu:1")  # moves
+        text = train_shifted(shift)
+    assert text.startswith("node 'shifts' in ")
+    assert "AddV2 computes on cpu:0, and its input #1 is on cpu:1" in text
+    there = f"self.shift on cpu:1, moved there at {line_of('moves')}. Hint: "
+    assert f"; at {line_of('mixes')}, with x on cpu:0, self.weight on cpu:0, {there}" in text
+    assert "moved there" not in train_shifted(shift)

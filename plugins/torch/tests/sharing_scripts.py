@@ -7,15 +7,17 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from replica_scripts import OUT, RANK, data, graph_of, model_of, tell
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
@@ -440,6 +442,48 @@ def mixed() -> None:
         tell(f"mixed-{name}", **told)
 
 
+class Residual(torch.nn.Module):
+    """Two layers around a residual, a norm and a head."""
+
+    tp_plan: ClassVar[dict[str, str]] = {"up": "colwise", "down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(20, 32), torch.nn.Linear(32, 20)
+        self.norm, self.last = torch.nn.LayerNorm(20), torch.nn.Linear(20, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(x + self.down(torch.tanh(self.up(x)))))
+
+
+def parallelized() -> None:
+    """A model that its user has parallelized by its plan: each process has all rows, and a part of two layers."""
+    rows = data(300)
+    torch.manual_seed(0)
+    model = Residual()
+    parts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    if SIZE > 1:
+        styles = {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel()}
+        mesh = init_device_mesh("cpu", (SIZE,))
+        parallelize_module(model, mesh, {name: styles[style] for name, style in model.tp_plan.items()})
+        parts = {name: getattr(p, "to_local", lambda p=p: p)().numel() for name, p in model.named_parameters()}
+    graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase(
+        "train", data="train", losses=losses, sampler=64, n_epochs=3, validation="val", replicas=1, compile="off"
+    )
+    results = aa.Experiment(graph).run_phase(phase)
+    epochs = [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs]
+    values = {key: value.tolist() for key, value in graph.state().items()}
+    message = ""
+    if SIZE > 1:
+        try:
+            aa.Experiment(graph).run_phase(aa.TrainPhase("shared", data="train", losses=losses, sampler=64))
+        except AnyaccelError as error:
+            message = str(error)
+    tell("parallelized", epochs=epochs, values=values, parts=parts, message=message)
+
+
 class ReadsScale(aa.Callback):
     """Reads the loss scale at the end."""
 
@@ -506,7 +550,7 @@ def normalized() -> None:
 
 
 if __name__ == "__main__":
-    functions = (weighted, sources, refused, evaluated, sharded, memory, normalized, by_hand, mixed, lose)
+    functions = (weighted, sources, refused, evaluated, sharded, memory, normalized, by_hand, mixed, parallelized, lose)
     functions += (begin, go_on, go_on_from_one, undisturbed)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):

@@ -23,7 +23,7 @@ if torch.distributed.is_available():
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
-SAME = "weighted,sources,evaluated,sharded,normalized"
+SAME = "weighted,sources,evaluated,sharded,normalized,parallelized"
 WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two") for n in (1, 2)]
 SHARDED = tuple(
     f"sharded-{name}" for name in ("plain", "clipped", "clipped by value", "accumulated", "weighted", "class")
@@ -156,8 +156,24 @@ def test_steps_of_divided_parameters_are_skipped_by_all(two: Path) -> None:
     """Of a scale that is too large, and recovers; the losses that are added are half as large, so is the scale."""
     every = [each["full"] for each in told(two, "mixed-fp16 skipping", 2)]
     assert every[0] == every[1]
-    assert 1 <= every[0]["scale"][1] < 12
+    n_steps = 12 * len(every[0]["epochs"])
+    assert 1 <= every[0]["scale"][1] < n_steps / 2
     assert every[0]["epochs"][-1][0] < every[0]["epochs"][0][0] < 1
+
+
+@pytest.mark.slow
+def test_a_model_that_its_user_has_parallelized_trains_as_in_one_process(alone: Path, two: Path) -> None:
+    """Tensor parallel, by torch's `parallelize_module` and a plan of the model; the state is gathered."""
+    expected = told(alone, "parallelized", 1)[0]
+    for each in told(two, "parallelized", 2):
+        np.testing.assert_allclose(each["epochs"], expected["epochs"], rtol=1e-6)
+        for name, value in expected["values"].items():
+            np.testing.assert_allclose(each["values"][name], value, atol=1e-5, rtol=1e-4)
+        assert each["parts"]["up.weight"] == expected["parts"]["up.weight"] / 2
+        assert each["parts"]["down.weight"] == expected["parts"]["down.weight"] / 2
+        assert each["parts"]["last.weight"] == expected["parts"]["last.weight"]
+        assert "node 'net' has DTensors as parameters" in each["message"]
+        assert "write replicas=1" in each["message"]
 
 
 @pytest.mark.usefixtures("second_of_two")

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import anyaccel as aa
+from anyaccel.adapter.simulated_timing import HostClock, Timing
 from anyaccel_torch import simulated
-from anyaccel_torch.simulated.timing import HostClock, Timing
 
 DEVICES = simulated.start(2)
 WIDTH, DEPTH, ROWS = 64, 6, 256

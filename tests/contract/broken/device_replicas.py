@@ -22,6 +22,28 @@ class SharesOfEqualWeight(NumpyBackend):
         return super().weighted_sums(tensors, equal)
 
 
+@fault("compute", "test_devices_that_divide_parameters_train_like_one")
+class DivisionsThatLeaveTheModelElsewhere(NumpyBackend):
+    """One program that trains on the first device, and leaves the model on the last."""
+
+    def undividable_reason(self, segment):
+        return ""
+
+    def build_over(self, segment, devices, *, divided=False):
+        if not divided:
+            return None
+        program = self.build(segment)
+        close = program.close
+
+        def close_elsewhere():
+            states = close()
+            self.place(segment.operations[0].model, devices[-1])
+            return states
+
+        program.close = close_elsewhere
+        return program
+
+
 @fault("compute", "test_replicas_stay_equal")
 class ReplicasThatKeepTheirGradients(NumpyBackend):
     def set_gradients(self, program, gradients):

@@ -1,9 +1,10 @@
-"""Wrong backends whose profiles lack names, have too much, change numbers, or are lost with an error."""
+"""Wrong backends whose profiles lack names, have too much, or change numbers, and whose costs are wrong."""
 
 from __future__ import annotations
 
 import contextlib
 
+from anyaccel.adapter.step_costs import StepCost
 from anyaccel.adapter.step_profiler import read_trace, write_trace
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
@@ -65,3 +66,18 @@ class ProfilesOfWhatWasBefore(NumpyBackend):
             yield mark
         earlier = [{"name": name, "ph": "X", "ts": 1e15, "dur": 0.0, "pid": 1, "tid": 1} for name in self.built]
         write_trace(path, [*read_trace(path), *(earlier if nodes and len(read_trace(path)) == 0 else [])])
+
+
+@fault("compute", "test_costs_grow_with_the_rows")
+class CostsOfOneRow(NumpyBackend):
+    def step_cost(self, segment, batch_size):
+        return super().step_cost(segment, 64)
+
+
+@fault("compute", "test_telling_costs_changes_nothing")
+class CostsThatTrain(NumpyBackend):
+    def step_cost(self, segment, batch_size):
+        for operation in segment.operations:
+            for name, array in operation.model.parameters.items():
+                operation.model.parameters[name] = array * 2
+        return StepCost(activations={operation.label: 8 * batch_size for operation in segment.operations})

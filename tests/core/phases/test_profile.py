@@ -144,6 +144,21 @@ def test_wrong_uses_are_refused_before_anything_moves(tmp_path):
         run(aa.Profile(folder=str(tmp_path / "file" / "below")))
 
 
+def test_a_long_label_makes_a_file_too(tmp_path):
+    profile = aa.Profile(steps=(0, 1), folder=str(tmp_path))
+    phase = aa.TrainPhase("é" * 300, data="all", losses=LOSSES, callbacks=[profile])
+    aa.Experiment(graph(), progress="none").run_phase(phase)
+    assert profile.files[0].exists()
+
+
+def test_a_profile_of_an_experiment_leaves_its_evaluations_alone(tmp_path):
+    profile = aa.Profile(steps=(1, 2), folder=str(tmp_path))
+    experiment = aa.Experiment("e", graph(), callbacks=[profile], progress="none")
+    experiment.run_phase(aa.TrainPhase("t", data="all", losses=LOSSES, sampler=8))
+    experiment.run_phase(aa.EvalPhase("v", data="all", losses=LOSSES))
+    assert len(profile.files) == 1
+
+
 def test_a_framework_without_a_profiler_is_refused():
     assert not issubclass(TinyBackend, ProfilesSteps)
     profile, phase = aa.Profile(), aa.TrainPhase("t", data="all", losses=LOSSES)

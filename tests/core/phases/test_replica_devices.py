@@ -330,6 +330,15 @@ def test_deterministic_sums_are_over_at_most_eight_replicas() -> None:
         refused(PhaseError, "at most as many replicas", accelerator="sim:*", deterministic=True)
 
 
+def test_sharding_where_nothing_divides_among_devices_of_a_process() -> None:
+    message = r"sharding over sim:0, sim:1, and its plugin divides .* processes.*Hint: start processes, anyaccel run"
+    refused(PhaseError, message, accelerator="sim", replicas=2, sharding="full")
+    message = r"offload is for the processes of a launcher.*leave sharding out"
+    refused(PhaseError, message, accelerator="sim", replicas=2, sharding="full offload")
+    settings = {"replicas": 2, "sharding": "full", "deterministic": True}
+    refused(PhaseError, "deterministic=True adds whole gradients", accelerator="sim", **settings)
+
+
 def test_an_older_plugin_without_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     class Older(Backend, Exchange, Compute):
         framework, kinds, import_roots = NumpyBackend.framework, NumpyBackend.kinds, NumpyBackend.import_roots

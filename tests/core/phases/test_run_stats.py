@@ -91,3 +91,67 @@ def test_they_are_shown_as_text_and_plain_data():
     assert lines[-1].endswith(" steps/s")
     plain = json.loads(json.dumps(stats.to_dict()))
     assert plain["devices"][0]["device"] == "sim:0" and plain["nodes"][1]["node"] == "head"
+
+
+def test_samples_are_those_of_the_steps_also_where_memory_ran_out_and_steps_were_repeated():
+    with aa.simulate(1, capacity=11_500):
+        watch = Watch()
+        phase = aa.TrainPhase(
+            "it", data=ROWS, losses=[LOSS], callbacks=[watch], n_epochs=2, sampler=5, accelerator="sim:0"
+        )
+        results = aa.Experiment(chain(), progress="none").run_phase(phase)
+    assert "memory" in [event.kind for event in results.events]
+    last = results.epochs[-1]
+    assert watch.seen[-1].samples_per_second == pytest.approx(12 / last.seconds)  # steps of 5, 5 and 2 rows
+    assert watch.seen[-1].steps_per_second == pytest.approx(3 / last.seconds)
+
+
+def test_counts_go_back_with_the_steps():
+    from anyaccel.phases.step_pacing import SampleCount
+
+    count = SampleCount()
+    count.add(0, 10, 4)
+    count.add(10, 5, 4)
+    count.add(15, 1, 2)
+    assert (count.steps, count.samples) == (16, 62)
+    count.back_to(12)
+    assert (count.steps, count.samples) == (12, 48)
+    count.add(12, 3, 8)
+    assert (count.steps, count.samples) == (15, 72)
+
+
+def test_activations_of_numpy_are_what_simulated_devices_count():
+    class Measuring(Watch):
+        def after_loading(self, run):
+            self.seen.append(run.measure_step())
+
+    with aa.simulate(1):
+        measuring = Measuring()
+        phase = aa.TrainPhase("it", data=ROWS, losses=[LOSS], callbacks=[measuring], n_epochs=1, sampler=4)
+        results = aa.Experiment(chain(), progress="none").run_phase(phase)
+    first, head = measuring.seen[-1].nodes
+    assert first.activations >= 4 * 5 * 4 and head.activations >= 4 * 1 * 4
+    assert results.error is None
+    assert "does not count operations" in measuring.seen[-1].not_covered["flops_per_step"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 PCIe", "fp16", 756.5),
+        ("NVIDIA H100 NVL", "bf16", None),  # another form, whose rate the table does not have
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16", None),
+        ("Tesla T4", "bf16", None),
+        ("Tesla T4", "fp16", 65),
+        ("NVIDIA GeForce RTX 4090", "bf16", None),
+        ("cpu", "fp32", None),
+    ],
+)
+def test_rates_are_those_that_are_stated_and_no_others(name, dtype, tflops):
+    from anyaccel.requests.compute_rates import compute_rate
+
+    rate = compute_rate(name, dtype)
+    assert (rate is None) == (tflops is None)
+    assert rate is None or (rate.per_second == tflops * 10**12 and rate.url.startswith("https://") and rate.date)

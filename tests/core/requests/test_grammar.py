@@ -45,6 +45,11 @@ def no_plugins(monkeypatch: pytest.MonkeyPatch) -> Registry:
         ("any mem=1TB cores=8", {"host_memory_gb": 1000, "cores": 8}),
         ("RTX-4090", {"product": "RTX-4090"}),
         ("rtx_pro_6000", {"product": "RTX-PRO-6000"}),
+        ("gpu:0+2", {"kind": "gpu", "index": 0, "more": (2,)}),
+        ("gpu:*", {"kind": "gpu", "every": True}),
+        ("H100:*", {"product": "H100", "every": True}),
+        ("any[bf16]:*", {"capabilities": ("bf16",), "every": True}),
+        ("40GB+:*", {"memory_gb": 40, "every": True}),
     ],
 )
 def test_every_form_is_one_wish_in_any_case(text, entry):
@@ -94,6 +99,10 @@ def test_a_list_is_an_order_of_preference_and_a_set_is_not():
         ("H100 cores=0", r"cores=0 is not understood"),
         ("H100 mem=1GB mem=2GB", r"given twice"),
         ("H100,", r"character 6: a device is missing"),
+        ("gpu:0+0", r"character 7: the index 0 is given twice"),
+        ("gpu:0+", r"character 7: '' is not an index"),
+        ("H100:1+2", r"character 7: '\+' is not expected here"),
+        ("gpu:*+1", r"character 6: '\+' is not expected here"),
         ("H100;A100", r"character 5: ';' is not expected here"),
         (", ".join(["any"] * 65), r"more than 64 entries"),
         ("x" * (LONGEST + 1), r"is too long"),
@@ -134,8 +143,14 @@ def _built(**fields: st.SearchStrategy) -> st.SearchStrategy[RequestEntry]:
     return st.builds(RequestEntry, **{**_host, **fields})
 
 
+_indices = st.lists(st.integers(0, 100_000), min_size=2, max_size=4, unique=True)
 _entries = st.one_of(
     _built(kind=st.sampled_from(KINDS), index=st.none() | st.integers(0, 100_000)),
+    _indices.flatmap(lambda it: _built(kind=st.sampled_from(KINDS), index=st.just(it[0]), more=st.just(tuple(it[1:])))),
+    _built(kind=st.sampled_from(KINDS), every=st.just(True)),
+    _built(every=st.just(True)),
+    _built(product=_names, every=st.just(True)),
+    _built(memory_gb=st.integers(1, 100_000), every=st.just(True)),
     _built(memory_gb=st.integers(0, 100_000), count=_numbers),
     _built(product=_names, exact=st.booleans(), count=_numbers),
     _built(product=_names, newer=st.booleans(), count=_numbers),

@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel import Inventory
+from anyaccel import DeviceRequest, Inventory
 from anyaccel.errors import AnyaccelError, ConfigError
+from anyaccel.requests import bounded_process
 from anyaccel.requests import system_devices as system
 from anyaccel.requests.inventory import stated_memory
 from anyaccel.requests.nvml_probe import nvml_rows
@@ -144,7 +146,7 @@ def test_any_json_is_an_inventory_or_a_config_error(tmp_path_factory: pytest.Tem
 def test_this_machine_has_a_cpu_and_nothing_is_imported():
     code = """
 import sys
-from anyaccel import Inventory
+from anyaccel import DeviceRequest, Inventory
 inventory = Inventory.detect()
 assert inventory.host_memory_gb > 0 and inventory.cores > 0 and inventory.source == "this machine"
 assert str(inventory.devices[-1].device) == "cpu:0"
@@ -166,6 +168,8 @@ print([name for name in ("numpy_backend", "torch", "jax", "tensorflow", "pynvml"
         ("Quadro P400", 2_147_483_648, 2.1),
         ("NVIDIA A100-PCIE", 0, 0),  # two sizes, and nobody says which
         ("NVIDIA H200", 8_000_000_000, 8.0),  # a share of one
+        ("NVIDIA H100 80GB HBM3", 10_000_000_000, 10.0),  # whatever its name says
+        ("NVIDIA H100 80GB HBM3", 0, 80),
     ],
 )
 def test_memory_is_what_the_maker_states_unless_it_is_a_part(name, nbytes, gb):
@@ -231,11 +235,86 @@ def test_nonsense_of_a_driver_is_no_device(answer):
     assert system.from_json(answer) == []
 
 
-def test_a_driver_that_hangs_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch):
+LIES = [
+    {"name": 5, "identity": None, "nbytes": "x"},
+    {"name": "NVIDIA H100 80GB HBM3", "identity": "a", "nbytes": -5},
+    {"name": "NVIDIA H100 80GB HBM3", "identity": "b", "nbytes": 10**40},
+    {"name": "x" * 100_000, "identity": "y" * 100_000, "nbytes": 1.5},
+]
+
+
+def test_a_driver_that_lies_gives_devices_whose_figures_are_unknown(monkeypatch: pytest.MonkeyPatch):
+    devices = system.from_json(json.dumps(LIES))
+    assert [(len(each.name), len(each.identity), each.nbytes) for each in devices] == [
+        (0, 0, 0),
+        (21, 1, 0),
+        (21, 1, 0),
+        (200, 200, 0),
+    ]
+    monkeypatch.setattr("anyaccel.requests.inventory.system_devices", lambda: devices)
+    assert [each.memory_gb for each in Inventory.detect().devices] == [0, 80, 80, 0]
+    assert system.from_json("[" * 100_000) == [] and len(system.from_json(json.dumps(LIES[:1] * 2000))) == 1024
+    (smi,) = system.from_smi("0, NVIDIA H100 80GB HBM3, GPU-1, \u00b2\u00b2, 0:4")
+    assert smi.nbytes == 0
+
+
+def test_devices_of_one_name_and_other_memory_are_not_one_product(monkeypatch: pytest.MonkeyPatch):
+    """A request for their product's memory gets those alone that have it."""
+    sizes = (10**10, 85 * 10**9)
+    devices = [SystemDevice(kind="gpu", index=i, name="NVIDIA H100 80GB HBM3", nbytes=n) for i, n in enumerate(sizes)]
+    monkeypatch.setattr("anyaccel.requests.inventory.system_devices", lambda: devices)
+    machine = Inventory.detect()
+    assert list(map(str, DeviceRequest.parse("H100-80GB").resolve(machine).devices)) == ["gpu:1"]
+    assert list(map(str, DeviceRequest.parse("40GB+").resolve(machine).devices)) == ["gpu:1"]
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(system, "PATIENCE", 0.3)
-    assert system.output_of([sys.executable, "-c", "import time; time.sleep(60)"]) == ""
+    monkeypatch.setattr(system, "hanging", [])
+    system.nvidia_driver.cache_clear()
+    yield
+    system.nvidia_driver.cache_clear()
+
+
+HANGING = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def test_a_driver_that_hangs_is_waited_for_only_once(patience: None):
+    assert system.output_of([sys.executable, "-c", "print(1)"]) == "1\n"
     assert system.output_of([sys.executable, "-c", "raise SystemExit(3)"]) == ""
     assert system.output_of(["/no/such/tool"]) == ""
+    assert system.output_of(HANGING) == ""
+    assert system.output_of([sys.executable, "-c", "print(1)"]) == ""
+
+
+def test_a_process_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch):
+    """As one that hangs in the kernel: here, `kill` does nothing."""
+    left: list[subprocess.Popen[str]] = []
+    monkeypatch.setattr(bounded_process, "_left", left)
+    monkeypatch.setattr(bounded_process, "_GRACE", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "kill", lambda self: None)
+        with pytest.raises(subprocess.TimeoutExpired):
+            bounded_process.run_bounded(HANGING, 0.1)
+    (child,) = left
+    child.kill()
+    assert child.wait(10) and child.stdout.closed  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script stands in for nvidia-smi")
+def test_a_machine_whose_driver_hangs_is_told_without_it(patience: None, monkeypatch, tmp_path: Path):
+    """The file system of a driver is there, and `nvidia-smi` is asked, but does not answer."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nexec sleep 60\n")
+    smi.chmod(0o755)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(system, "_ROOT", tmp_path)
+    monkeypatch.setattr(system, "find_spec", lambda name: None)
+    assert [each.kind for each in system.system_devices(tmp_path, {})] == ["cpu"]
+    assert [command[0] for command in system.hanging] == [str(smi)]
 
 
 class Nvml:

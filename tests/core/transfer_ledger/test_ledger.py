@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -144,6 +144,43 @@ def test_a_mask_waits(sims: Simulation) -> None:
     with aa.ledger() as moved:
         x[x > 0]
     assert [(each.kind, each.operation) for each in moved.rows] == [("wait", "nonzero")]
+
+
+PLANTED: dict[str, tuple[Callable[[SimArray], object], list[tuple[str, int, int]]]] = {
+    "from memory of the host": (lambda x: aa.move(X, "sim:0"), [("host to device", 48, 1)]),
+    "an explicit copy": (lambda x: aa.move(x, "sim:1"), [("device to device", 48, 0)]),
+    "where it is": (lambda x: aa.move(x, "sim:0"), []),
+    "to NumPy": (lambda x: aa.move(x, "cpu"), [("device to host", 48, 1)]),
+    "item": (lambda x: x[0, 0].item(), [("wait", 0, 1)]),
+    "print": (lambda x: print(x), [("wait", 0, 1)]),
+    "a format": (lambda x: f"{x}", [("wait", 0, 1)]),
+    "a list": (lambda x: x.tolist(), [("wait", 0, 1)]),
+    "a mask": (lambda x: x[x > 0], [("wait", 0, 1)]),
+    "where a mask is": (lambda x: np.nonzero(x), [("wait", 0, 1)]),
+    "if tensor": (lambda x: bool(x.sum() > 0), [("wait", 0, 1)]),
+    "equal": (lambda x: np.array_equal(x, x), [("wait", 0, 1)]),
+    "zeros": (lambda x: np.zeros_like(x), []),
+    "a number": (lambda x: x + 1, []),
+    "an array without axes": (lambda x: x * np.float32(2), []),
+    "a sum": (lambda x: x.sum(), []),
+    "a slice": (lambda x: x[1:], []),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_planted_cases(case: str, sims: Simulation) -> None:
+    function, expected = PLANTED[case]
+    x = aa.move(X, "sim:0")
+    with aa.ledger() as moved:
+        function(x)
+    assert [(each.kind, each.nbytes, each.waits) for each in moved.rows] == expected
+    assert {each.line.rpartition(":")[0] for each in moved.rows} <= {__file__}
+    if expected:
+        with pytest.raises(TransferError), aa.no_transfers(["numpy"]):
+            function(x)
+    else:
+        with aa.no_transfers(["numpy"]):
+            function(x)
 
 
 # -- no_transfers ----------------------------------------------------------------------------------------------------

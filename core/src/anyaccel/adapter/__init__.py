@@ -27,6 +27,8 @@ Further modules hold what plugins have in common; import them by name, `from any
 - `memory_figures`: what plans say of memory. `weight_files`: a framework's own names and files of weights.
 - `loadable_shapes`: models that take values of other shapes than theirs. `told_steps`: programs that tell of steps.
 - `step_profiler`, `xla_scopes`: profiles of steps, and the nodes that compiled operations belong to.
+- `step_costs`: operations and activations of a step.
+- `simulated_timing`: clocks of simulated devices.
 - `framework_settings`: global settings that hold while a phase runs.
 - `layer_introspection`, `attribute_snapshot`: layers of a library that runs on several frameworks.
 """

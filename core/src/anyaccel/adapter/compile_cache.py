@@ -187,7 +187,7 @@ def _cache_key(segment: Segment, layout: SegmentLayout, ops: TracedOps, as_a_who
         return None  # it may hold a model, which would be kept
     operations = [replace(op, model=None if op.model is None else id(op.model)) for op in segment.operations]
     values = (tuple(segment.inputs.items()), segment.outputs, segment.needs_pullback, segment.precision)
-    key = (type(ops), as_a_whole, tuple(operations), values, tuple(models), tuple(losses), tuple(groups))
+    key = (type(ops), ops.variant, as_a_whole, tuple(operations), values, tuple(models), tuple(losses), tuple(groups))
     return key if _has_weak_references(layout) and _is_hashable(key) else None
 
 

@@ -55,6 +55,23 @@ def nvml_session() -> Iterator[Any]:
                 nvml.nvmlShutdown()
 
 
+def nvidia_utilization(identity: str) -> float | None:
+    """The part of the last moment in which a GPU computed, from 0 to 1; None without NVML, or where it does not tell.
+
+    Args:
+        identity: UUID (`GPU-...`, `MIG-...`) or PCI address.
+    """
+    with nvml_session() as nvml:
+        if nvml is None:
+            return None
+        is_uuid = identity.startswith(("GPU-", "MIG-"))
+        find = nvml.nvmlDeviceGetHandleByUUID if is_uuid else nvml.nvmlDeviceGetHandleByPciBusId
+        try:
+            return float(nvml.nvmlDeviceGetUtilizationRates(find(identity)).gpu) / 100
+        except nvml.NVMLError:
+            return None
+
+
 def visible_nvidia_gpus() -> list[NvidiaGpu]:
     """The GPUs that CUDA will show to this process, ordered as by `CUDA_VISIBLE_DEVICES`; none without a driver."""
     with nvml_session() as nvml:

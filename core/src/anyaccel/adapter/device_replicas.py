@@ -57,14 +57,22 @@ class DeviceReplicas(Backend):
         """
         return [_weighted_sum(column, weights) for column in zip(*tensors, strict=True)]
 
-    def build_over(self, segment: Segment, devices: Sequence[Device]) -> Program | None:
+    def build_over(self, segment: Segment, devices: Sequence[Device], *, divided: bool = False) -> Program | None:
         """One program over all devices, where the framework has such; None, the default: one is made of several.
+
+        It has the numbers of a program on one device. Its inputs, outputs and losses are on the first.
 
         Args:
             segment: on the first device.
             devices: of the replicas.
+            divided: whether each device has a part of the parameters and optimizer states only. Called only where
+                `undividable_reason` gave nothing.
         """
         return None
+
+    def undividable_reason(self, segment: Segment) -> str:
+        """What keeps parameters from being divided among devices of one process, in words; `""` if nothing does."""
+        return "its plugin divides parameters among processes at most"
 
 
 def _keep(gradients: Gradients, gradient: Any) -> Any:

@@ -27,6 +27,7 @@ def build_replicated(
     devices: Sequence[Device],
     *,
     deterministic: bool = False,
+    divided: bool = False,
     processes: ShardProcesses | None = None,
 ) -> Program:
     """A program that trains copies of a segment's models on several devices; the models themselves get the result.
@@ -36,10 +37,12 @@ def build_replicated(
         segment: with its models, on the first device.
         devices: one for each replica; with `deterministic` also a single one.
         deterministic: whether results do not depend on how many devices there are, to the last bit.
+        divided: whether each device has a part of the parameters, by one program over all.
         processes: with `deterministic`, those that compute some shards of each batch; None for this one alone.
     """
     assert isinstance(backend, DeviceReplicas)
-    whole = None if deterministic or len(devices) == 1 else backend.build_over(segment, devices)
+    one_by_one = deterministic or len(devices) == 1
+    whole = None if one_by_one else backend.build_over(segment, devices, divided=divided)
     if whole is not None:
         return whole
     programs: list[Program] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -59,6 +59,9 @@ class TracedOps(ArrayOps):
 
     libraries: ClassVar[frozenset[str]] = frozenset()
     """Top-level modules of the framework and its libraries: their code is constant, and is not searched for values."""
+
+    variant: Hashable = None
+    """What compiled functions depend on besides the class and the models: those of another are not taken."""
 
     eager = False
     """Set by the program: models are called one by one, with arrays that have values, and nothing is compiled."""

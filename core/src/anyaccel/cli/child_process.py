@@ -8,6 +8,8 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from anyaccel.requests.bounded_process import run_bounded
+
 
 def run_child(
     module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
@@ -23,17 +25,8 @@ def run_child(
     Raises:
         subprocess.TimeoutExpired: it did not end in time, and was killed.
     """
-    return subprocess.run(
-        # -P: a file of the working directory must not stand in for a module.
-        [sys.executable, "-P", "-m", module, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=timeout,
-        check=False,
-        env=environment,
-    )
+    # -P: a file of the working directory must not stand in for a module.
+    return run_bounded([sys.executable, "-P", "-m", module, *arguments], timeout, environment)
 
 
 def last_answer(printed: str, keys: Collection[str]) -> dict[str, Any] | None:

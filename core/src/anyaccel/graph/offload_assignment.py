@@ -13,17 +13,20 @@ from anyaccel.errors import AnyaccelError, CapabilityError, DeviceParseError, Gr
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.resolution import Request
+from anyaccel.graph.shape_inference import Shapes
 from anyaccel.host_memory import host_memory
 from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.planner import OffloadModels, OffloadRequest
 from anyaccel.planner.capability import TIERS
 from anyaccel.registry import Registry
 from anyaccel.requests import InventoryRegistry
+from anyaccel.segment import TensorSpec
 
+_ROWS = 2  # of the call that shows in which order blocks compute
 _EXAMPLE = "{'embed': 'gpu:0', 'layers': 'cpu'}"
 
 
-def with_offload(node: Node, assignment: Assignment, request: Request, known: Registry) -> Assignment:
+def with_offload(node: Node, assignment: Assignment, request: Request, known: Registry, shapes: Shapes) -> Assignment:
     """The assignment of a node with the places of its model's blocks, where it has a device map.
 
     Raises:
@@ -33,7 +36,7 @@ def with_offload(node: Node, assignment: Assignment, request: Request, known: Re
         return assignment
     _check_possible(node, assignment, request)
     assert isinstance(assignment.backend, OffloadModels)
-    wanted = _wanted(node, assignment, request, known)
+    wanted = _wanted(node, assignment, request, known, shapes)
     try:
         plan = assignment.backend.plan_offload(node.model, assignment.device, wanted)
     except AnyaccelError as error:
@@ -72,7 +75,9 @@ def _check_possible(node: ModelNode, assignment: Assignment, request: Request) -
         )
 
 
-def _wanted(node: ModelNode, assignment: Assignment, request: Request, known: Registry) -> OffloadRequest:
+def _wanted(
+    node: ModelNode, assignment: Assignment, request: Request, known: Registry, shapes: Shapes
+) -> OffloadRequest:
     where, kind = f"node {node.label!r}: ", assignment.device.kind
     planned = isinstance(node.device_map, str)
     entries: Any = {} if planned else node.device_map
@@ -89,6 +94,9 @@ def _wanted(node: ModelNode, assignment: Assignment, request: Request, known: Re
         offload=node.offload,
         training=request.training and not node.frozen,
         free=_free(assignment, known, devices.values()),
+        inputs=[TensorSpec((_ROWS, *spec.shape), spec.dtype) for spec in shapes.wanted(node.label)],
+        arguments=shapes.arguments.get(node.label, ()),
+        requires_order=False,
     )
 
 

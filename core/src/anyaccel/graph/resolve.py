@@ -79,7 +79,7 @@ class _Resolver:
             for label, assignment in self._assigned.items()
         }
         self._assigned = {
-            label: with_offload(self._nodes[label], assignment, request, self._registry)
+            label: with_offload(self._nodes[label], assignment, request, self._registry, self._shapes)
             for label, assignment in self._assigned.items()
         }
         if request.training:

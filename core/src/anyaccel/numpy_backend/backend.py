@@ -12,6 +12,7 @@ import numpy as np
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import AsyncCopy, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
@@ -28,6 +29,7 @@ from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.program import NumpyProgram
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
 from anyaccel.numpy_backend.sim_device import missing, observers, running
+from anyaccel.numpy_backend.step_cost import step_cost
 from anyaccel.numpy_backend.step_memory import step_memory
 from anyaccel.numpy_backend.step_profile import profile_steps
 from anyaccel.precision import PRECISIONS, ComputesPrecision
@@ -38,7 +40,15 @@ _OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `fr
 
 
 class NumpyBackend(
-    DeviceReplicas, Exchange, Compute, Memory, MemoryFigures, ComputesPrecision, ObservesTransfers, ProfilesSteps
+    DeviceReplicas,
+    Exchange,
+    Compute,
+    Memory,
+    MemoryFigures,
+    ComputesPrecision,
+    ObservesTransfers,
+    ProfilesSteps,
+    StepCosts,
 ):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
@@ -213,6 +223,10 @@ class NumpyBackend(
     ) -> Mapping[Device, int]:
         """Measured on simulated devices, with rows of zeros and copies of the models."""
         return step_memory(segment, batch_size, n_microbatches)
+
+    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
+        """As `StepCosts.step_cost`: activations; operations are not counted."""
+        return step_cost(segment, batch_size)
 
     def profile_steps(
         self, path: FilePath, nodes: Mapping[str, Any], devices: Sequence[Device]

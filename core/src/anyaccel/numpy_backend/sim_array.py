@@ -54,6 +54,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         """Compute on the plain arrays; `out` is returned as it was given."""
         on = self._check_operands(ufunc.__name__, (inputs, kwargs))
         result = getattr(ufunc, method)(*_cast_numbers(_bare(inputs)), **_bare(kwargs))
+        _computed(on, (inputs, kwargs), result)
         out = kwargs.get("out")
         if out is None:
             return _wrapped(result, on)
@@ -63,6 +64,7 @@ class SimArray(np.ndarray[Any, np.dtype[Any]]):
         """Compute on the plain arrays. What returns a Python bool, or as much as values say, has synchronized."""
         on = self._check_operands(func.__name__, (args, kwargs))
         result = func(*_bare(args), **_bare(kwargs))
+        _computed(on, (args, kwargs), result)
         if isinstance(result, bool) or func.__name__ in _COUNTING:
             on.waited(func.__name__)
         return _wrapped(result, on)
@@ -199,6 +201,14 @@ def put_like(array: Array, like: Array) -> Array:
 def place_of(array: Any) -> Device | SimDevice:
     """The simulated device of an array, or the CPU."""
     return array.on if isinstance(array, SimArray) else HOST
+
+
+def _computed(on: SimDevice, operands: Any, result: Any) -> None:
+    """Let the device's clock go on by what was read and written; views, without memory of their own, are free."""
+    if on.timing is not None:
+        written = [each for each in _arrays(result) if each.base is None]
+        if written or not isinstance(result, np.ndarray):
+            on.timing.compute(sum(each.nbytes for each in (*_arrays(operands), *written)))
 
 
 def _elsewhere(array: Array, on: SimDevice) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel import arguments
+from anyaccel.adapter.simulated_timing import INTO, OUT, Timing
 from anyaccel.adapter.transfer_observer import Observers, TransferEvent, TransferKind
 from anyaccel.arguments import shown
 from anyaccel.device import Device
@@ -66,6 +67,7 @@ class SimDevice:
         transfers: transfers since the last `clear`.
         syncs: how often the host waited for a value since the last `clear`.
         closed: whether its simulation has ended; arrays left on it can still be read.
+        timing: its clocks in simulated time; None, unless set, for a device that takes no time.
     """
 
     def __init__(self, index: int, capacity: int | None, float64: bool) -> None:
@@ -77,6 +79,7 @@ class SimDevice:
         self.transfers = Transfers()
         self.syncs = 0
         self.closed = False
+        self.timing: Timing | None = None
         self._held: set[int] = set()
 
     def __str__(self) -> str:
@@ -89,16 +92,22 @@ class SimDevice:
     def waited(self, name: str = "synchronize") -> None:
         """Count a synchronization, in which nothing is moved."""
         self.syncs += 1
+        if self.timing is not None:
+            self.timing.wait(self.timing.elapsed())
         self._tell("wait", self.device, _HOST, name, 0)
 
     def uploaded(self, nbytes: int, *, waits: bool = True) -> None:
         """Count a transfer from the host."""
         self.transfers.into.count(nbytes)
+        if self.timing is not None:
+            self.timing.copy(INTO, nbytes, waits=waits)
         self._tell("host to device", _HOST, self.device, "copy", nbytes, waits)
 
     def downloaded(self, nbytes: int) -> None:
         """Count a transfer to the host, which is a synchronization."""
         self.transfers.out.count(nbytes)
+        if self.timing is not None:
+            self.timing.copy(OUT, nbytes, waits=True)
         self.syncs += 1
         self._tell("device to host", self.device, _HOST, "copy", nbytes)
 
@@ -106,6 +115,8 @@ class SimDevice:
         """Count a transfer from another simulated device, on both."""
         for end in (source, self):
             end.transfers.between.count(nbytes)
+        if self.timing is not None and source.timing is not None:
+            self.timing.copy_from(source.timing, nbytes)
         self._tell("device to device", source.device, self.device, "copy", nbytes, waits=False)
 
     def _tell(

@@ -33,12 +33,12 @@ def step_memory(segment: Segment, batch_size: int, n_microbatches: int = 1) -> d
     places = dict.fromkeys([operation.device for operation in segment.operations])
     scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
     with counting(list(scratch.values())), np.errstate(all="ignore"):
-        run = _ScratchRun(_moved(segment, scratch), batch_size, n_microbatches)
+        run = _ScratchRun(moved_segment(segment, scratch), batch_size, n_microbatches)
         taken = run.train() if segment.groups else run.evaluate()
     return {device: taken[on.device] for device, on in scratch.items()}
 
 
-def _moved(segment: Segment, scratch: Scratch) -> Segment:
+def moved_segment(segment: Segment, scratch: Scratch) -> Segment:
     """The segment on other devices, with copies of its models and no optimizer state."""
     copies: dict[int, Any] = {}
     operations = tuple(

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from anyaccel.phases.run import Run
 
 _HINT = "write callbacks=[Profile(steps=(10, 20))]"
+_LONGEST = 50
+"""Characters of a label in the name of a file."""
 _RECORDING = threading.Lock()  # profilers record whole processes
 
 
@@ -59,10 +61,12 @@ class Profile(Callback):
 
     def phase_start(self, phase: Any, run: Run) -> None:
         """Refuse phases without training steps, and a folder that cannot be made."""
-        self.files = []
         if not isinstance(phase, TrainPhase):
+            if self not in phase.callbacks:  # it is one of an experiment, which has other phases too
+                return
             problem = f"phase {phase.label!r} has a Profile, and no training steps"
             raise PhaseError(problem, available="a TrainPhase", hint="give the Profile to the TrainPhase")
+        self.files = []
         try:
             Path(self.folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -71,6 +75,8 @@ class Profile(Callback):
 
     def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
         """Refuse frameworks that have no profiler."""
+        if not isinstance(phase, TrainPhase):
+            return
         lacking = {each.framework for each in plan.assignments if not isinstance(each.backend, ProfilesSteps)}
         if lacking:
             raise PhaseError(
@@ -151,8 +157,8 @@ class ProfileSession:
             own = [each for each in assignments if each.framework == framework]
             backend = own[0].backend
             models = {trace_name(each.node): getattr(self._run.graph[each.node], "model", None) for each in own}
-            name = re.sub(r"[^\w.-]+", "_", f"{self._run.phase.label}-{framework}")
-            path = Path(self._profile.folder) / f"{name}.trace.json.gz"
+            name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
+            path = Path(self._profile.folder) / f"{name}-{framework}.trace.json.gz"
             assert isinstance(backend, ProfilesSteps)
             context: AbstractContextManager[Mark] = backend.profile_steps(path, models, [each.device for each in own])
             self._marks.append(self._recording.enter_context(context))

@@ -42,7 +42,17 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
         yield f"the estimator {learners[0]!r} learns from each batch"
     if phase.sync_batchnorm and phase.accumulate > 1:
         yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
+    yield from _unshareable_models(resolution)
     yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
+
+
+def _unshareable_models(resolution: Resolution) -> Iterator[str]:
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for operation in segment.operations:
+            if not (operation.trainable and operation.model is not None and isinstance(backend, Replicate)):
+                continue
+            if why := backend.unshareable_reason(operation.model):
+                yield f"node {operation.label!r} {why}"
 
 
 def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:

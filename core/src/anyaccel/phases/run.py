@@ -15,8 +15,10 @@ from anyaccel.phases.events import Event, log
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.measured_work import MeasuredWork, measured_work
 from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.run_stats import RunStats, run_stats
+from anyaccel.phases.step_pacing import EpochTiming
 from anyaccel.precision import LossScaleState
 from anyaccel.printable import printable
 
@@ -70,6 +72,8 @@ class Run:
         epoch: number of the epoch within this run, from 0.
         step: number of the step within the epoch, from 0.
         history: the completed epochs.
+        timing: steps, samples and seconds of the last one in this process; None before there is one.
+        batch_size: the most rows of a step, once they are known; 0 before.
         evaluation: the values of an EvalPhase once it has ended; else None.
         fitted: what a FitPhase has fitted so far, in order.
         rows: the data of the phase by feature set, once known; for a source of batches, some of its first rows.
@@ -94,6 +98,8 @@ class Run:
         self.epoch = 0
         self.step = 0
         self.history: list[Epoch] = []
+        self.timing: EpochTiming | None = None
+        self.batch_size = 0
         self.evaluation: EvaluationValues | None = None
         self.fitted: list[Fitted] = []
         self.rows: Mapping[str, Rows] = {}
@@ -104,6 +110,7 @@ class Run:
         self.heard: Callable[[Event], None] | None = None
         self.last_losses: Callable[[], list[Losses]] = list
         self._pipeline: Pipeline | None = None
+        self._work = MeasuredWork()
         self.final_snapshot: Any = None
         self.final_state: Mapping[str, np.ndarray] | None = None
 
@@ -147,7 +154,27 @@ class Run:
     @property
     def stats(self) -> RunStats:
         """Memory of the devices and nodes, and the speed of the last epoch; for `epoch_end`, as it costs a moment."""
-        return run_stats(self.plan, self.graph, self.history, trains=hasattr(self.phase, "n_epochs"))
+        return run_stats(self.plan, self.graph, self.timing, self._work, trains=self._trains)
+
+    @property
+    def _trains(self) -> bool:
+        return bool(getattr(self.phase, "kind", "") == "train")
+
+    def measure_step(self) -> RunStats:
+        """Measure the operations and activations of a training step, which `stats` has from then on; gives `stats`.
+
+        Done without the devices, over a copy of the models; takes about a second. For `after_loading`.
+
+        Raises:
+            PhaseError: the run trains nothing, or its programs are not built.
+        """
+        if not self._trains:
+            problem = f"phase {self.phase.label!r} has no training steps to measure"
+            raise PhaseError(problem, available="a TrainPhase", hint="call this in a callback of a TrainPhase")
+        pipeline = self._programs()
+        if self.plan is not None and pipeline.stages:
+            self._work = measured_work(self.plan, pipeline.stages, self.batch_size, self.phase.step is not None)
+        return self.stats
 
     def step_losses(self) -> dict[str, float]:
         """Mean losses of the steps since `step_end` was last called, by label. Waits for the devices.

@@ -43,7 +43,7 @@ from anyaccel.phases.replica_code import code_digests
 from anyaccel.phases.replica_devices import check_replicable, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
-from anyaccel.phases.sharding import check_sharding, sharding_notes
+from anyaccel.phases.sharding import check_sharding, divides, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
@@ -163,7 +163,7 @@ class _PhaseExecution:
         for backend, value in resolution.matmul_precisions:
             self._settings.enter_context(backend.matmul_precision(value))
         own = parts[0]
-        run.rows = own.evaluated.rows
+        run.rows, run.batch_size = own.evaluated.rows, own.factory.batch_size
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
         shares = (*replica_notes(phase, run.plan, own.factory.batch_size), *sharding_notes(phase, resolution))
@@ -405,7 +405,7 @@ def _program(
     if not (plan.replicas or deterministic):
         return backend.build(segment)
     devices = plan.replicas or (segment.operations[0].device,)
-    return build_replicated(backend, segment, devices, deterministic=deterministic)
+    return build_replicated(backend, segment, devices, deterministic=deterministic, divided=divides(phase, plan))
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

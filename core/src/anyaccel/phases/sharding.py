@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.errors import CapabilityError, PhaseError
-from anyaccel.graph import Resolution
+from anyaccel.graph import Plan, Resolution
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import ShardParameters, launched
@@ -16,6 +17,11 @@ def is_sharded(phase: Phase) -> bool:
     if not isinstance(phase, TrainPhase) or phase.sharding is None:
         return False
     return phase.replicas != 1 and launched() is not None
+
+
+def divides(phase: Phase, plan: Plan) -> bool:
+    """Whether the parameters that a phase trains are divided among several devices of this process."""
+    return isinstance(phase, TrainPhase) and phase.sharding is not None and bool(plan.replicas)
 
 
 def offloads(phase: Phase) -> bool:
@@ -30,6 +36,8 @@ def check_sharding(phase: Phase, resolution: Resolution) -> None:
         CapabilityError: the backend has no sharding.
         PhaseError: the graph or the phase has something that cannot be divided.
     """
+    if divides(phase, resolution.plan):
+        _check_divisible(phase, resolution)
     if not is_sharded(phase):
         return
     hint = "leave sharding out: then each replica keeps all parameters"
@@ -43,6 +51,23 @@ def check_sharding(phase: Phase, resolution: Resolution) -> None:
     reason = next(_reasons(phase, resolution), None)
     if reason is not None:
         raise PhaseError(f"phase {phase.label!r} has sharding, and {reason}", hint=hint)
+
+
+def _check_divisible(phase: Phase, resolution: Resolution) -> None:
+    """Check that what a phase trains can be divided among devices of this process; `check_replicable` has passed."""
+    (segment,), (backend,) = resolution.segments, resolution.backends
+    assert isinstance(backend, DeviceReplicas)
+    reason = backend.undividable_reason(segment)
+    if isinstance(phase, TrainPhase) and phase.deterministic:
+        reason = "deterministic=True adds whole gradients"
+    elif offloads(phase):
+        reason = "offload is for the processes of a launcher"
+    if reason:
+        replicas = resolution.plan.replicas
+        raise PhaseError(
+            f"phase {phase.label!r} has sharding over {', '.join(map(str, replicas))}, and {reason}",
+            hint=f"start processes, anyaccel run --replicas {len(replicas)} SCRIPT, or leave sharding out",
+        )
 
 
 def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
@@ -63,6 +88,10 @@ def sharding_notes(phase: Phase, resolution: Resolution) -> tuple[str, ...]:
     """What the plan says of sharding; nothing without it."""
     if not isinstance(phase, TrainPhase) or phase.sharding is None:
         return ()
+    if divides(phase, resolution.plan):
+        nodes = [op.label for segment in resolution.segments for op in segment.operations if op.model and op.trainable]
+        every = ", ".join(map(repr, nodes))
+        return (f"parameters and optimizer state of {every} are divided among {len(resolution.plan.replicas)} devices",)
     place = launched()
     if place is None or phase.replicas == 1:
         return (f"sharding={phase.sharding!r} divides nothing here: this process trains on its own",)

@@ -30,7 +30,7 @@ from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
-from anyaccel.phases.step_pacing import PendingCalls, StepPacing
+from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.step_telling import StepTeller
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
@@ -80,6 +80,8 @@ class TrainLoop:
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
         shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
+        # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
+        self._goes_back = not self._sharded and not (phase.sharding is not None and len(phase.devices) > 1)
         checked = (phase.accumulate > 1 or shares) and not self._sharded
         self._mean_check = MeanCheck(phase, replicated=shares) if checked else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
@@ -89,6 +91,7 @@ class TrainLoop:
         self._unheard: list[Losses] = []  # of the steps since somebody listened
         self._compile_policy = self._new_compile_policy()
         self._pending = PendingCalls()
+        self._samples = SampleCount()  # of the epoch that is running
         self._profile = profile_session(hooks.callbacks, run, pipeline)
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable, hooks.callbacks)
         self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
@@ -184,7 +187,7 @@ class TrainLoop:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
             self._renew_compiled()
-        began = time.perf_counter()
+        began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
         if self._replicated is not None:
             self._replicated.begin_epoch(epoch, run.step)
@@ -202,6 +205,8 @@ class TrainLoop:
             self._checkpointer.epoch_ends()
         run.graph.progress[label] = number + 1
         run.history.append(self._record_of(number, losses, n_steps, seconds))
+        counted = self._samples
+        run.timing = EpochTiming(steps=counted.steps, samples=counted.samples, seconds=seconds)
         self._validate(epoch)  # the epoch is complete, and recorded, whatever comes of this
         self._progress.epoch(run.history[-1].figures)
         if self._hooks.reads_models:
@@ -259,7 +264,7 @@ class TrainLoop:
         """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
         run = self._run
         self._unheard = []
-        if not self._sharded:  # nobody goes back alone, and a copy takes room
+        if self._goes_back:
             self._snapshots.begin_epoch(run.step)
         while True:
             means = self._attempt(number, losses)
@@ -276,6 +281,7 @@ class TrainLoop:
                 self._policy.make_room(failure, self._tried_rows)
             finally:  # its events say at which step memory ran out
                 run.step, self._uncounted, self._unheard = resumed, 0, []
+                self._samples.back_to(resumed)
             self._pending.clear()
             self._compile_policy.repeat(failed - resumed)
             self._progress.advance(resumed - failed)
@@ -358,6 +364,7 @@ class TrainLoop:
             self._uncounted = 1
             with self._profiled(1):
                 step_losses = runner.train_step(steps.rows, max_rows)
+            self._samples.add(self._run.step, 1, steps.batch_size)
             self._step_done(losses, step_losses, 1)
 
     def _profiled(self, n_steps: int) -> AbstractContextManager[None]:
@@ -389,6 +396,7 @@ class TrainLoop:
                 else:
                     step_losses = self._told_steps(teller, runner, start + done * size, count, size, microbatch)
                     count = teller.n_told
+            self._samples.add(run.step - (0 if teller is None else count), count, size)
             self._step_done(losses, step_losses, count, told=teller)
             self._record(self._pending.launched(step_losses, count, began))
             done += count

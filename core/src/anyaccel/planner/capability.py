@@ -28,6 +28,9 @@ class OffloadRequest:
             is not compared.
         inputs: shape and dtype of each input of a call, with the batch: objects with `shape` and `dtype`. Where they
             are given, blocks are in the order in which such a call computes them.
+        arguments: the path of each input in the call, as of `Operation.arguments`; empty where they are positional.
+        requires_order: whether it is an error that such a call fails. If not, a note of the plan says so, and blocks
+            are in the order in which they are registered.
     """
 
     device_map: Mapping[str, str] | None = None
@@ -36,6 +39,8 @@ class OffloadRequest:
     training: bool = False
     free: Mapping[str, int | None] = field(default_factory=dict, compare=False)
     inputs: Sequence[Any] = field(default=(), compare=False)
+    arguments: Sequence[tuple[str | int, ...]] = field(default=(), compare=False)
+    requires_order: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

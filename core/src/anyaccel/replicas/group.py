@@ -128,6 +128,10 @@ class Replicate(ABC):
             FrameworkError: the replicas cannot be joined.
         """
 
+    def unshareable_reason(self, model: Any) -> str:
+        """What keeps replicas from sharing a model that is trained, in words; `""`, the default, if nothing does."""
+        return ""
+
     def unsynchronizable(self, model: Any) -> str:
         """Name of a layer that mixes the rows of a batch, and cannot do so over all replicas; `""` if there is none."""
         return type(model).__name__

@@ -164,11 +164,10 @@ def stated_memory(name: str, nbytes: int) -> float:
     reported = round(nbytes / 1e9, 1)
     if product is None or " MIG " in f" {name} ":
         return reported
-    if written in product.memory_gb:
-        return float(written)
-    nearest = min(product.memory_gb, key=lambda gb: abs(gb - reported))
+    nearest = written if written in product.memory_gb else min(product.memory_gb, key=lambda gb: abs(gb - reported))
     close = not nbytes or abs(nearest - reported) <= 0.12 * nearest
-    return float(nearest) if close and (nbytes or len(product.memory_gb) == 1) else reported
+    is_known = nbytes or written == nearest or len(product.memory_gb) == 1
+    return float(nearest) if close and is_known else reported
 
 
 def _read_part(part: str, whole: str) -> tuple[int, RequestEntry]:

@@ -21,11 +21,13 @@ from pathlib import Path
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.host_memory import host_memory
+from anyaccel.requests.bounded_process import run_bounded
 
 PATIENCE = 5.0  # seconds for a driver; one that hangs must not stop who asks
 _ROOT = Path("/")
 _SMI = "index,name,uuid,memory.total,pci.bus_id"
 _MIB = 1 << 20
+_MOST_REPORTED, _MOST_BYTES, _LONGEST_NAME = 1024, 1 << 50, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +90,13 @@ def visible(devices: Sequence[SystemDevice], mask: str | None) -> list[SystemDev
 def _nvidia(root: Path) -> list[SystemDevice]:
     folder = root / "proc/driver/nvidia"
     has_driver = folder.exists() or sys.platform == "win32" or (root / "dev/dxg").exists()
-    known = _nvidia_driver() if root == _ROOT and has_driver else None
+    known = nvidia_driver() if root == _ROOT and has_driver else None
     files = sorted(folder.glob("gpus/*/information"))
     return [_from_proc(text) for text in map(_text, files) if text] if known is None else list(known)
 
 
 @cache
-def _nvidia_driver() -> tuple[SystemDevice, ...] | None:
+def nvidia_driver() -> tuple[SystemDevice, ...] | None:
     """What the driver says, None if it does not answer; asked once in a process, as each time takes a child process."""
     command = [sys.executable, "-P", "-m", "anyaccel.requests.nvml_probe"]
     if find_spec("pynvml") is not None and (answer := output_of(command)):
@@ -105,46 +107,53 @@ def _nvidia_driver() -> tuple[SystemDevice, ...] | None:
     return None
 
 
+hanging: list[Sequence[str]] = []
+"""Commands that did not answer in this process."""
+
+
 def output_of(command: Sequence[str]) -> str:
-    """What a command prints, `""` if it fails or does not end in time."""
+    """What a command that asks a driver prints, `""` if it fails or does not end in time.
+
+    After one that did not end, none is asked in this process: it would hang as well.
+    """
+    if hanging:
+        return ""
     try:
-        child = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE,
-            check=False,
-        )
+        child = run_bounded(command, PATIENCE)
+    except subprocess.TimeoutExpired:
+        hanging.append(command)
+        return ""
     except (OSError, subprocess.SubprocessError):
         return ""
     return child.stdout if child.returncode == 0 else ""
 
 
 def from_json(answer: str) -> list[SystemDevice]:
-    """The devices that `nvml_probe` printed; none if it printed something else."""
+    """The devices that `nvml_probe` printed; none if it printed something else. Figures that cannot be are unknown."""
     try:
         rows = json.loads(answer.strip().splitlines()[-1])
-        return [SystemDevice(kind="gpu", vendor="nvidia", **row) for row in rows]
-    except (ValueError, TypeError, IndexError):
+        return [_reported(row["name"], row["identity"], row["nbytes"]) for row in rows[:_MOST_REPORTED]]
+    except (ValueError, TypeError, LookupError, RecursionError):
         return []
 
 
 def from_smi(answer: str) -> list[SystemDevice]:
-    """The devices that `nvidia-smi` printed as CSV."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()]
+    """The devices that `nvidia-smi` printed as CSV. Figures that cannot be are unknown."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()[:_MOST_REPORTED]]
     return [
-        SystemDevice(
-            kind="gpu",
-            vendor="nvidia",
-            name=row[1],
-            identity=row[2],
-            nbytes=int(row[3]) * _MIB if row[3].isdigit() else 0,
+        _reported(
+            row[1], row[2], int(row[3]) * _MIB if row[3].isascii() and row[3].isdigit() and len(row[3]) < 10 else 0
         )
         for row in rows
         if len(row) == 5
     ]
+
+
+def _reported(name: object, identity: object, nbytes: object) -> SystemDevice:
+    """A device as a driver reports it, which may be mistaken, or say what it likes."""
+    size = nbytes if isinstance(nbytes, int) and 0 <= nbytes <= _MOST_BYTES else 0
+    texts = [each[:_LONGEST_NAME] if isinstance(each, str) else "" for each in (name, identity)]
+    return SystemDevice(kind="gpu", vendor="nvidia", name=texts[0], identity=texts[1], nbytes=size)
 
 
 def _from_proc(text: str) -> SystemDevice:

@@ -15,6 +15,7 @@ from anyaccel.testing.profile_tests import ProfileTests
 from anyaccel.testing.program_tests import ProgramTests
 from anyaccel.testing.replica_tests import ReplicaTests
 from anyaccel.testing.segment_tests import ClippingTests, SegmentTests
+from anyaccel.testing.step_cost_tests import StepCostTests
 from anyaccel.testing.training_tests import TrainingTests
 from anyaccel.testing.weight_file_tests import WeightFileTests
 from anyaccel.testing.weighted_loss_tests import WeightedLossTests
@@ -34,6 +35,7 @@ class ComputeTests(
     OwnStepTests,
     PrecisionTests,
     ProfileTests,
+    StepCostTests,
     WeightFileTests,
     DeviceReplicaTests,
     ReplicaTests,

@@ -49,6 +49,20 @@ class DeviceReplicaTests(Subject):
         np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
         assert_close(own_values, values, rtol=1e-3, atol=1e-4)
 
+    def test_devices_that_divide_parameters_train_like_one(self, harness: Harness, model: Make) -> None:
+        """Where parameters can be divided among devices: losses, clipped steps, values and states of one program."""
+        devices = replica_devices(harness, 2)
+        start = harness.prepare_model(model)
+        backend = cast("DeviceReplicas", harness.backend)
+        if devices[0] == devices[1] or backend.undividable_reason(harness.segment(start)):
+            pytest.skip("parameters cannot be divided among devices here")
+        losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
+        divided = harness.clone_model(model, start)
+        own_losses, own_values = trained(harness, divided, devices, divided=True)
+        np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+        assert_close(own_values, values, rtol=1e-3, atol=1e-4)
+        assert harness.backend.device_of(divided) == devices[0]
+
     def test_replicas_stay_equal(self, harness: Harness, model: Make) -> None:
         """After some steps all have the same values, to the last bit."""
         devices = replica_devices(harness, 2)
@@ -87,13 +101,21 @@ def replica_devices(harness: Harness, n: int) -> list[Device]:
 
 
 def trained(
-    harness: Harness, prepared: Any, devices: list[Device], *, shared: bool = True, deterministic: bool = False
+    harness: Harness,
+    prepared: Any,
+    devices: list[Device],
+    *,
+    shared: bool = True,
+    deterministic: bool = False,
+    divided: bool = False,
 ) -> tuple[list[float], dict[str, Array]]:
     """Losses of some steps, and the values after them, of replicas or of a plain program."""
     segment = harness.segment(prepared, optimizer=ADAM)
     backend = cast("ComputingBackend", harness.backend)
     program = (
-        build_replicated(backend, segment, devices, deterministic=deterministic) if shared else backend.build(segment)
+        build_replicated(backend, segment, devices, deterministic=deterministic, divided=divided)
+        if shared
+        else backend.build(segment)
     )
     losses = []
     for _ in range(STEPS):

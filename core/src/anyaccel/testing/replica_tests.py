@@ -45,11 +45,8 @@ class ReplicaTests(Subject):
 
     @pytest.fixture
     def replica_folder(self, backend: Backend, harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Where the replicas tell what they found; the processes run once for a backend."""
-        _need(isinstance(backend, Replicate), "the backend does not declare replicate")
-        _need(isinstance(backend, Exchange), "the kit reads tensors of other processes by Exchange")
-        _need(STANDARD_MODEL in harness.compute.models(), f"{STANDARD_MODEL} is not there")
-        return _performed(type(backend), _kind(harness), tmp_path_factory, harness)
+        """Where the replicas tell what they found; a subject may have its own way of running them."""
+        return run_scenarios(backend, harness, tmp_path_factory)
 
     @pytest.fixture
     def replicated(self, replica_folder: Path) -> Reports:
@@ -214,8 +211,12 @@ def _kind(harness: Harness) -> str:
 _folders: dict[tuple[type, str], Path] = {}
 
 
-def _performed(cls: type[Backend], kind: str, factory: pytest.TempPathFactory, harness: Harness) -> Path:
-    """The folder with what two processes found, which are run once for a backend."""
+def run_scenarios(backend: Backend, harness: Harness, factory: pytest.TempPathFactory) -> Path:
+    """The folder with what two processes found, which are run once for a class of backends."""
+    _need(isinstance(backend, Replicate), "the backend does not declare replicate")
+    _need(isinstance(backend, Exchange), "the kit reads tensors of other processes by Exchange")
+    _need(STANDARD_MODEL in harness.compute.models(), f"{STANDARD_MODEL} is not there")
+    cls, kind = type(backend), _kind(harness)
     if (cls, kind) not in _folders:
         folder = factory.mktemp("replicas")
         save_start(harness, folder)

@@ -11,11 +11,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from types import CodeType, FrameType
 from typing import Any
 
-_USERS, _NAMED = "the user's", "has names"
-_MEANT = frozenset({"op", "operation", "edge", "run"})
+_NODE, _EDGE, _PHASE, _USERS = 1, 2, 4, 8
+_MEANT = {"op": _NODE, "operation": _NODE, "edge": _EDGE, "run": _PHASE}
+"""What variables of anyaccel's functions tell."""
 _STANDARD = frozenset({*sys.stdlib_module_names, "anyaccel", "numpy"}) - {"__main__"}
 
 
@@ -54,48 +57,59 @@ class CallSites:
 
     def __init__(self, inner: Iterable[str] = ()) -> None:
         self._inner = frozenset(inner) - {"__main__"}  # where a plugin may be, too
-        self._roles: dict[int, tuple[str, CodeType]] = {}  # by id: the hash of a code object reads all of it
+        self._roles: dict[int, int] = {}  # by id: the hash of a code object reads all of it
+        self._codes: list[CodeType] = []  # held, so that ids stay theirs
+        self._sites: dict[tuple[Any, ...], CallSite] = {}
 
     def here(self) -> CallSite:
         """Where the caller stands."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-        line, names, roles = "", {"node": "", "edge": "", "phase": ""}, self._roles
-        while frame is not None and not (line and names["phase"]):
+        users: FrameType | None = None
+        names, missing, roles = ["", "", ""], _NODE | _EDGE | _PHASE, self._roles
+        while frame is not None and (users is None or missing & _PHASE):
             known = roles.get(id(frame.f_code))
-            role = self._role(frame) if known is None else known[0]
-            if role == _NAMED:
-                _read_names(frame.f_locals, names)
-            elif role == _USERS and not line:
-                line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            role = self._role(frame) if known is None else known
+            if role & missing:  # to be read, the variables of a frame are copied
+                missing = _read_names(frame.f_locals, names, missing)
+            elif role == _USERS and users is None:
+                users = frame
             frame = frame.f_back
-        phases = _running[0]() if _running and not names["phase"] and not line else ()
-        return CallSite(
-            line=line or f"thread {threading.current_thread().name}",
-            node=names["node"],
-            edge=names["edge"],
-            phase=phases[0] if len(phases) == 1 else names["phase"],
-        )
+        return self._site(users, *names)
 
-    def _role(self, frame: FrameType) -> str:
-        """Whether a function is the user's, or anyaccel's with variables that mean something, or neither."""
+    def _site(self, users: FrameType | None, node: str, edge: str, phase: str) -> CallSite:
+        where: Any = (id(users.f_code), users.f_lineno) if users is not None else threading.current_thread().name
+        if not phase and users is None and _running:
+            phases = _running[0]()
+            phase = phases[0] if len(phases) == 1 else ""
+        key = (where, node, edge, phase)
+        known = self._sites.get(key)
+        if known is None:
+            line = f"thread {where}" if users is None else f"{users.f_code.co_filename}:{users.f_lineno}"
+            known = self._sites[key] = CallSite(line=line, node=node, edge=edge, phase=phase)
+        return known
+
+    def _role(self, frame: FrameType) -> int:
+        """Whether a function is the user's, and what anyaccel's variables in it tell; 0 for neither."""
         code, root = frame.f_code, str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        role = "" if root in _STANDARD or root in self._inner else _USERS
+        role = 0 if root in _STANDARD or root in self._inner else _USERS
         if root == "anyaccel" or root.startswith("anyaccel_"):
             variables = (*code.co_varnames, *code.co_freevars, *code.co_cellvars)
-            role = "" if _MEANT.isdisjoint(variables) else _NAMED
-        self._roles[id(code)] = role, code
+            role = reduce(or_, (_MEANT.get(name, 0) for name in variables), 0)
+        self._codes.append(code)
+        self._roles[id(code)] = role
         return role
 
 
-def _read_names(local: Mapping[str, Any], names: dict[str, str]) -> None:
-    """What the variables of one frame say; inner frames come first, and stay."""
-    if not names["node"]:
-        names["node"] = _text(getattr(local.get("op", local.get("operation")), "label", ""))
-    if not names["edge"]:
+def _read_names(local: Mapping[str, Any], names: list[str], missing: int) -> int:
+    """What the variables of one frame say; inner frames come first, and stay. Returns what is still missing."""
+    if missing & _NODE:
+        names[0] = _text(getattr(local.get("op", local.get("operation")), "label", ""))
+    if missing & _EDGE:
         edge = local.get("edge", "")
-        names["edge"] = "{} {!r}".format(*edge) if type(edge) is tuple and len(edge) == 2 else _text(edge)
-    if not names["phase"]:
-        names["phase"] = _text(getattr(getattr(local.get("run"), "phase", None), "label", ""))
+        names[1] = "{} {!r}".format(*edge) if type(edge) is tuple and len(edge) == 2 else _text(edge)
+    if missing & _PHASE:
+        names[2] = _text(getattr(getattr(local.get("run"), "phase", None), "label", ""))
+    return sum(mark for mark, name in zip((_NODE, _EDGE, _PHASE), names, strict=True) if not name)
 
 
 def _text(value: Any) -> str:

@@ -88,7 +88,9 @@ class Counter:
         """One more."""
         key = (event.kind, framework, event.source, event.target, event.operation, site)
         with self.lock:
-            total = self.sums.setdefault(key, _Sum())
+            total = self.sums.get(key)
+            if total is None:
+                total = self.sums[key] = _Sum()
             total.number += 1
             total.nbytes += event.nbytes
             total.waits += event.waits or event.kind == "wait"

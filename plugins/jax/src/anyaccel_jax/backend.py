@@ -13,7 +13,9 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
+from anyaccel.program import Program
 from anyaccel.replicas import ReplicaGroup, Replicate
+from anyaccel.segment import Segment
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
@@ -65,6 +67,17 @@ class JaxBackend(
         from anyaccel_jax.device_replicas import weighted_sums
 
         return weighted_sums(tensors, weights)
+
+    def build_over(self, segment: Segment, devices: Sequence[Device], *, divided: bool = False) -> Program | None:
+        """As `DeviceReplicas.build_over`: one compiled step over a mesh, whose devices are all different."""
+        return self.build_mesh(segment, devices, divided=divided) if len({*devices}) == len(devices) else None
+
+    def undividable_reason(self, segment: Segment) -> str:
+        """As `DeviceReplicas.undividable_reason`: layers of Keras, whose variables are on one device."""
+        from anyaccel_jax.array_trees import is_keras
+
+        keras = next((op.label for op in segment.operations if is_keras(op.model)), None)
+        return f"node {keras!r} has Keras layers, whose variables cannot be divided" if keras is not None else ""
 
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
         """As `Replicate.replica_group`, by jax.distributed."""

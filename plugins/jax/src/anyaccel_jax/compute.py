@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 DONATED_BYTES = 256 * 2**20
 
 
-class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision):
+class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures):
     """Computes this package's models, modules of Flax (Linen and NNX) and Equinox, and of Keras where it runs on JAX.
 
     They return an array, or a tuple, list or dict of arrays.
@@ -117,6 +118,14 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision):
         """
         return _specs(self._built(model).parameters)
 
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """As `MemoryFigures.buffers`; what a step takes is not told, as XLA decides it for each device.
+
+        Raises:
+            StateError: the model is not built yet.
+        """
+        return _specs(self._built(model).buffers)
+
     def build(self, segment: Segment) -> Program:
         """As `Compute.build`; the adapter's program, compiled as a whole where the segment is on one device."""
         from anyaccel_jax.losses import keras_library
@@ -124,9 +133,24 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision):
         from anyaccel_jax.program import JaxProgram
 
         warn_of_activations(keras_library(), segment)
+        return JaxProgram(segment, (DonatingOps if self._is_large(segment) else JaxOps)(self._move_array))
+
+    def build_mesh(self, segment: Segment, devices: Sequence[Device], *, divided: bool) -> Program:
+        """As `DeviceReplicas.build_over`."""
+        from anyaccel_jax.losses import keras_library
+        from anyaccel_jax.mesh_program import DeviceMesh, DonatingMeshOps, MeshOps, MeshProgram
+
+        warn_of_activations(keras_library(), segment)
+        mesh = DeviceMesh([self.jax_device(device) for device in devices], divides=divided)
+        ops = (DonatingMeshOps if self._is_large(segment) else MeshOps)(self._move_array, mesh)
+        return MeshProgram(segment, ops, mesh)
+
+    def _is_large(self, segment: Segment) -> bool:
+        """Whether the state is to be destroyed by each step."""
         models = {id(op.model): op.model for op in segment.operations if op.model is not None}
-        size = sum(array.nbytes for model in models.values() for array in self._model(model).parameters.values())
-        return JaxProgram(segment, (JaxOps if size < DONATED_BYTES else DonatingOps)(self._move_array))
+        arrays = (array for model in models.values() for array in self._model(model).parameters.values())
+        size: int = sum(array.nbytes for array in arrays)
+        return size >= DONATED_BYTES
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`.

@@ -51,6 +51,15 @@ def first_line(error: BaseException) -> str:
     return own[0] if own else type(error).__name__
 
 
+def _device_of(value: Any) -> str | None:
+    """The devices of an array that has values; None of others."""
+    import jax
+
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return None
+    return " and ".join(f"{each.platform}:{each.id}" for each in sorted(value.devices(), key=lambda each: each.id))
+
+
 def _raise_translated(error: Exception, subject: str) -> None:
     message = str(error)
     if isinstance(error, AnyaccelError):
@@ -58,6 +67,9 @@ def _raise_translated(error: Exception, subject: str) -> None:
     if any(words in message for words in _OUT_OF_MEMORY):
         raise out_of_memory(subject, first_line(error)) from error
     if "incompatible devices" in message:
-        hint = "move them to one device with anyaccel.move(obj, device)"
-        problem = f"{subject}: arrays are on several devices"
+        from anyaccel.transfer_ledger import mixed_tensors  # where nothing goes wrong, it is not needed
+
+        hint = "create arrays on the device of the inputs, or move them to one device with anyaccel.move(obj, device)"
+        mixed = mixed_tensors(error, _device_of, ("jax", "jaxlib", "flax", "keras", "equinox", "haiku", "optax"))
+        problem = f"{f'node {mixed.node!r} in ' if mixed.node else ''}{subject}: arrays are on several devices{mixed}"
         raise DeviceMismatchError(problem, available=first_line(error), hint=hint) from error

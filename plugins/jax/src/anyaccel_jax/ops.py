@@ -204,9 +204,13 @@ class JaxOps(TracedOps):
 
         return run
 
+    def jit(self, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """`jax.jit` of a function that destroys some of its arguments, with this framework's errors."""
+        return _jit(function, donated)
+
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
         """A loop on the device, compiled once for any number of steps, or single steps."""
-        return compile_loop(body, _jit, donates=self.donates)
+        return compile_loop(body, self.jit, donates=self.donates)
 
     def accumulate(self, body: Callable[..., Any], carried: Any, count: int) -> tuple[Any, Any]:
         """`jax.lax.fori_loop`."""

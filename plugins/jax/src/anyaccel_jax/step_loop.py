@@ -14,7 +14,6 @@ import numpy as np
 from anyaccel.adapter import StepFunction, StepLoop
 from anyaccel.adapter.loss_scaling import steps_behind
 from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
-from anyaccel_jax.transfers import single_device
 
 Compile = Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]]
 """Compiles a function that may destroy some of its arguments, given by their numbers."""
@@ -50,13 +49,13 @@ def compile_loop(body: StepFunction, compile_: Compile, *, donates: bool) -> Ste
     loop = compile_(training_steps, (0,) if donates else ())
     step = compile_(training_step, (0, 5) if donates else (5,))
     run_steps = _LoopOrSteps(loop, step, lambda: any(has_convolutions), keeps_state=not donates)
-    return multi_step_runner(run_steps, jnp.concatenate, lambda rest: partial(_put, single_device(rest["orders"][0])))
+    return multi_step_runner(run_steps, jnp.concatenate, lambda rest: partial(_put, rest["orders"][0].sharding))
 
 
-def _put(device: Any, array: np.ndarray) -> Any:
-    """On a JAX device; integers as int32, which JAX always has, random keys as they are."""
+def _put(where: Any, array: np.ndarray) -> Any:
+    """On a JAX device, or all of a sharding; integers as int32, which JAX always has, random keys as they are."""
     dtype = np.dtype(np.int32) if array.dtype.kind == "i" else jax.dtypes.canonicalize_dtype(array.dtype)
-    return jax.device_put(array.astype(dtype), device)
+    return jax.device_put(array.astype(dtype), where)
 
 
 class _LoopOrSteps:
@@ -94,10 +93,9 @@ class _LoopOrSteps:
 
     def _choose(self, state: Any, rest: Any, table: Any, numbers: Any) -> Any:
         """The state, in other memory where the loop does not keep it."""
-        device = single_device(numbers)
         chosen: RunSteps = self._run_loop
-        if device.platform == "cpu":
-            state, results, _ = self._loop(state, rest, table, numbers, jax.device_put(np.int32(0), device))
+        if next(iter(numbers.devices())).platform == "cpu":
+            state, results, _ = self._loop(state, rest, table, numbers, jax.device_put(np.int32(0), numbers.sharding))
             one_by_one = partial(self._run_one_by_one, (results.shape, results.dtype))
             arguments = (state, rest, table, numbers)
             if self._has_convolutions() and not (self._keeps_state and self._loop_is_faster(one_by_one, arguments)):
@@ -106,10 +104,10 @@ class _LoopOrSteps:
         return state
 
     def _loop_is_faster(self, one_by_one: RunSteps, arguments: tuple[Any, ...]) -> bool:
-        device = single_device(arguments[-1])
+        sharding = arguments[-1].sharding
 
         def run(way: RunSteps, count: int) -> None:
-            _wait(way(*arguments, jax.device_put(np.int32(count), device), count))
+            _wait(way(*arguments, jax.device_put(np.int32(count), sharding), count))
 
         run(one_by_one, 1)  # compile it
         return is_faster(partial(run, self._run_loop), partial(run, one_by_one), _TRIALS)

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ def missing_names() -> list[str]:
 @contextmanager
 def observed(record: Record, device_of: DeviceOf) -> Iterator[None]:
     """Tell `record` each transfer and wait inside; not where names are missing."""
-    observer = _Observer(record, device_of)
+    observer = _Observer(record, cache(device_of))
     with observer.compiled_calls(), observer.puts(), observer.reads(), observer.waits():
         yield
 
@@ -62,9 +63,26 @@ class _Observer:
         self._record, self._device_of = record, device_of
 
     def _tell(
-        self, kind: TransferKind, source: Device, target: Device, name: str, nbytes: int = 0, waits: bool = True
+        self,
+        kind: TransferKind,
+        source: Device,
+        target: Device,
+        name: str,
+        nbytes: int = 0,
+        waits: bool = True,
+        result: Any = None,
     ) -> None:
-        self._record(TransferEvent(kind=kind, source=source, target=target, operation=name, nbytes=nbytes, waits=waits))
+        self._record(
+            TransferEvent(
+                kind=kind,
+                source=source,
+                target=target,
+                operation=name,
+                nbytes=nbytes,
+                waits=waits,
+                result=result,
+            )
+        )
 
     # -- to devices ------------------------------------------------------------------------------------------------
 
@@ -104,9 +122,9 @@ class _Observer:
             if isinstance(leaf, _ARRAY) and not leaf.committed and target not in leaf.devices():
                 self._moved(leaf, target, name)
 
-    def _moved(self, source: Any, target: Any, name: str) -> None:
+    def _moved(self, source: Any, target: Any, name: str, result: Any = None) -> None:
         start, end = self._device_of(_native(source)), self._device_of(target)
-        self._tell("device to device", start, end, name, _nbytes(source), waits=False)
+        self._tell("device to device", start, end, name, _nbytes(source), waits=False, result=result)
 
     @contextmanager
     def puts(self) -> Iterator[None]:
@@ -114,15 +132,17 @@ class _Observer:
         put, copy = xla_client.batched_device_put, xla_client.batched_copy_array_to_devices_with_sharding
 
         def told_put(aval: Any, sharding: Any, values: Any, devices: Any, *rest: Any, **more: Any) -> Any:
+            result = put(aval, sharding, values, devices, *rest, **more)
             for value, device in zip(values, devices, strict=False):
-                self._put(value, device)
-            return put(aval, sharding, values, devices, *rest, **more)
+                self._put(value, device, result)
+            return result
 
         def told_copy(arrays: Any, devices: Any, *rest: Any, **more: Any) -> Any:
-            for value, targets in zip(arrays, devices, strict=False):
+            results = copy(arrays, devices, *rest, **more)
+            for value, targets, result in zip(arrays, devices, results, strict=False):
                 for target in targets:
-                    self._put(value, target)
-            return copy(arrays, devices, *rest, **more)
+                    self._put(value, target, result)
+            return results
 
         with (
             _replaced(xla_client, "batched_device_put", told_put),
@@ -130,12 +150,14 @@ class _Observer:
         ):
             yield
 
-    def _put(self, value: Any, device: Any) -> None:
+    def _put(self, value: Any, device: Any, result: Any) -> None:
+        result = result if isinstance(result, _ARRAY) else None
         if isinstance(value, _ARRAY):
             if device not in value.devices():
-                self._moved(value, device, "device_put")
+                self._moved(value, device, "device_put", result)
         elif _is_host_array(value):
-            self._tell("host to device", HOST, self._device_of(device), "device_put", _nbytes(value), waits=False)
+            target = self._device_of(device)
+            self._tell("host to device", HOST, target, "device_put", _nbytes(value), waits=False, result=result)
 
     # -- to the host -----------------------------------------------------------------------------------------------
 

@@ -15,14 +15,18 @@ from anyaccel.registry import registry
 def speed_and_memory(stats: Any) -> dict[str, float]:
     """Of `run.stats`: `speed/steps_per_second`, and `memory/DEVICE/FRAMEWORK/used_bytes`; unknown figures are left out.
 
-    Beside `used_bytes` also `peak_bytes` and `total_bytes`.
+    Beside these `samples_per_second`, `peak_bytes` and `total_bytes`; after `run.measure_step()` also
+    `model_flops_utilization`, and `memory/NODE/activations_bytes`.
     """
     sizes = {
         f"memory/{each.device}/{each.framework}/{name}_bytes": getattr(each, name)
         for each in stats.devices
         for name in ("used", "peak", "total")
     }
-    values = {"speed/steps_per_second": stats.steps_per_second, **sizes}
+    names = ("steps_per_second", "samples_per_second", "model_flops_utilization")
+    values = {**{f"speed/{name}": getattr(stats, name) for name in names}, **sizes}
+    for node in stats.nodes:
+        values[f"memory/{node.node}/activations_bytes"] = node.activations
     return {tag: value for tag, value in values.items() if value is not None}
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
@@ -20,7 +21,7 @@ from anyaccel.specs import OPTIMIZERS, Loss, Optimizer
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
-class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision):
+class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, MemoryFigures):
     """Computes Keras models and layers, and callable tf.Modules, that return tensors: one, or a tuple, list or dict.
 
     Losses that a Keras model adds itself (regularizers, `add_loss`) enter its gradients with weight 1, as in Keras; the
@@ -102,6 +103,14 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision):
             StateError: the model is not built yet.
         """
         return {name: _spec_of(variable) for name, variable in _variables(model).parameters.items()}
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """As `MemoryFigures.buffers`; what a step takes is not told, as XLA decides it for each device.
+
+        Raises:
+            StateError: the model is not built yet.
+        """
+        return {name: _spec_of(variable) for name, variable in _variables(model).buffers.items()}
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """As `Compute.mutates_inputs`: never, tensors are immutable."""

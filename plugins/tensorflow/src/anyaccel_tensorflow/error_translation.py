@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from anyaccel.adapter.out_of_memory import out_of_memory
-from anyaccel.errors import AnyaccelError, DeviceUnavailableError, MoveError, PhaseError
+from anyaccel.errors import AnyaccelError, DeviceMismatchError, DeviceUnavailableError, PhaseError
+from anyaccel_tensorflow.object_location import parse_device_name
 
 # What Keras puts around the messages of others, in bold; and the names that TensorFlow gives to nodes.
 _AROUND = re.compile(r"^Exception encountered when calling [^\n]*\n+|\x1b\[\d*m|\{\{(?:function_)?node [^}]*\}\}")
+_CONFLICT = re.compile(r"cannot compute (\w+) as input #(\d+) was expected to be on (\S+) but is actually on (\S+)")
 
 
 @contextmanager
@@ -37,6 +40,31 @@ def first_line(error: BaseException) -> str:
     return re.sub(r"\s*(\[Op:\w+\])?( name: ?\S*)?\s*$", "", line).strip()
 
 
+def _mismatch(error: Exception, subject: str, message: str) -> DeviceMismatchError:
+    """Names the node, the line, its tensors, and the devices that TensorFlow's message has."""
+    from anyaccel.transfer_ledger import mixed_tensors  # where nothing goes wrong, it is not needed
+
+    mixed = mixed_tensors(error, _eager_device, ("tensorflow", "keras"))
+    match = _CONFLICT.search(message)
+    what = message
+    if match is not None:
+        expected, actual = (":".join(map(str, parse_device_name(name))).lower() for name in match.group(3, 4))
+        what = f"{match[1]} computes on {expected}, and its input #{match[2]} is on {actual}"
+    who = f"node {mixed.node!r} in {subject}" if mixed.node else subject
+    return DeviceMismatchError(
+        f"{who} computes with tensors on several devices: {what}{mixed}",
+        hint="create tensors on the device of the inputs, as in `with tf.device(x.device):`, hold constant ones in "
+        "variables of the model, or move them first: anyaccel.move(tensor, device)",
+    )
+
+
+def _eager_device(value: Any) -> str | None:
+    import tensorflow as tf
+
+    name = getattr(value, "device", "") if isinstance(value, (tf.Tensor, tf.Variable)) else ""
+    return ":".join(map(str, parse_device_name(name))).lower() if name else None
+
+
 def _translated(error: Exception, subject: str) -> AnyaccelError | None:
     import tensorflow as tf
 
@@ -50,11 +78,7 @@ def _translated(error: Exception, subject: str) -> AnyaccelError | None:
             hint="run `anyaccel devices` to see which devices are available, and why others are not",
         )
     if isinstance(error, tf.errors.InvalidArgumentError) and "conflicting devices" in message:
-        return MoveError(
-            f"{subject}: its inputs are on different devices",
-            available=message.partition("Tensors can be")[0].strip(),
-            hint="move them to one device first: anyaccel.move(tensor, device)",
-        )
+        return _mismatch(error, subject, message)
     if isinstance(error, tf.errors.InvalidArgumentError) and "Gradients for grouped convolutions" in message:
         return PhaseError(
             f"{subject}: TensorFlow has no gradients of grouped convolutions on a CPU without oneDNN, nor in float64",

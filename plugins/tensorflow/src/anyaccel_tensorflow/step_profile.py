@@ -19,8 +19,8 @@ _PICOSECONDS = 1e6  # to a microsecond
 
 
 def scope_name(name: str) -> str:
-    """A name as TensorFlow allows it in a scope."""
-    return re.sub(r"^[^A-Za-z0-9.]|[^\w.>-]", "_", name, flags=re.ASCII).lstrip("_") or "node"
+    """A name as TensorFlow allows it in a scope, and in the nodes of a function that XLA compiles."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "node"
 
 
 @contextmanager

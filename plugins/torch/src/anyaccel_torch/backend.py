@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.framework_settings import HasSettings
+from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
@@ -35,6 +36,7 @@ class TorchBackend(
     HealthChecks,
     ObservesTransfers,
     ProfilesSteps,
+    StepCosts,
     HasSettings,
 ):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
@@ -60,6 +62,12 @@ class TorchBackend(
     def with_settings(self, values: Mapping[str, Any]) -> AbstractContextManager[None]:
         """As `HasSettings.with_settings`."""
         return with_settings(values)
+
+    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
+        """As `StepCosts.step_cost`, over tensors without values."""
+        from anyaccel_torch.step_cost import step_cost
+
+        return step_cost(segment, batch_size)
 
     def profile_steps(
         self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
@@ -131,6 +139,12 @@ class TorchBackend(
         if self._replica_group is None:
             self._replica_group = TorchReplicaGroup(rank, size)
         return self._replica_group
+
+    def unshareable_reason(self, model: Any) -> str:
+        """As `Replicate.unshareable_reason`: parameters that are DTensors, which other processes have parts of."""
+        from anyaccel_torch.module_traits import has_dtensors
+
+        return "has DTensors as parameters, which its user has divided among processes" if has_dtensors(model) else ""
 
     def unsynchronizable(self, model: Any) -> str:
         """As `Replicate.unsynchronizable`; layers of Keras, or with a forward of their own, cannot."""

@@ -85,3 +85,9 @@ def shares_batches(model: Any) -> bool:
     """Whether a module or a part of it is a `DataParallel`, which sends rows to devices of its own."""
     parts = model.modules() if isinstance(model, nn.Module) else ()
     return any(isinstance(part, nn.DataParallel) for part in parts)
+
+
+def has_dtensors(model: Any) -> bool:
+    """Whether a module has parameters that are divided among processes."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    return any(hasattr(parameter, "device_mesh") for parameter in parameters)

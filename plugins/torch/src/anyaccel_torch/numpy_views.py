@@ -15,11 +15,15 @@ BFLOAT16 = "bfloat16"
 def as_array(tensor: torch.Tensor) -> np.ndarray:
     """The array on the memory of a dense tensor on the CPU without gradients; `ml_dtypes.bfloat16` for bfloat16.
 
+    A DTensor is gathered, by all processes of its mesh together.
+
     Raises:
         TypeError, RuntimeError: as `Tensor.numpy`.
     """
     import torch
 
+    gather = getattr(tensor, "full_tensor", None)
+    tensor = tensor if gather is None else gather()
     if tensor.dtype is not torch.bfloat16:
         return tensor.numpy()
     array: np.ndarray = tensor.view(torch.int16).numpy().view(numpy_dtype(BFLOAT16))

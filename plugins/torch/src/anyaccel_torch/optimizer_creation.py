@@ -51,7 +51,10 @@ def create_optimizer(
 def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
     # torch's fused SGD leaves most 16-bit parameters on the CPU unchanged (pytorch#191763).
     narrow = any(p.itemsize < 4 and p.device.type == "cpu" for p in parameters)
-    divided = any(hasattr(p, "device_mesh") for p in parameters)  # DTensors, for which torch has no fused SGD
+    every = [hasattr(p, "device_mesh") for p in parameters]  # DTensors, for which torch has no fused SGD
+    divided = any(every)
+    if divided and not all(every):
+        return {"foreach": False}  # nor any function for some of both: a model that its user has parallelized
     if spec.name in ("sgd", "momentum") and (narrow or divided):
         return {"foreach": True}
     types = {parameter.device.type for parameter in parameters}

@@ -62,11 +62,7 @@ def step_memory(segment: Segment, batch_size: int, n_microbatches: int, n_steps:
     places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         copies: dict[int, Any] = {}
-        operations = tuple(
-            replace(operation, model=_fake(operation.model, mode, places[operation.device], copies))
-            for operation in segment.operations
-        )
-        fake = replace(segment, operations=operations, states={}, compile="off")
+        fake = fake_segment(segment, mode, places, copies)
         counter = StorageCounter()
         for model in copies.values():
             for tensor in (*model.parameters(), *model.buffers()):
@@ -74,6 +70,17 @@ def step_memory(segment: Segment, batch_size: int, n_microbatches: int, n_steps:
         with counter:
             taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
     return {device: taken.get(place, 0) for device, place in places.items()}
+
+
+def fake_segment(
+    segment: Segment, mode: FakeTensorMode, places: Mapping[Device, torch.device], copies: dict[int, Any]
+) -> Segment:
+    """A segment whose modules have no values; `copies` receives them by the identity of the user's."""
+    operations = tuple(
+        replace(operation, model=_fake(operation.model, mode, places[operation.device], copies))
+        for operation in segment.operations
+    )
+    return replace(segment, operations=operations, states={}, compile="off")
 
 
 def _fake(model: Any, mode: FakeTensorMode, place: torch.device, copies: dict[int, Any]) -> Any:

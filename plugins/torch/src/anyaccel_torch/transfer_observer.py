@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,6 +37,11 @@ EventOf = Callable[..., TransferEvent | None]
 _told = threading.local()  # an operator that was told may be made of others that would be told
 
 
+@cache
+def _device(native: torch.device) -> Device:
+    return Device.parse(native)
+
+
 def transfer_event(
     source: torch.device, target: torch.device, nbytes: int, operation: str, *, waits: bool, result: Any = None
 ) -> TransferEvent:
@@ -44,8 +50,8 @@ def transfer_event(
     between = to_device and from_device
     return TransferEvent(
         kind="device to device" if between else "host to device" if to_device else "device to host",
-        source=Device.parse(source),
-        target=Device.parse(target),
+        source=_device(source),
+        target=_device(target),
         operation=operation,
         nbytes=nbytes,
         waits=waits and not between,
@@ -144,7 +150,7 @@ def _wait(operator: str) -> EventOf:
 
 def _wait_event(device: torch.device, operation: str) -> TransferEvent:
     return TransferEvent(
-        kind="wait", source=Device.parse(device), target=Device("cpu"), operation=operation, waits=True
+        kind="wait", source=_device(device), target=_device(torch.device("cpu")), operation=operation, waits=True
     )
 
 

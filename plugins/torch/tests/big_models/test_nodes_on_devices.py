@@ -26,6 +26,7 @@ import anyaccel as aa
 from anyaccel.errors import AnyaccelError
 from anyaccel_torch import simulated
 from anyaccel_torch.big_models import init_empty_weights, load_checkpoint_in_model, offload_of
+from anyaccel_torch.big_models.staging import Staging
 from anyaccel_torch.big_models.stored_tensor import StoredTensor
 
 DEVICES = simulated.start(2)
@@ -144,12 +145,79 @@ def test_the_plan_says_blocks_tiers_bytes_and_the_time_of_a_step() -> None:
     assert "blocks of net: 4 of 7 blocks stay on devices, 3 in host memory; 3.2 KiB copied a step; at least" in text
     assert "  4.0 on sim:1: 1.1 KiB, stays there" in text
     assert "  5.0 on sim:1: 1.1 KiB, rests in host memory and comes in each step (1.1 KiB)" in text
-    assert "the rate of copies is stated, not measured" in text
+    computing = [f"{name} computes with weights at 1e+03 GB/s (stated)" for name in (ONE, TWO)]
+    copying = [f"copies to {name} 12 GB/s (stated)" for name in (ONE, TWO)]
+    assert f"rates: {', '.join(computing + copying)}" in evaluated.notes
     assert "rests in" not in evaluation.to_html() and "host memory" in evaluation.to_html()
     assert aa.Plan.from_json(evaluation.to_json()) == evaluation
     assert aa.Plan.from_json(evaluation.to_json())["net"].offload == evaluated
     assert evaluation.memory[0].parameters == 4 * BLOCK
     assert "node net, offload" in str(evaluation.diff(training))
+
+
+class Backwards(nn.Module):
+    """Registers its layers in the order opposite to that in which it computes them, and counts its calls."""
+
+    def __init__(self, reads_values: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.head = nn.Linear(WIDTH, 1)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.reads_values, self.calls = reads_values, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        for layer in reversed(self.layers):
+            x = layer(x).tanh()
+        if self.reads_values and float(x.sum()) > 1e9:
+            x = x * 2
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+EXECUTED, REGISTERED = [*(f"layers.{i}" for i in (3, 2, 1, 0)), "head"], ["head", *(f"layers.{i}" for i in range(4))]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"device_map": {"": "cpu"}}, {"offload": "cpu", "max_memory": {ONE: 4 * BLOCK}}, {"device_map": "auto"}],
+    ids=["a map", "planned", "fits"],
+)
+def test_blocks_of_a_node_are_in_the_order_in_which_they_compute(settings: dict[str, Any]) -> None:
+    model = Backwards()
+    case = Case(model, **settings)
+    calls = model.calls
+    plan = case.experiment.plan(case.eval_phase())["net"].offload
+    assert plan is not None and [block.name for block in plan.blocks] == EXECUTED
+    assert not any("registered" in note for note in plan.notes)
+    assert model.calls == calls and offload_of(model) is None  # a plan leaves no trace
+    assert case.losses() == pytest.approx(Case(Backwards()).losses(), rel=1e-6)
+    again = case.experiment.plan(case.eval_phase())["net"].offload
+    assert again is not None and [block.name for block in again.blocks] == EXECUTED
+
+
+@pytest.mark.parametrize("reads_values", [False, True])
+def test_in_the_first_call_already_weights_come_before_they_are_used(
+    reads_values: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that cannot be called without values is planned as it is registered, and learns the order."""
+    model = Backwards(reads_values)
+    case = Case(model, device_map={"": "cpu"})
+    phase = case.eval_phase(batch_size=ROWS)
+    plan = case.experiment.plan(phase)["net"].offload
+    assert plan is not None
+    assert [block.name for block in plan.blocks] == (REGISTERED if reads_values else EXECUTED)
+    says = "in the order in which they are registered, as Backwards cannot be called without values"
+    assert sum(says in note for note in plan.notes) == reads_values
+    enter, copies = Staging.enter, []
+
+    def counting(self: Staging, block: Any, run: Any) -> None:
+        copies.append(self.fetches)
+        enter(self, block, run)
+
+    monkeypatch.setattr(Staging, "enter", counting)
+    case.run(phase)
+    assert copies == ([0, 1, 2, 3, 4] if reads_values else [0, 2, 3, 4, 5])  # before the use of each block
 
 
 def test_broken_text_of_blocks_in_a_saved_plan_is_refused() -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import anyaccel as aa
+from anyaccel.adapter.simulated_timing import Timing
 from anyaccel.errors import AnyaccelError, ConfigError, OutOfMemoryError, StateError
 from anyaccel_torch import simulated
 from anyaccel_torch.big_models import (
@@ -35,7 +36,6 @@ from anyaccel_torch.big_models import (
     offload_of,
     remove_offload,
 )
-from anyaccel_torch.simulated.timing import Timing
 
 from .tiny_transformers import MODELS, built
 

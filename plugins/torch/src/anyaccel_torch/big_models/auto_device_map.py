@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +13,14 @@ from anyaccel.arguments import check, number
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
-from anyaccel_torch.big_models.copy_rates import STATED, copy_rate
+from anyaccel_torch.big_models.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_torch.big_models.device_map import DISK, device_in_map
+from anyaccel_torch.big_models.execution_order import execution_order
 from anyaccel_torch.big_models.model_blocks import block_around, find_blocks, places
 
 WHERE = "infer_auto_device_map: "
+_REFERENCE = 1e12  # bytes of weights per second of a device of rate 1
+_TIMES = "times are those of reading all weights once, about right for few rows"
 _WHOLE = "(model)"
 """The name of a block in a plan that is the whole model."""
 
@@ -77,22 +81,67 @@ def infer_auto_device_map(
     if not names:
         raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
     if inputs is not None:
-        names = execution_order(model, names, inputs)
+        names = _in_order(model, names, inputs)
+    return planned_map(model, names, max_memory, dtype, offload=offload, training=training, headroom=headroom)
+
+
+def planned_map(
+    model: nn.Module,
+    names: Sequence[str],
+    max_memory: Mapping[Any, Any] | None,
+    dtype: torch.dtype | None = None,
+    *,
+    offload: str,
+    training: bool,
+    headroom: float = 0.1,
+) -> DeviceMap:
+    """As `infer_auto_device_map`, for blocks in the order in which they compute.
+
+    Raises:
+        ConfigError: no sizes.
+        OutOfMemoryError: it does not fit.
+    """
     memory = _memory(max_memory)
     cpu, disk = memory.pop("cpu", 0), memory.pop(DISK, None)
     blocks = _blocks(model, names, dtype)
     if not memory:  # all computes on the CPU
         memory, cpu = {"cpu": cpu}, 0
+    there = [torch.device(each) for each in memory]
     devices = [
-        DeviceSpec(name=each, memory=size, headroom=headroom, offload_link=copy_rate(torch.device(each), "cpu"))
-        for each, size in memory.items()
+        DeviceSpec(
+            name=name,
+            memory=size,
+            headroom=headroom,
+            rate=weight_rate(device).value / _REFERENCE,
+            offload_link=copy_rate(device).value,
+        )
+        for device, (name, size) in zip(there, memory.items(), strict=True)
     ]
-    tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=STATED["disk"])]
+    reading = disk_rate(model)
+    tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=reading.value)]
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
     plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
+    plan = replace(plan, notes=(*plan.notes, _TIMES, _rates(plan, reading)))
     entries = {**plan.device_map, **plan.offloaded}
     made = {name: entries[name or _WHOLE] for name in names}
     return DeviceMap({**made, **_remaining(model, made, plan)}, plan)
+
+
+def _rates(plan: BlockPlan, reading: Rate) -> str:
+    copied = [torch.device(share.device) for share in plan.devices if share.offloaded]
+    disk = reading if DISK in plan.offloaded.values() else None
+    return rates_note([torch.device(share.device) for share in plan.devices if share.blocks], copied, disk)
+
+
+def _in_order(model: nn.Module, names: Sequence[str], inputs: Sequence[Any] | Mapping[str, Any]) -> list[str]:
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    try:
+        return execution_order(model, names, args, kwargs)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        problem = f"{WHERE}{type(model).__name__} cannot be called with inputs={type(inputs).__name__}: {error}"
+        raise ConfigError(
+            problem, hint="leave inputs out; blocks are then taken in the order of registration"
+        ) from error
 
 
 def check_names(name: str, given: Any) -> tuple[str, ...]:
@@ -103,38 +152,6 @@ def check_names(name: str, given: Any) -> tuple[str, ...]:
     """
     fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
     return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['Layer']"))
-
-
-def execution_order(model: nn.Module, blocks: Sequence[str], inputs: Sequence[Any] | Mapping[str, Any]) -> list[str]:
-    """Blocks in the order in which a call reaches them first; those that it does not reach come last.
-
-    The model is called on torch's `meta` device, and nothing is computed.
-    """
-    order: dict[str, None] = {}
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: order.setdefault(name))
-        for name in blocks
-    ]
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
-    tensors = {id(place.tensor): place for place in places(model)}.values()  # each tied one by one of its names
-    state = {place.name: place.tensor.detach().to("meta") for place in tensors}
-    args, kwargs = torch.utils._pytree.tree_map(_on_meta, (args, kwargs))  # noqa: SLF001  (torch's own, undocumented)
-    try:
-        with torch.no_grad(), torch.device("meta"):
-            torch.func.functional_call(model, state, args, kwargs)
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        problem = f"{WHERE}{type(model).__name__} cannot be called with inputs={type(inputs).__name__}: {error}"
-        raise ConfigError(
-            problem, hint="leave inputs out; blocks are then taken in the order of registration"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [*order, *(name for name in blocks if name not in order)]
-
-
-def _on_meta(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None) -> list[Block]:
@@ -158,7 +175,13 @@ def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None)
         else:
             (buffers if is_buffer else parameters)[next(iter(used))] += size
     return [
-        Block(name=name or _WHOLE, tied=tied[name], parameter_bytes=parameters[name], buffer_bytes=buffers[name])
+        Block(
+            name=name or _WHOLE,
+            tied=tied[name],
+            parameter_bytes=parameters[name],
+            buffer_bytes=buffers[name],
+            seconds=(parameters[name] + buffers[name]) / _REFERENCE,
+        )
         for name in names
     ]
 

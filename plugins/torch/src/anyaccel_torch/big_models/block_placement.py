@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from anyaccel.arguments import check
 from anyaccel.errors import ConfigError, StateError
-from anyaccel_torch.big_models.device_map import DISK, device_in_map, entry_for
+from anyaccel_torch.big_models.device_map import DISK, check_is_there, device_in_map, entry_for
 from anyaccel_torch.big_models.model_blocks import find_blocks, places
 from anyaccel_torch.big_models.offload import BlockPlace, offload_of
 
@@ -24,6 +24,7 @@ def placed_blocks(
     no_split: Collection[str] = (),
     *,
     where: str,
+    order: Callable[[list[str]], list[str]] | None = None,
 ) -> list[BlockPlace]:
     """The blocks of a model, each with the device that computes it and where its weights rest.
 
@@ -33,12 +34,15 @@ def placed_blocks(
         main: computes all blocks whose weights rest elsewhere; None for the device of the block before each.
         no_split: names of classes whose modules are one block.
         where: begins the text of an error.
+        order: gives the order in which blocks compute; None for that of a planned map, or of registration.
 
     Raises:
         ConfigError: the map divides a module that computes as a whole.
     """
     names = find_blocks(model, no_split, _divided(devices))
-    if all(name in devices for name in names):  # a planned map, which is in the order of computation
+    if order is not None:
+        names = order(names)
+    elif all(name in devices for name in names):  # a planned map, which is in the order of computation
         names = [name for name in devices if name in set(names)]
     return _placed(names, _values(where, model, names, devices), main)
 
@@ -93,25 +97,6 @@ def named_device(where: str, name: str, given: Any) -> torch.device:
         raise ConfigError(f"{where}{name}={given!r} computes nothing", hint=f"write {name}='cuda:0'")
     check_is_there(where, found)
     return found
-
-
-def check_is_there(where: str, device: torch.device | str) -> None:
-    """Check that the device of an entry of a map is on this machine.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if isinstance(device, str) or device.type in ("cpu", "meta"):
-        if device == torch.device("meta"):
-            raise ConfigError(f"{where}device_map has 'meta', which computes nothing", hint="write 'cpu' or 'disk'")
-        return
-    try:
-        count = torch.get_device_module(device).device_count()
-    except (RuntimeError, AttributeError):
-        count = 0
-    if (device.index or 0) >= count:
-        there = ", ".join(f"{device.type}:{i}" for i in range(count)) or "cpu, disk"
-        raise ConfigError(f"{where}there is no device {device}", available=there, hint="name a device of this machine")
 
 
 def checked_names(where: str, name: str, given: Any) -> tuple[str, ...]:

@@ -77,6 +77,25 @@ def checked_map(where: str, model: nn.Module, given: Any) -> dict[str, torch.dev
     return found
 
 
+def check_is_there(where: str, device: torch.device | str) -> None:
+    """Check that the device of an entry of a map is on this machine.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(device, str) or device.type in ("cpu", "meta"):
+        if device == torch.device("meta"):
+            raise ConfigError(f"{where}device_map has 'meta', which computes nothing", hint="write 'cpu' or 'disk'")
+        return
+    try:
+        count = torch.get_device_module(device).device_count()
+    except (RuntimeError, AttributeError):
+        count = 0
+    if (device.index or 0) >= count:
+        there = ", ".join(f"{device.type}:{i}" for i in range(count)) or "cpu, disk"
+        raise ConfigError(f"{where}there is no device {device}", available=there, hint="name a device of this machine")
+
+
 def entry_for(name: str, device_map: Mapping[str, Any]) -> str | None:
     """The longest name of a map that is this name or one of a module around it; None if there is none."""
     while name and name not in device_map:

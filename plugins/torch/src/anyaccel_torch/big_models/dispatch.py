@@ -12,7 +12,6 @@ from anyaccel.arguments import check, flag, integer
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_torch.big_models.block_placement import (
-    check_is_there,
     check_model,
     check_values,
     checked_execution_device,
@@ -21,7 +20,7 @@ from anyaccel_torch.big_models.block_placement import (
     placed_blocks,
 )
 from anyaccel_torch.big_models.checkpoint_files import SAFETENSORS, FileTensor, open_checkpoint
-from anyaccel_torch.big_models.device_map import DISK, checked_map
+from anyaccel_torch.big_models.device_map import DISK, check_is_there, checked_map
 from anyaccel_torch.big_models.loading import load_checkpoint_in_model
 from anyaccel_torch.big_models.model_blocks import find_blocks, places, shared_tensors
 from anyaccel_torch.big_models.offload import BlockPlace, Offload
@@ -175,6 +174,8 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate
     elif max_memory is not None:
         raise ConfigError(f"{where}max_memory needs a device_map to be planned", hint="write device_map='auto'")
     loaded_to = None if device_map is None else checked_map(where, model, device_map)
+    for value in (loaded_to or {}).values():
+        check_is_there(where, value)
     if loaded_to is not None and offload_folder is not None and not _is_safetensors(where, checkpoint):
         checked_folder(where, offload_folder)
         loaded_to = {name: _CPU if value == DISK else value for name, value in loaded_to.items()}

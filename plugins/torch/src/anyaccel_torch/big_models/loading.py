@@ -14,7 +14,7 @@ from anyaccel.arguments import check, flag, shown
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.printable import printable
 from anyaccel_torch.big_models.checkpoint_files import FileTensor, SavedTensor, open_checkpoint
-from anyaccel_torch.big_models.device_map import DISK, checked_map, entry_for
+from anyaccel_torch.big_models.device_map import DISK, check_is_there, checked_map, entry_for
 from anyaccel_torch.big_models.stored_tensor import StoredTensor
 from anyaccel_torch.error_translation import translate_errors
 
@@ -74,6 +74,8 @@ def load_checkpoint_in_model(
     """
     islands = _checked(model, dtype, keep_in_fp32, strict)
     places = {} if device_map is None else checked_map(WHERE, model, device_map)
+    for value in places.values():
+        check_is_there(WHERE, value)
     saved = open_checkpoint(WHERE, checkpoint)
     targets = _targets(model)
     chosen, report = _matched(model, saved, targets, strict)

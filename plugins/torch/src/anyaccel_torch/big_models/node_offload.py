@@ -10,16 +10,17 @@ import torch
 from torch import nn
 
 from anyaccel.device import Device
-from anyaccel.errors import CapabilityError
+from anyaccel.errors import CapabilityError, ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel.planner import OffloadPlan, OffloadRequest, PlacedBlock
 from anyaccel_torch import keras
-from anyaccel_torch.big_models.auto_device_map import DeviceMap, infer_auto_device_map
+from anyaccel_torch.big_models.auto_device_map import DeviceMap, planned_map
+from anyaccel_torch.big_models.block_order import BlockOrder
 from anyaccel_torch.big_models.block_placement import check_values, placed_blocks
-from anyaccel_torch.big_models.copy_rates import copy_rate, is_measured, weight_rate
+from anyaccel_torch.big_models.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_torch.big_models.device_map import DISK, checked_map
 from anyaccel_torch.big_models.dispatch import put_blocks
-from anyaccel_torch.big_models.model_blocks import places, shared_tensors
+from anyaccel_torch.big_models.model_blocks import find_blocks, places, shared_tensors
 from anyaccel_torch.big_models.offload import BlockPlace, offload_of, remove_offload
 from anyaccel_torch.big_models.offload_folder import is_unwritten
 
@@ -53,10 +54,11 @@ def plan_offload(model: nn.Module, device: Device, request: OffloadRequest, nati
             f"this {type(model).__name__} was dispatched already, and its node has a device_map as well",
             hint="leave device_map, max_memory and offload out of the node, or call remove_offload(model)",
         )
-    given = _entries(model, device, request, native)
-    blocks = _blocks(model, given, native(device))
+    order = BlockOrder(model, request)
+    given = _entries(model, device, request, native, order)
+    blocks = _blocks(model, given, native(device), order)
     _check_disk(model, blocks, request.training)
-    plan = _described(model, blocks, request.training)
+    plan = _described(model, blocks, request.training, order.notes)
     known = _plans.setdefault(model, [])
     known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
     return plan
@@ -92,7 +94,9 @@ def _places(plan: OffloadPlan, native: Native) -> list[BlockPlace]:
     return [BlockPlace(name=block.name, device=native(block.device), tier=block.tier) for block in plan.blocks]
 
 
-def _entries(model: nn.Module, device: Device, request: OffloadRequest, native: Native) -> Mapping[str, str]:
+def _entries(
+    model: nn.Module, device: Device, request: OffloadRequest, native: Native, order: BlockOrder
+) -> Mapping[str, str]:
     """The map that is asked for, or a planned one, with torch's names of devices."""
     if request.device_map is not None:
         return {name: _native_text(value, native) for name, value in request.device_map.items()}
@@ -100,15 +104,19 @@ def _entries(model: nn.Module, device: Device, request: OffloadRequest, native: 
     wanted: Mapping[str, int | None] = own if request.max_memory is None else request.max_memory
     tiers = {tier: request.free.get(tier) for tier in ("cpu", DISK) if tier not in wanted}
     memory = {_native_text(name, native): size for name, size in {**wanted, **tiers}.items()}
-    inputs = [torch.empty(it.shape, dtype=getattr(torch, it.dtype), device="meta") for it in request.inputs] or None
-    return infer_auto_device_map(model, memory, offload=request.offload, training=request.training, inputs=inputs)
+    names = find_blocks(model)
+    if not names:
+        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
+    return planned_map(model, order(names), memory, offload=request.offload, training=request.training)
 
 
-def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device) -> list[BlockPlace]:
+def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device, order: BlockOrder) -> list[BlockPlace]:
     """The places of a map. What rests elsewhere computes where a plan says, else on the device of the block before."""
     entries = checked_map(WHERE, model, given)
     computes = any(isinstance(value, torch.device) and value.type != "cpu" for value in entries.values())
-    blocks = placed_blocks(model, entries, None if computes or device.type == "cpu" else device, where=WHERE)
+    blocks = placed_blocks(
+        model, entries, None if computes or device.type == "cpu" else device, where=WHERE, order=order
+    )
     if not isinstance(given, DeviceMap):
         return blocks
     by_name = {given.name_of(block.name): block for block in blocks}
@@ -143,7 +151,7 @@ def _check_disk(model: nn.Module, blocks: Sequence[BlockPlace], training: bool) 
                 )
 
 
-def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool) -> OffloadPlan:
+def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool, notes: Sequence[str]) -> OffloadPlan:
     shared = shared_tensors(model, [block.name for block in blocks])
     sizes = [_nbytes(model, block.name, shared) for block in blocks]
     passes = 3 if training else 1
@@ -158,17 +166,18 @@ def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool) -
         for block, size in zip(blocks, sizes, strict=True)
     ]
     copy: dict[torch.device, float] = {}
+    disk = disk_rate(model)
     for block, size in zip(blocks, sizes, strict=True):
-        seconds = passes * size / copy_rate(block.device, block.tier) if block.tier else 0.0
+        seconds = passes * size / _tier_rate(block, disk) if block.tier else 0.0
         copy[block.device] = copy.get(block.device, 0.0) + seconds
     return OffloadPlan(
         blocks=tuple(made),
         device_bytes=_on_devices(model, made, shared),
         copy_seconds=max(copy.values()),
         compute_seconds=sum(
-            passes * size / weight_rate(block.device) for block, size in zip(blocks, sizes, strict=True)
+            passes * size / weight_rate(block.device).value for block, size in zip(blocks, sizes, strict=True)
         ),
-        notes=tuple(_notes(blocks)),
+        notes=(*_notes(blocks, disk), *notes),
     )
 
 
@@ -196,10 +205,15 @@ def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in own.values())
 
 
-def _notes(blocks: Sequence[BlockPlace]) -> Iterator[str]:
+def _tier_rate(block: BlockPlace, disk: Rate) -> float:
+    """Bytes per second from where the weights of a block rest to where it computes; a CPU reads files straight."""
+    if block.tier != DISK:
+        return copy_rate(block.device).value
+    return disk.value if block.device.type == "cpu" else min(disk.value, copy_rate(block.device).value)
+
+
+def _notes(blocks: Sequence[BlockPlace], disk: Rate) -> Iterator[str]:
     yield "compute time is estimated from reading all weights once, about right for few rows"
-    devices = {block.device for block in blocks if block.tier}
-    if any(not is_measured(device) for device in devices):
-        yield "the rate of copies is stated, not measured"
-    if any(block.tier == DISK for block in blocks):
-        yield "the rate of the disk is stated, not measured"
+    copied = [block.device for block in blocks if block.tier]
+    on_disk = any(block.tier == DISK for block in blocks)
+    yield rates_note([block.device for block in blocks], copied, disk if on_disk else None)

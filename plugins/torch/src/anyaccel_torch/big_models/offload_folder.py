@@ -63,8 +63,9 @@ def write_blocks(model: nn.Module, blocks: Sequence[str], all_blocks: Collection
         folder.mkdir(parents=True, exist_ok=True)
         stored = [_write_block(folder, i, block, by_tensor, made) for i, block in enumerate(blocks, 1)]
         index = {name: path.name for path, names in stored for name in names}
-        made.append(folder / _INDEX)
-        made[-1].write_text(json.dumps({"metadata": {}, "weight_map": index}))
+        with (folder / _INDEX).open("x") as stream:
+            made.append(folder / _INDEX)
+            stream.write(json.dumps({"metadata": {}, "weight_map": index}))
         opened = {path: SafetensorsFile(path).tensors for path, names in stored if names}
     except OSError as error:
         for path in made:
@@ -84,8 +85,8 @@ def _write_block(
     own = [key for key, where in by_tensor.items() if any(each.name.startswith(prefix) for each in where)]
     names = {by_tensor[key][0].name: by_tensor.pop(key) for key in own}
     if names:
-        made.append(path)
-        with path.open("wb") as stream:
+        with path.open("xb") as stream:  # never over a file of another model that came in the meantime
+            made.append(path)
             arrays = {name: as_array(where[0].tensor.detach().cpu().contiguous()) for name, where in names.items()}
             tensor_file.write(stream, arrays)
     return path, names

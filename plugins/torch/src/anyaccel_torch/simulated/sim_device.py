@@ -6,11 +6,11 @@ import os
 import threading
 from collections.abc import Sequence
 
+from anyaccel.adapter.simulated_timing import Timing
 from anyaccel.adapter.transfer_observer import Observers, TransferEvent
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError
 from anyaccel.numpy_backend.sim_device import Transfers
-from anyaccel_torch.simulated.timing import Timing
 
 SWITCH = "ANYACCEL_TORCH_SIMULATE"
 KIND = "sim"

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from anyaccel.adapter.simulated_timing import INTO, OUT
 from anyaccel_torch.simulated import autograd_hooks, recurrent
 from anyaccel_torch.simulated.device_rules import OperatorTraits, common_device, device_mismatch, operator_traits
 from anyaccel_torch.simulated.memory_ledger import handle_of, parse_device, reserve
 from anyaccel_torch.simulated.rng import call_random
 from anyaccel_torch.simulated.sim_device import KIND, observers
 from anyaccel_torch.simulated.streams import is_pinned
-from anyaccel_torch.simulated.timing import INTO, OUT
 from anyaccel_torch.transfer_observer import transfer_event
 
 aten = torch.ops.aten

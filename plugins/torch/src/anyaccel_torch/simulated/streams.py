@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyaccel.adapter.simulated_timing import current_stream, set_stream
 from anyaccel_torch.simulated.memory_ledger import handle_of, parse_device
 from anyaccel_torch.simulated.sim_device import KIND, SimulatedDevice
-from anyaccel_torch.simulated.timing import current_stream, set_stream
 
 _numbers = itertools.count(1)
 _pinned: set[int] = set()

@@ -1,7 +1,6 @@
 """Timing: simulated time of a device that computes and copies at once, as a GPU with copy engines does.
 
 Nothing waits for real: each stream has the time at which its work ends, and the host the time that it has waited until.
-Does not import torch.
 """
 
 from __future__ import annotations

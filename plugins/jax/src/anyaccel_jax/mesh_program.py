@@ -1,0 +1,279 @@
+"""A program over several devices of a process: one compiled step, whose arrays are divided by `jax.sharding`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from anyaccel.adapter import StepFunction, StepLoop
+from anyaccel.device import Device
+from anyaccel.segment import NodeState, Segment
+from anyaccel_jax.ops import JaxOps
+from anyaccel_jax.program import JaxProgram
+from anyaccel_jax.step_loop import compile_loop
+
+_AXIS = "replicas"
+
+
+class DeviceMesh:
+    """Where arrays are on several devices: rows of a batch are shared, the state is everywhere, or divided.
+
+    Args:
+        devices: of JAX, of one process.
+        divides: whether parameters and optimizer state are divided, each along its longest axis that so many devices
+            can divide; those without one are everywhere.
+    """
+
+    def __init__(self, devices: Sequence[Any], *, divides: bool) -> None:
+        self._mesh = Mesh(np.array(devices), (_AXIS,))
+        self.devices, self.divides = tuple(devices), divides
+        self.everywhere = self._sharding()
+
+    def _sharding(self, *axes: str | None) -> NamedSharding:
+        spec: Any = PartitionSpec
+        return NamedSharding(self._mesh, spec(*axes))
+
+    def of_state(self, shape: Sequence[int]) -> NamedSharding:
+        """That of a parameter or a slot."""
+        n = len(self.devices)
+        axes = [axis for axis, size in enumerate(shape) if size and size % n == 0] if self.divides else []
+        if not axes:
+            return self.everywhere
+        chosen = max(axes, key=lambda axis: shape[axis])
+        return self._sharding(*[None] * chosen, _AXIS)
+
+    def of_rows(self, n_rows: int) -> NamedSharding:
+        """That of the rows of a batch: each device has all of them where they cannot be divided."""
+        return self._sharding(_AXIS) if n_rows and n_rows % len(self.devices) == 0 else self.everywhere
+
+    def home(self, tree: Any) -> Any:
+        """Arrays of a tree, whole on the first device."""
+        return jax.tree.map(self._home, tree)
+
+    def _home(self, array: Any) -> Any:
+        if not isinstance(array, jax.Array) or array.devices() == {self.devices[0]}:
+            return array
+        if array.is_fully_replicated:
+            return next(shard.data for shard in array.addressable_shards if shard.device == self.devices[0])
+        return jax.device_put(array, self.devices[0])
+
+
+class MeshOps(JaxOps):
+    """Models and steps over a mesh. Parameters are whole while a model is applied to the rows of a device."""
+
+    def __init__(
+        self, move_array: Callable[[Any, Device], Any], mesh: DeviceMesh, *, keeps_models: bool = True
+    ) -> None:
+        super().__init__(move_array, keeps_models=keeps_models)
+        self._mesh = mesh
+        self.variant = mesh.devices, mesh.divides
+        self._placed: dict[int, tuple[Any, Any]] = {}
+
+    def shareable(self) -> MeshOps:
+        """The same without models."""
+        return type(self)(self._move_array, self._mesh, keeps_models=False)
+
+    def parameters(self, model: Any) -> Mapping[str, Any]:
+        """As in `Model`, over the mesh; arrays that two models share are shared."""
+        return {name: self._place(array, divided=True) for name, array in super().parameters(model).items()}
+
+    def buffers(self, model: Any) -> Mapping[str, Any]:
+        """As in `Model`, on all devices."""
+        return {name: self._place(array, divided=False) for name, array in super().buffers(model).items()}
+
+    def _place(self, array: Any, *, divided: bool) -> Any:
+        if id(array) not in self._placed:
+            sharding = self._mesh.of_state(array.shape) if divided else self._mesh.everywhere
+            self._placed[id(array)] = array, jax.device_put(array, sharding)
+        return self._placed[id(array)][1]
+
+    def forget_placed(self) -> None:
+        """Let go of the arrays of models, which were placed."""
+        self._placed.clear()
+
+    def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
+        """As of `JaxOps`, on the first device."""
+        super().write(model, self._mesh.home(dict(parameters)), self._mesh.home(dict(buffers)))
+
+    def write_divided(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
+        """Let a model hold the arrays over the mesh, whether or not they are computed yet."""
+        self.model(model).write(parameters, buffers)
+
+    def apply(self, model: Any, parameters: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As of `JaxOps`, with whole parameters."""
+        constrain: Any = jax.lax.with_sharding_constraint
+        whole = {name: constrain(array, self._mesh.everywhere) for name, array in parameters.items()}
+        return super().apply(model, whole if self._mesh.divides else parameters, *args, **kwargs)
+
+    def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
+        """As of `JaxOps`, with a part of the rows on each device."""
+        constrain: Any = jax.lax.with_sharding_constraint
+        return constrain(super().gather_batch(column, order, start, size), self._mesh.of_rows(size))
+
+    def move(self, array: Any, device: Device) -> Any:
+        """To the mesh."""
+        if isinstance(array, jax.core.Tracer) or len(array.devices()) > 1:
+            return array
+        return jax.device_put(array, self._mesh.of_state(array.shape))
+
+    def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
+        """As of `JaxOps`; what is divided stays divided, parameter by parameter."""
+        if not self._mesh.divides:
+            return super().compile_steps(body, quick=quick)
+        return compile_loop(_DividedStep(body, self._mesh), self.jit, donates=self.donates)
+
+
+class DonatingMeshOps(MeshOps):
+    """As `DonatingOps`."""
+
+    donates = True
+
+
+class _DividedStep(StepFunction):
+    """A step whose state is divided after it as before; not flattened, which would gather it."""
+
+    def __init__(self, body: StepFunction, mesh: DeviceMesh) -> None:
+        self.batch_size = body.batch_size
+        self._body, self._mesh = body, mesh
+
+    def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
+        """As of the body."""
+        after, losses = self._body(state, rest, scalars)
+        kept = {name: jax.tree.map(self._divided, after[name]) for name in ("parameters", "slots")}
+        return {**after, **kept}, losses
+
+    def _divided(self, array: Any) -> Any:
+        constrain: Any = jax.lax.with_sharding_constraint
+        return constrain(array, self._mesh.of_state(array.shape))
+
+    def flatten(self, state: Any) -> tuple[Any, Any, Any]:
+        """The state as it is."""
+        return state, self, lambda after: after
+
+
+class MeshProgram(JaxProgram):
+    """A segment over several devices, with the numbers of one: the framework divides each step and adds gradients.
+
+    Inputs come on the first device, and outputs, losses and states are given there. With divided parameters the
+    user's models hold them divided after each step, and whole on the first device after `sync_models` and `close`.
+
+    Args:
+        segment: on the first device.
+        ops: over the mesh.
+        mesh: the devices.
+    """
+
+    def __init__(self, segment: Segment, ops: MeshOps, mesh: DeviceMesh) -> None:
+        self._mesh, self._mesh_ops = mesh, ops
+        self._columns: dict[int, tuple[Any, Any]] = {}
+        super().__init__(segment, ops)
+        struct: Any = jax.ShapeDtypeStruct
+        self._layout.parameters = {
+            label: {name: struct(array.shape, array.dtype) for name, array in arrays.items()}
+            for label, arrays in self._layout.parameters.items()
+        }
+        ops.forget_placed()
+        self._release()
+
+    def _release(self) -> None:
+        """Let the models hold what is divided, so that nothing whole is kept."""
+        if self._mesh.divides:
+            for label, model in self._layout.models.items():
+                self._mesh_ops.write_divided(model, self._state.parameters[label], self._buffers[label])
+
+    def _rows(self, inputs: Sequence[Any]) -> list[Any]:
+        """Rows of a batch, shared by the devices."""
+        return [None if x is None else jax.device_put(x, self._mesh.of_rows(int(x.shape[0]))) for x in inputs]
+
+    def _everywhere(self, columns: Sequence[Any]) -> list[Any]:
+        """Columns on all devices; those of the last call are not copied again."""
+        before, self._columns = self._columns, {}
+        return [None if x is None else self._known_or_copied(x, before) for x in columns]
+
+    def _known_or_copied(self, array: Any, before: Mapping[int, tuple[Any, Any]]) -> Any:
+        known = before.get(id(array))
+        if known is None or known[0]() is not array:
+            known = weakref.ref(array), self._copied_everywhere(array)
+        self._columns[id(array)] = known
+        return known[1]
+
+    def _copied_everywhere(self, array: Any) -> Any:
+        return jax.device_put(array, self._mesh.everywhere)
+
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
+        """As of `JaxProgram`."""
+        outputs, losses = super().forward(self._rows(inputs))
+        return self._at_home(outputs), self._at_home(losses)
+
+    def _at_home(self, values: Any) -> Any:
+        return self._mesh.home(values)
+
+    def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """As of `JaxProgram`."""
+        weights: dict[str, Any] = self._at_home(super().loss_weights(self._rows(inputs)))
+        return weights
+
+    def forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        """As of `JaxProgram`."""
+        factors = None if scale is None else {label: self._on_mesh(factor) for label, factor in scale.items()}
+        outputs, losses, pullback = super().forward_pullback(self._rows(inputs), factors)
+        return self._at_home(outputs), self._at_home(losses), pullback
+
+    def _on_mesh(self, factor: Any) -> Any:
+        return self._copied_everywhere(factor) if isinstance(factor, jax.Array) else factor
+
+    def train_steps(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int = 1,
+    ) -> Any:
+        """As of `JaxProgram`."""
+        own, own_orders = self._split(columns, orders)
+        try:
+            losses = super().train_steps(own, own_orders, start, n_steps, batch_size, n_microbatches)
+        finally:
+            self._release()
+        return self._at_home(losses)
+
+    def _split(self, columns: Sequence[Any], orders: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        every = self._everywhere([*columns, *orders])
+        return every[: len(columns)], every[len(columns) :]
+
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
+        """As of `JaxProgram`."""
+        super().compile(*self._split(columns, orders), batch_size, n_microbatches)
+        self._release()
+
+    def grad_stats(self) -> dict[str, tuple[Any, Any]]:
+        """As of `JaxProgram`."""
+        stats: dict[str, tuple[Any, Any]] = self._at_home(super().grad_stats())
+        return stats
+
+    def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
+        """As of `JaxProgram`."""
+        super().optimizer_step(scale)
+        self._release()
+
+    def optimizer_states(self) -> dict[str, NodeState]:
+        """As of `JaxProgram`."""
+        return self._whole_states(super().optimizer_states())
+
+    def close(self) -> dict[str, NodeState]:
+        """As of `JaxProgram`."""
+        states = self._whole_states(super().close())
+        self._columns.clear()
+        return states
+
+    def _whole_states(self, states: Mapping[str, NodeState]) -> dict[str, NodeState]:
+        return {node: NodeState(state.step, self._at_home(dict(state.slots))) for node, state in states.items()}

@@ -1,0 +1,169 @@
+"""What test_mesh.py compares: training on one virtual CPU, on two and four, and with divided parameters, as JSON."""
+
+import gc
+import json
+import os
+import tempfile
+from pathlib import Path
+
+os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+
+import flax.linen as nn
+import jax
+import numpy as np
+from flax import nnx
+
+import anyaccel as aa
+from anyaccel_jax import SequentialMLP
+
+X = np.random.default_rng(0).normal(size=(107, 8)).astype(np.float32)
+Y = (2 * X[:, :1] + np.sin(X[:, 1:2])).astype(np.float32)
+WEIGHTS = np.abs(X[:, 2])
+
+
+class Linen(nn.Module):
+    """A perceptron with dropout."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dropout(0.2, deterministic=not train)(nn.relu(nn.LayerNorm()(nn.Dense(16)(x))))
+        return nn.Dense(1)(x)
+
+
+class Nnx(nnx.Module):
+    """Two layers."""
+
+    def __init__(self):
+        self.first = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+        self.last = nnx.Linear(16, 1, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.first(x)))
+
+
+MODELS = {
+    "plain": lambda: SequentialMLP((1,), hidden_dim=16, n_layers=2),
+    "dropout": lambda: SequentialMLP((1,), hidden_dim=16, n_layers=2, dropout=0.3),
+    "linen": Linen,
+    "nnx": Nnx,
+}
+ADAM = aa.Optimizer("adam", lr=0.01)
+WAYS = {
+    "plain": ("plain", ADAM, {}),
+    "clipped and accumulated": ("dropout", aa.Optimizer("adamw", lr=0.01, clip_norm=0.1), {"accumulate": 2}),
+    "streamed": ("plain", ADAM, {"residency": "streamed"}),
+    "not compiled": ("dropout", ADAM, {"compile": "off"}),
+    "bf16": ("plain", ADAM, {"precision": "bf16-mixed"}),
+    "nnx": ("nnx", ADAM, {}),
+    "all at once": (
+        "linen",
+        aa.Optimizer("adamw", lr=0.01, clip_norm=0.1),
+        {"accumulate": 2, "remat": "blocks", "sample_weight": "d.w"},
+    ),
+}
+IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
+PLACES = {
+    "one": {"replicas": 1},
+    "two": {"replicas": 2},
+    "divided": {"replicas": 2, "sharding": "full"},
+}
+
+
+def rows():
+    return aa.FeatureSet.from_dict("d", {"x": X, "y": Y, "w": WEIGHTS}, ["x"], ["y"], ["w"])
+
+
+def trained(model, optimizer, n_epochs=2, callbacks=(), resume="never", remat=None, sample_weight=None, **settings):
+    data = rows()
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference(), remat=remat)], optimizer, seed=3)
+    losses = [aa.AppliedLoss("mse", on="net", sample_weight=sample_weight)]
+    sampler = aa.SimpleSampler(16, shuffle=True, seed=1)
+    settings = {"accelerator": "cpu", "validation": aa.EvalPhase("again", data="all"), **settings}
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=n_epochs, **settings)
+    phase.callbacks = tuple(callbacks)
+    results = aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
+    values = {name: np.asarray(value).tolist() for name, value in graph.state().items()}
+    epochs = [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs]
+    return {"epochs": epochs, "values": values, "notes": results.plan.notes}, graph
+
+
+class Fault(Exception):
+    """Ends a phase."""
+
+
+class CountsBytes(aa.Callback):
+    """Bytes on each device of arrays that have the shape of a parameter, after a step in which nothing was read."""
+
+    def __init__(self, shapes):
+        self.shapes, self.nbytes = shapes, {}
+
+    def step_end(self, run):
+        if run.epoch != 0 or run.step != 3:
+            return
+        gc.collect()
+        buffers = {}
+        for array in jax.live_arrays():
+            if array.shape in self.shapes:
+                for shard in array.addressable_shards:
+                    key = shard.device.id, shard.data.unsafe_buffer_pointer()
+                    buffers[key] = shard.data.nbytes
+        for (device, _), nbytes in buffers.items():
+            self.nbytes[device] = self.nbytes.get(device, 0) + nbytes
+        raise Fault("a fault in the middle of an epoch")
+
+
+def counted(place):
+    """Bytes per device as a part of parameters and two slots; then a fault, and where the model is after it."""
+    model = SequentialMLP((1,), hidden_dim=256, n_layers=3)
+    graph = aa.ModelGraph([aa.ModelNode("net", model, rows().reference())], ADAM, seed=3)
+    graph.build()
+    arrays = list(model.parameters.values())
+    counts = CountsBytes({array.shape for array in arrays})
+    whole = 3 * sum(array.nbytes for array in arrays)
+    del arrays, graph
+    try:
+        trained(model, ADAM, n_epochs=1, callbacks=[counts], **PLACES[place])
+    except Fault:
+        arrays = model.parameters.values()
+    devices = sorted({str(array.devices()) for array in arrays})
+    finite = all(bool(np.isfinite(array).all()) for array in arrays)
+    parts = [counts.nbytes.get(device, 0) / whole for device in (0, 1)]
+    return {"parts": parts, "devices": devices, "finite": finite}
+
+
+def gone_on():
+    """One epoch on two devices with divided parameters, and one more on one."""
+    model, optimizer, more = WAYS["all at once"]
+    with tempfile.TemporaryDirectory() as folder:
+        for n_epochs, place in ((1, "divided"), (2, "one")):
+            checkpoint = aa.Checkpoint(Path(folder), every=4, wait=True)
+            settings = {"checkpoint": checkpoint, "n_epochs": n_epochs, "resume": "auto", **more, **PLACES[place]}
+            told, graph = trained(MODELS[model](), optimizer, **settings)
+    return {**told, "devices": sorted({str(array.devices()) for array in graph["net"].model.parameters.values()})}
+
+
+def long(n_epochs):
+    """Losses of so many epochs of 7 steps."""
+    places = {**PLACES, "four divided": {"replicas": 4, "sharding": "full"}}
+    return {
+        name: [epoch[0] for epoch in trained(MODELS["plain"](), ADAM, n_epochs=n_epochs, **place)[0]["epochs"]]
+        for name, place in places.items()
+    }
+
+
+def main():
+    ways = WAYS if IS_FULL else {"all at once": WAYS["all at once"]}
+    told = {
+        name: {
+            place: trained(MODELS[model](), optimizer, **more, **PLACES[place])[0]
+            for place in PLACES
+            if IS_FULL or place != "two"
+        }
+        for name, (model, optimizer, more) in ways.items()
+    }
+    report = {"ways": told, "counted": counted("divided"), "gone on": gone_on(), "long": long(15) if IS_FULL else {}}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
