@@ -62,7 +62,13 @@ def phases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "jax on the CPU, resident", training([net], data, 20, "resident")
     yield "jax on the CPU, streamed", training([net], data, 20, "streamed")
     if os.environ.get("ANYACCEL_TORCH_SIMULATE"):
-        yield "torch, two simulated devices, streamed", training(torch_nodes("sim:0", "sim:1"), data, 1, "streamed")
+        yield "torch, two simulated devices, streamed", training(torch_nodes("sim:0", "sim:1"), data, 4, "streamed")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    import keras
+
+    layers = [keras.layers.Dense(WIDTH, "relu"), keras.layers.Dense(1)]
+    keras_net = aa.ModelNode("net", keras.Sequential(layers), data.reference())
+    yield "tensorflow on the CPU, streamed", training([keras_net], data, 20, "streamed")
 
 
 class Times(NamedTuple):

@@ -11,6 +11,7 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 import flax.linen as nn
 import jax
 import numpy as np
+import optax
 from flax import nnx
 
 import anyaccel as aa
@@ -57,7 +58,7 @@ WAYS = {
     "nnx": ("nnx", ADAM, {}),
     "all at once": (
         "linen",
-        aa.Optimizer("adamw", lr=0.01, clip_norm=0.1),
+        aa.Optimizer(optax.adamw, lr=0.01, clip_norm=0.1),
         {"accumulate": 2, "remat": "blocks", "sample_weight": "d.w"},
     ),
 }

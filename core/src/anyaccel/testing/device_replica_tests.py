@@ -55,7 +55,7 @@ class DeviceReplicaTests(Subject):
         start = harness.prepare_model(model)
         backend = cast("DeviceReplicas", harness.backend)
         if devices[0] == devices[1] or backend.undividable_reason(harness.segment(start)):
-            pytest.skip("parameters cannot be divided among devices here")
+            pytest.skip("parameters cannot be divided here")
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
         divided = harness.clone_model(model, start)
         own_losses, own_values = trained(harness, divided, devices, divided=True)

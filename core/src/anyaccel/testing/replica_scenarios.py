@@ -1,8 +1,9 @@
 """What the kit's replicas do, in two processes: each tells what it found in files, which the tests read.
 
-    python -m anyaccel.testing.replica_scenarios MODULE:CLASS FOLDER
+    python -m anyaccel.testing.replica_scenarios MODULE:CLASS KIND FOLDER
 
-As started by `anyaccel.replicas.processes`. The class is that of a backend, which is made without arguments.
+As started by `anyaccel.replicas.processes`. The class is that of a backend, which is made without arguments, and the
+kind that of the devices.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ NOT_IMPORTABLE = 77
 STATE_FILE = "state.npz"
 DECLARED = "declared"
 """The report of the names of all others."""
-KIND_VARIABLE = "ANYACCEL_KIT_KIND"
-"""Has the kind of the replicas' devices."""
 _WAIT_SECONDS = 10.0
 
 
@@ -229,12 +228,11 @@ def _plain(value: Any) -> Any:
     return np.asarray(value).tolist()
 
 
-def main(backend_name: str, folder: str) -> None:
+def main(backend_name: str, kind: str, folder: str) -> None:
     """Join the other replicas, and perform all."""
     backend = _backend(backend_name)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     group = cast("Replicate", backend).replica_group(rank, size)  # before the framework starts
-    kind = os.environ[KIND_VARIABLE]
     every = [each for each in backend.devices() if each.kind == kind]
     device = every[0 if kind == "cpu" else rank]
     host = Device("cpu") if Device("cpu") in backend.devices() else device

@@ -24,7 +24,6 @@ from anyaccel.testing.replica_scenarios import (
     BATCH,
     DECLARED,
     EVEN,
-    KIND_VARIABLE,
     LIMIT,
     NOT_IMPORTABLE,
     SIZE,
@@ -221,9 +220,9 @@ def run_scenarios(backend: Backend, harness: Harness, factory: pytest.TempPathFa
         folder = factory.mktemp("replicas")
         save_start(harness, folder)
         command = [sys.executable, "-m", "anyaccel.testing.replica_scenarios", f"{cls.__module__}:{cls.__qualname__}"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), KIND_VARIABLE: kind}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment[TIMEOUT_VARIABLE] = _TIMEOUT_SECONDS
-        status = run_replicas([*command, str(folder)], SIZE, environment)
+        status = run_replicas([*command, kind, str(folder)], SIZE, environment)
         _need(status != NOT_IMPORTABLE, f"{cls.__qualname__} cannot be imported by name")
         assert status == 0
         _folders[cls, kind] = folder

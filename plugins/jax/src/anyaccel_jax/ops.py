@@ -28,6 +28,7 @@ from anyaccel_jax.models.dispatch import as_model
 from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import optax_rule
 from anyaccel_jax.step_loop import compile_loop
+from anyaccel_jax.transfers import put_like
 
 OutputsAndBuffers = tuple[tuple[Any, ...], Mapping[str, Any] | None]
 
@@ -275,7 +276,7 @@ class JaxOps(TracedOps):
         if not library.is_optimizer(optimizer.own):
             return optax_rule(optimizer)
         outside: Any = jax.ensure_compile_time_eval
-        return LayerOptimizerRule(optimizer, library.module, outside, _put_like)
+        return LayerOptimizerRule(optimizer, library.module, outside, put_like)
 
 
 class DonatingOps(JaxOps):
@@ -285,11 +286,6 @@ class DonatingOps(JaxOps):
     """
 
     donates = True
-
-
-def _put_like(array: Any, parameter: Any) -> Any:
-    """With another sharding, steps would be compiled twice."""
-    return jax.device_put(array, parameter.sharding)
 
 
 def _jit(function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:

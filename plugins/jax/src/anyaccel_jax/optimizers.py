@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from anyaccel.adapter import UpdateRule
 from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer
+from anyaccel_jax.transfers import put_like
 
 Arrays = Mapping[str, Any]
 Slots = Mapping[str, Mapping[str, Any]]
@@ -52,7 +53,7 @@ class OptaxRule(UpdateRule):
             return known
         # Values of another sharding would have steps compiled twice.
         initial = {
-            name: {slot: jax.device_put(value, parameters[name].sharding) for slot, value in slots.items()}
+            name: {slot: put_like(value, parameters[name]) for slot, value in slots.items()}
             for name, slots in split_state(self._initial_state(parameters), parameters).items()
         }
         return {**initial, **known}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from anyaccel.errors import DeviceMismatchError
 
 
@@ -34,6 +36,18 @@ def put(array: Any, target: Any, *, commit: bool = False) -> Any:
     if isinstance(array, jax.core.Tracer) or array.devices() != {target} or (commit and not array.committed):
         return jax.device_put(array, target)
     return array
+
+
+def put_like(array: Any, like: Any) -> Any:
+    """The array where another is, with its sharding if it has its shape, else on all of its devices."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    sharding = like.sharding
+    if isinstance(sharding, NamedSharding) and np.shape(array) != like.shape:
+        everywhere: Any = PartitionSpec
+        sharding = NamedSharding(sharding.mesh, everywhere())
+    return jax.device_put(array, sharding)
 
 
 def wait_for(target: Any) -> None:
