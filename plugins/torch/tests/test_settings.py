@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,6 +83,30 @@ def test_a_phase_inside_another_has_its_own():
     train_with({name: not before[name]}, Inner())
     assert inner.seen[0][name] == before[name] and outer == [not before[name]]
     assert read() == before
+
+
+def test_a_phase_of_another_thread_that_would_change_them_meanwhile_is_refused():
+    """The one that ended last would leave the values of the other."""
+    before, refused = read(), []
+    name = BOOLEANS[0]
+
+    def other():
+        with pytest.raises(PhaseError) as told:
+            train_with({name: True}, Reading())
+        refused.append(str(told.value))
+
+    class Meanwhile(aa.Callback):
+        def epoch_end(self, run):
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+    train_with({name: not before[name]}, Meanwhile())
+    assert read() == before and "so has a phase of another thread" in refused[0]
+    thread = threading.Thread(target=train_with, args=({name: not before[name]}, after := Reading()))
+    thread.start()
+    thread.join()
+    assert after.seen[0][name] != before[name] and read() == before
 
 
 @pytest.mark.parametrize(

@@ -331,12 +331,13 @@ def test_deterministic_sums_are_over_at_most_eight_replicas() -> None:
 
 
 def test_sharding_where_nothing_divides_among_devices_of_a_process() -> None:
-    message = r"sharding over sim:0, sim:1, and its plugin divides .* processes.*Hint: start processes, anyaccel run"
+    message = r"sharding over sim:0, sim:1, and its plugin divides .* processes at most. Hint: leave sharding out"
     refused(PhaseError, message, accelerator="sim", replicas=2, sharding="full")
     message = r"offload is for the processes of a launcher.*leave sharding out"
     refused(PhaseError, message, accelerator="sim", replicas=2, sharding="full offload")
     settings = {"replicas": 2, "sharding": "full", "deterministic": True}
-    refused(PhaseError, "deterministic=True adds whole gradients", accelerator="sim", **settings)
+    message = "deterministic=True adds whole gradients. Hint: leave deterministic or sharding out"
+    refused(PhaseError, message, accelerator="sim", **settings)
 
 
 def test_an_older_plugin_without_the_capability(monkeypatch: pytest.MonkeyPatch) -> None:

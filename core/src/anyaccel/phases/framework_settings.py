@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from anyaccel.graph import Plan
     from anyaccel.phases.run import Run
 
+_HOLDING = threading.RLock()  # they are of the whole process; phases inside of each other end in order
 _EXAMPLE = "{'FRAMEWORK.SETTING': True}"
 
 
@@ -30,7 +32,7 @@ class FrameworkSettings(Callback):
 
     Raises:
         PhaseError: no mapping of names; or, before anything moves, a setting that no framework of the graph has, or
-            that does not have this value.
+            that does not have this value; or, a phase of another thread holds some.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -52,11 +54,17 @@ class FrameworkSettings(Callback):
         for name, value in self.values.items():
             _check(phase.label, name, value, allowed)
         self.phase_end(phase, plan, run, None)  # a FitPhase may have several plans
-        held = ExitStack()
+        if not _HOLDING.acquire(blocking=False):
+            raise PhaseError(
+                f"phase {phase.label!r} has FrameworkSettings, and so has a phase of another thread",
+                available="settings are of the whole process",
+                hint="run one after the other, or set them yourself before both",
+            )
+        held = self._held[id(run)] = ExitStack()
+        held.callback(_HOLDING.release)
         for backend in known.values():
             own = {name: value for name, value in self.values.items() if name in backend.settings()}
             held.enter_context(backend.with_settings(own))
-        self._held[id(run)] = held
 
     def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
         """Set them back."""

@@ -58,16 +58,16 @@ def _check_divisible(phase: Phase, resolution: Resolution) -> None:
     (segment,), (backend,) = resolution.segments, resolution.backends
     assert isinstance(backend, DeviceReplicas)
     reason = backend.undividable_reason(segment)
+    hint = "leave sharding out: then each replica keeps all parameters"
+    if isinstance(backend, ShardParameters):
+        hint = f"start processes, anyaccel run --replicas {len(resolution.plan.replicas)} SCRIPT, or leave sharding out"
     if isinstance(phase, TrainPhase) and phase.deterministic:
-        reason = "deterministic=True adds whole gradients"
+        reason, hint = "deterministic=True adds whole gradients", "leave deterministic or sharding out"
     elif offloads(phase):
         reason = "offload is for the processes of a launcher"
     if reason:
-        replicas = resolution.plan.replicas
-        raise PhaseError(
-            f"phase {phase.label!r} has sharding over {', '.join(map(str, replicas))}, and {reason}",
-            hint=f"start processes, anyaccel run --replicas {len(replicas)} SCRIPT, or leave sharding out",
-        )
+        replicas = ", ".join(map(str, resolution.plan.replicas))
+        raise PhaseError(f"phase {phase.label!r} has sharding over {replicas}, and {reason}", hint=hint)
 
 
 def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
