@@ -298,8 +298,9 @@ def launchers(session: nox.Session, name: str) -> None:
 
     `backend` runs a sample. No Slurm is installed: its variables are set by the stand-in.
     """
-    of_ray = ("ray",) if name == "ray" else ()
-    libraries = () if name == "torchrun" else (name,)
+    others = ("jax", "tensorflow") if name == "ray" else ()
+    of_ray = ("ray", *others) if name == "ray" else ()
+    libraries = () if name == "torchrun" else (name, *others)
     install(session, *editable("torch", *of_ray), *group("test", "guests", "torch", *libraries))
     env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
     tests = {"ray": ["plugins/ray/tests"], "torchrun": ["plugins/torch/tests/test_launchers.py"]}

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 import anyaccel as aa
-from anyaccel.errors import CapabilityError, FrameworkError
+from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.replicas import join
 from anyaccel_jax import SequentialMLP
 
@@ -123,15 +124,32 @@ def test_a_run_of_which_a_process_was_killed_ends_as_the_undisturbed_one(tmp_pat
     assert all(state == states[0] for state in states)
 
 
-def test_a_framework_that_has_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a process whose peer is never asked."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
+
+
+def train(model: Any, **settings: Any) -> None:
     rows = aa.FeatureSet.from_dict("d", {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 1))}, ["x"], ["y"])
-    node = aa.ModelNode("net", SequentialMLP((1,)), rows.reference())
-    graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1))
-    phase = aa.TrainPhase("train", data=rows, losses=[aa.AppliedLoss("mse", on="net")])
+    graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], aa.Optimizer("sgd", lr=0.1))
+    phase = aa.TrainPhase("train", data=rows, losses=[aa.AppliedLoss("mse", on="net")], **settings)
+    aa.Experiment(graph, progress="none").run_phase(phase)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_framework_that_has_started_is_refused() -> None:
     with pytest.raises(FrameworkError, match=r"JAX has started in replica 1 of 2 .*top of the script.*join\('jax'\)"):
-        aa.Experiment(graph, progress="none").run_phase(phase)
+        train(SequentialMLP((1,)))
+
+
+@pytest.mark.usefixtures("second_of_two")
+@pytest.mark.parametrize("sync", [False, True])
+def test_batch_normalization_is_refused_and_not_promised(sync: bool) -> None:
+    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    with pytest.raises(PhaseError, match=r"BatchNorm in node 'net' mixes the rows of a batch\. Hint: write replicas=1"):
+        train(nnx.Sequential(norm, nnx.Linear(3, 1, rngs=nnx.Rngs(0))), sync_batchnorm=sync)
 
 
 def test_nothing_is_joined_without_a_launcher_and_only_what_has_replicas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,7 @@ pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 pytest.importorskip("anyaccel_torch")
 
-from anyaccel.errors import ConfigError, FrameworkError  # noqa: E402
-from anyaccel.replicas.launch_options import LaunchOptions  # noqa: E402
-from anyaccel_ray import launch  # noqa: E402
+from anyaccel.errors import FrameworkError  # noqa: E402
 from anyaccel_ray.launcher import check_places  # noqa: E402
 
 pytestmark = [
@@ -99,10 +97,10 @@ def wait_for_cpus(address: str, n_cpus: int) -> None:
     raise TimeoutError(answer.stdout + answer.stderr)
 
 
-def digits(folder: Path, launcher: list[str], address: str = "") -> Any:
+def digits(folder: Path, launcher: list[str], address: str = "", framework: str = "torch") -> Any:
     """What the example tells."""
     path = folder / "told.json"
-    run([*launcher, str(HERE / "digits_script.py"), str(path)], address)
+    run([*launcher, str(HERE / "digits_script.py"), str(path), framework], address)
     return json.loads(path.read_text())
 
 
@@ -117,6 +115,29 @@ def test_one_command_starts_a_cluster_and_gives_the_numbers_of_one_process(tmp_p
 @FULL
 def test_digits_on_a_head_are_those_of_torchrun_to_the_last_bit(tmp_path: Path, head: str) -> None:
     assert digits(tmp_path, [*RAY, "--replicas", "2"], head) == digits(tmp_path, TORCHRUN)
+
+
+@FULL
+@pytest.mark.parametrize("framework", ["jax", "tensorflow"])
+def test_other_frameworks_join_on_the_workers_as_without_ray(tmp_path: Path, head: str, framework: str) -> None:
+    """To the last bit those of two processes of this machine, which are those of one but for roundings."""
+    pytest.importorskip(f"anyaccel_{framework}")
+    alone = digits(tmp_path, [], framework=framework)
+    local = digits(tmp_path, ["-m", "anyaccel", "run", "--replicas", "2"], framework=framework)
+    assert digits(tmp_path, [*RAY, "--replicas", "2"], head, framework) == local
+    np.testing.assert_allclose(local["epochs"], alone["epochs"], rtol=1e-6)
+
+
+@FULL
+def test_where_there_is_no_torch_workers_are_told_where_they_meet(tmp_path: Path, head: str) -> None:
+    pytest.importorskip("anyaccel_jax")
+    local = digits(tmp_path, ["-m", "anyaccel", "run", "--replicas", "2"], framework="jax")
+    without_torch = (
+        "import importlib.util as u, sys; find = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+        "from anyaccel.cli.main import main; main()"
+    )
+    assert digits(tmp_path, ["-c", without_torch, *RAY[2:], "--replicas", "2"], head, "jax") == local
 
 
 @FULL
@@ -135,14 +156,6 @@ def test_the_demo_on_two_workers_is_that_of_torchrun_and_of_one_process(head: st
 def test_more_replicas_than_cpus_are_refused() -> None:
     with pytest.raises(FrameworkError, match=r"has 2 CPUs, and each of 8 .*Available: 2 replicas\. Hint: add nodes"):
         check_places({"CPU": 2.0, "memory": 1e9}, 8)
-
-
-def test_without_torch_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"trainer of torch, which is not installed.*Hint: install it with its plugin"
-    ):
-        launch(LaunchOptions(target="train.py", replicas=2, min_replicas=2))
 
 
 def resumed(folder: Path, launcher: list[str], plan: dict[str, Any], address: str = "") -> Any:

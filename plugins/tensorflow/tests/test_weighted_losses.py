@@ -29,7 +29,15 @@ def by_hand(logits, rows):
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"compile": "steps"}, {"accumulate": 4, "compile": "steps"}, {"accumulate": 3, "residency": "streamed"}]
+    "how",
+    [
+        {},
+        {"compile": "steps"},
+        {"accumulate": 4, "compile": "steps"},
+        {"accumulate": 3, "residency": "streamed"},
+        {"accumulate": 3, "residency": "streamed", "accelerator": "cpu:1"},
+        {"deterministic": True, "accelerator": "cpu:1"},
+    ],
 )
 def test_steps_are_those_of_keras_over_all_that_counts_in_the_batch(how):
     data = aa.FeatureSet.from_dict("data", ARRAYS, ["x"], ["tokens"], ["w"])

@@ -125,10 +125,27 @@ def unused() -> None:
 
 
 def disagree() -> None:
-    """Every replica makes another model."""
-    rows = data()
-    graph = graph_of(rows, model_of(seed=RANK), aa.Optimizer("sgd", lr=1e-2))
-    aa.Experiment(graph).run_phase(aa.TrainPhase("train", data="train", losses=[aa.AppliedLoss("mse", on="net")]))
+    """One thing after the other is another one in each replica; tells the errors, and whether nothing was trained."""
+    main: Any = sys.modules["__main__"]
+    script, messages = Path(__file__), {}
+    for what in ("model", "seed", "data", "setting", "optimizer", "code"):
+        rows = data(110 + RANK * (what == "data"))
+        model, own = model_of(seed=RANK * (what == "model")), RANK * (what == "seed")
+        optimizer = aa.Optimizer("sgd", lr=1e-2 * (1 + RANK * (what == "optimizer")))
+        graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], optimizer, seed=own)
+        losses = [aa.AppliedLoss("mse", on="net")]
+        phase = aa.TrainPhase("train", data=rows, losses=losses, n_epochs=1 + RANK * (what == "setting"))
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        if what == "code" and RANK:
+            (OUT / script.name).write_text("another script")
+            main.__file__ = str(OUT / script.name)
+        try:
+            aa.Experiment(graph).run_phase(phase)
+        except AnyaccelError as error:
+            same = all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+            messages[what] = [str(error), same]
+    main.__file__ = str(script)
+    tell("disagree", messages=messages)
 
 
 class Faulty(aa.Callback):

@@ -180,6 +180,34 @@ def test_all_of_a_node_is_computed_in_one_dtype(precision: str, dtype: torch.dty
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+class OneLayerTwice(nn.Module):
+    """A layer that has two names, and weights of which two layers have a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.between = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.again, self.head = self.first, nn.Linear(6, 3)
+        self.between.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.again(self.between(self.first(x).tanh())).tanh())
+        return result
+
+
+def test_a_layer_in_two_places_keeps_its_parameters_where_all_is_cast() -> None:
+    models = OneLayerTwice(), OneLayerTwice()
+    before = dict(models[0].named_parameters(remove_duplicate=False))
+    losses = [
+        train(graph(model, data()), data(), n_epochs=3, precision=precision)[0].losses
+        for model, precision in zip(models, ("float64", None), strict=True)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    assert dict(models[0].named_parameters(remove_duplicate=False)) == before  # the same objects
+    for name, value in models[1].state_dict().items():
+        torch.testing.assert_close(models[0].state_dict()[name], value, rtol=1e-3, atol=1e-5)
+
+
 def test_running_statistics_are_kept_where_all_is_cast() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))

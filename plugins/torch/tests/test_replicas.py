@@ -54,7 +54,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two replicas tell of everything that succeeds."""
-    return succeeded("train,beside_ddp,unused,stop,leave", tmp_path_factory.mktemp("two"), 2)
+    return succeeded("train,beside_ddp,unused,disagree,stop,leave", tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +111,23 @@ def test_no_thread_of_the_group_is_left_when_it_is_left(two: Path) -> None:
 
 
 @pytest.mark.slow
-def test_replicas_with_different_models_are_refused(tmp_path: Path) -> None:
-    answer = run("disagree", tmp_path, 2)
-    assert answer.returncode == 1
-    assert "the replicas disagree before the first step: the values of 'net" in answer.stderr
-    assert (
-        "in replica 1 of those from 0 on" in answer.stderr
-        and "seed the framework before the model is made" in answer.stderr
-    )
+@pytest.mark.parametrize(
+    ("what", "named", "hint"),
+    [
+        ("model", "the values of 'net", "seed the framework before the model is made"),
+        ("seed", "the seed", "make model, data and seed alike"),
+        ("data", "the rows that the samplers draw", "make model, data and seed alike"),
+        ("setting", "the setting 'n_epochs' of the phase", "start the same files in every process"),
+        ("optimizer", "the settings of 'optimizer'", "start the same files in every process"),
+        ("code", "the file 'replica_scripts.py'", "start the same files in every process"),
+    ],
+)
+def test_replicas_that_disagree_are_refused_before_the_first_step(two: Path, what: str, named: str, hint: str) -> None:
+    for one in told(two, "disagree", 2):
+        message, is_untrained = one["messages"][what]
+        assert f"the replicas disagree before the first step: {named}" in message
+        assert "in replica 1 of those from 0 on" in message and hint in message
+        assert is_untrained
 
 
 @pytest.mark.slow

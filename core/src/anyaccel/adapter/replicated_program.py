@@ -220,7 +220,10 @@ class ReplicatedProgram(Program):
         """Factors of the sums of losses that are not divided by the rows of a shard alone, by label."""
         given = dict(scale or {})
         weights = self.loss_weights(inputs)
-        own = {term.label: term.weight / weights[term.label] for term in self.segment.losses if term.label in weights}
+        with self._backend.scope(self._devices[0]):
+            own = {
+                term.label: term.weight / weights[term.label] for term in self.segment.losses if term.label in weights
+            }
         return {**own, **given}
 
     def _of_all(
@@ -241,7 +244,9 @@ class ReplicatedProgram(Program):
         program.zero_grad()
         if self._fixed_shards is not None:
             program.seed(rng.key(self._key, "shard", shard.number, self._draws))
-        scales = {label: self._sent(factor / shard.weight, shard.replica) for label, factor in factors.items()}
+        with self._backend.scope(self._devices[0]):
+            scales = {label: factor / shard.weight for label, factor in factors.items()}
+        scales = {label: self._sent(factor, shard.replica) for label, factor in scales.items()}
         _, losses, pullback = program.forward_pullback(shard.inputs, *([scales] if scales else []))
         return losses, pullback
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import math
 import os
 from typing import Any
 
@@ -41,12 +42,14 @@ def join_cluster(rank: int, size: int) -> Departure:
             available="devices of JAX are fixed when it starts, as with the first array or model",
             hint="write at the top of the script: from anyaccel.replicas import join; join('jax')",
         )
-    seconds = replica_timeout() or _WAIT_SECONDS
+    asked = replica_timeout()
+    seconds = asked or _WAIT_SECONDS
     settings: Any = jax.config
     settings.update("jax_cpu_collectives_implementation", "gloo")
     if hasattr(settings, "jax_enable_preemption_service"):  # it takes SIGTERM, by which launchers end a process
         settings.update("jax_enable_preemption_service", False)
     more = {"shutdown_timeout_seconds": _LEAVE_SECONDS}
+    more |= {} if asked is None else {"heartbeat_timeout_seconds": max(1, math.ceil(asked))}
     known = inspect.signature(jax.distributed.initialize).parameters
     given: dict[str, Any] = {name: value for name, value in more.items() if name in known}
     try:

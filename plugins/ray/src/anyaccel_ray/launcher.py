@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.errors import ConfigError, FrameworkError
+from anyaccel.errors import FrameworkError
 from anyaccel.replicas import replica_timeout
 from anyaccel.replicas.launch_options import LaunchOptions
 from anyaccel_ray.script import run_script
@@ -38,15 +38,8 @@ def launch(options: LaunchOptions) -> int:
         0, or 1 if a replica failed more often than it may; its traceback is on standard error.
 
     Raises:
-        ConfigError: torch is not installed.
         FrameworkError: the cluster has fewer CPUs than replicas.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError(
-            "Ray starts replicas with the trainer of torch, which is not installed",
-            available="torch, whose plugin joins processes",
-            hint="install it with its plugin: python -m pip install torch anyaccel-torch",
-        )
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     import ray
@@ -90,23 +83,33 @@ def check_places(resources: Mapping[str, float], replicas: int) -> None:
 
 
 def _trainer(options: LaunchOptions, storage: str) -> DataParallelTrainer:
-    """The trainer of torch, whose plugin is the one that joins processes."""
+    """The trainer of torch, which joins it; where it is not installed, one that tells workers where they meet.
+
+    Ray's own trainer of JAX joins it on GPUs and TPUs alone, before the script may say how.
+    """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
 
     uses_gpus = int(ray.cluster_resources().get("GPU", 0)) >= options.replicas
     elastic = options.min_replicas < options.replicas
     n_workers = (options.min_replicas, options.replicas) if elastic else options.replicas
+    of_all: dict[str, Any] = {
+        "train_loop_config": _settings(options),
+        "scaling_config": ScalingConfig(num_workers=n_workers, use_gpu=uses_gpus),
+        "run_config": RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=options.max_restarts)),
+    }
+    if importlib.util.find_spec("torch") is None:
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        from anyaccel_ray.variables import VariablesConfig
+
+        return DataParallelTrainer(run_script, backend_config=VariablesConfig(), **of_all)
+    from ray.train.torch import TorchConfig, TorchTrainer
+
     seconds = options.timeout or replica_timeout() or TorchConfig.timeout_s
     engine = "cpu:gloo,cuda:nccl" if uses_gpus else "gloo"
-    return TorchTrainer(
-        run_script,
-        train_loop_config=_settings(options),
-        torch_config=TorchConfig(backend=engine, timeout_s=max(1, round(seconds))),
-        scaling_config=ScalingConfig(num_workers=n_workers, use_gpu=uses_gpus),
-        run_config=RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=options.max_restarts)),
-    )
+    joining = TorchConfig(backend=engine, timeout_s=max(1, round(seconds)))
+    return TorchTrainer(run_script, torch_config=joining, **of_all)
 
 
 def _settings(options: LaunchOptions) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -55,6 +55,16 @@ class TensorFlowProgram(OwnStepProgram):
         copies = ops.uses_several_devices or (ops.eager and not self._is_on_first_cpu)
         with tf.device(ops.home), translate_errors(subject), silent_copies() if copies else nullcontext():
             yield
+
+    def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """As of `Program`; eager, so that numbers have to be sent to the device."""
+        with nullcontext() if self._is_on_first_cpu else silent_copies():
+            return super().loss_weights(inputs)
+
+    def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
+        """As of `ArrayProgram`; eager like `loss_weights`."""
+        with nullcontext() if self._is_on_first_cpu else silent_copies():
+            return super().summed_weights(inputs)
 
     @property
     def can_compile_steps(self) -> bool:

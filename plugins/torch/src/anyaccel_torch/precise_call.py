@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from anyaccel.precision import NodePrecision
 from anyaccel_torch import keras
 from anyaccel_torch.forward_call import output_tensors
+from anyaccel_torch.replaced_tensors import call_with, tensor_names
 from anyaccel_torch.shape_inference import input_dtype
 
 Call = Callable[..., Any]
@@ -59,7 +60,7 @@ def bind_precision(model: Any, call: Call, precision: NodePrecision, device: tor
 
 
 class _Holder(nn.Module):
-    """A module, and how to call it, as a module whose tensors `torch.func.functional_call` replaces."""
+    """A module, and how to call it, as a module whose tensors are replaced."""
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         super().__init__()
@@ -75,11 +76,12 @@ def _cast_call(model: nn.Module, call: Call, precision: NodePrecision) -> Call:
     """A call with all floating tensors of the module cast; what it writes to its buffers is cast back."""
     holder, dtype, own = _Holder(model, call), getattr(torch, precision.dtype), getattr(torch, input_dtype(model) or "")
     parameters, buffers = dict(holder.named_parameters()), dict(holder.named_buffers())
+    names = tensor_names(holder)
 
     def run(*inputs: Tensor) -> Any:
         values = {name: _floating_to(tensor, dtype) for name, tensor in (*parameters.items(), *buffers.items())}
         given = tuple(_floating_to(tensor, dtype) for tensor in inputs)
-        result = torch.func.functional_call(holder, values, given)
+        result = call_with(holder, values, names, *given)
         if model.training:
             _write_back(buffers.items(), values)
         return _in_dtype(result, dtype, own)

@@ -196,6 +196,31 @@ def test_blocks_of_a_node_are_in_the_order_in_which_they_compute(settings: dict[
     assert again is not None and [block.name for block in again.blocks] == EXECUTED
 
 
+class OneLayerTwice(nn.Module):
+    """A layer that has two names, and weights of which two layers have a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.head = nn.Linear(WIDTH, 1)
+        self.first, self.between = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.again, self.between.weight = self.first, self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.again(self.between(self.first(x).tanh())).tanh())
+        return y
+
+
+def test_a_plan_leaves_a_layer_in_two_places_as_it_is() -> None:
+    model = OneLayerTwice()
+    before = dict(model.named_parameters(remove_duplicate=False))
+    case = Case(model, max_memory={ONE: 4 * BLOCK, TWO: "1MB"})
+    plan = case.experiment.plan(case.eval_phase())["net"].offload
+    assert plan is not None and not any("registered" in note for note in plan.notes)
+    assert dict(model.named_parameters(remove_duplicate=False)) == before  # the same objects
+    assert case.losses() == pytest.approx(Case(OneLayerTwice()).losses(), rel=1e-6)
+
+
 @pytest.mark.parametrize("reads_values", [False, True])
 def test_in_the_first_call_already_weights_come_before_they_are_used(
     reads_values: bool, monkeypatch: pytest.MonkeyPatch

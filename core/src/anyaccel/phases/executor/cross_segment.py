@@ -16,6 +16,7 @@ from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
+from anyaccel.segment import LossTerm
 
 SpanOf = Callable[[str], RowSpan | None]
 """Which rows of a feature set a step takes; None for none."""
@@ -148,7 +149,11 @@ class CrossSegmentStep:
             if size != scale:
                 _rescale(trained.values(), scale / size)
                 scale = size
-            scales = {key: _times_each(n_rows / size, factor) for key, factor in factors.items()}
+            scales = {
+                id(stage): _times_each(stage, n_rows / size, factors[id(stage)])
+                for stage in self._stages
+                if id(stage) in factors
+            }
             for stage in self._forward_backward(rows, span_of, losses, scales):
                 trained[id(stage)] = stage
         if len(parts) > 1:
@@ -189,7 +194,7 @@ class CrossSegmentStep:
             every = self._replicas.loss_weights(given, n_rows)
         return {
             id(stage): {
-                term.label: term.weight / weights[term.label]
+                term.label: _factor(stage, term, weights[term.label])
                 for term in self._weighted[id(stage)]
                 if term.label in weights
             }
@@ -277,6 +282,12 @@ def _gather(
     return tuple(inputs)
 
 
+def _factor(stage: PipelineStage, term: LossTerm, weight: Any) -> Any:
+    """What the sum of a loss is multiplied by, on its device."""
+    with stage.backend.scope(term.device):
+        return term.weight / weight
+
+
 def _taken(column: Rows, span_of: SpanOf) -> Any:
     """Rows of a column; None for none."""
     feature_set, gather_rows = column
@@ -289,8 +300,16 @@ def _rescale(stages: Iterable[PipelineStage], factor: float) -> None:
         stage.program.map_gradients(partial(_times, factor))
 
 
-def _times_each(factor: float, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {label: factor * value for label, value in values.items()}
+def _times_each(stage: PipelineStage, factor: float, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The factors of losses, times a factor, on their devices."""
+    if factor == 1.0:
+        return values
+    scaled = {}
+    for term in stage.segment.losses:
+        if term.label in values:
+            with stage.backend.scope(term.device):
+                scaled[term.label] = factor * values[term.label]
+    return scaled
 
 
 def _times(factor: float, gradient: Any) -> Any:

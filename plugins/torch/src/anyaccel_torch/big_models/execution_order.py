@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyaccel_torch.big_models.model_blocks import places
 from anyaccel_torch.forward_call import force_eager
+from anyaccel_torch.replaced_tensors import call_with, tensor_names, tensor_places
 from anyaccel_torch.state_guard import evaluating
 
 
@@ -27,9 +27,10 @@ def execution_order(
     """
     order: dict[str, None] = {}
     on_meta = torch.utils._pytree.tree_map(_on_meta, (tuple(args), dict(kwargs)))  # noqa: SLF001  (torch's, undocumented)
+    names = tensor_names(model)
     as_before = evaluating(model, [torch.device("cpu")])
     with as_before, torch.no_grad(), force_eager(), _recording(model, blocks, order), torch.device("meta"):
-        torch.func.functional_call(model, _state(model), *on_meta)
+        call_with(model, _without_values(model, names), names, *on_meta[0], **on_meta[1])
     return [*order, *(name for name in blocks if name not in order)]
 
 
@@ -46,11 +47,11 @@ def _recording(model: nn.Module, blocks: Sequence[str], order: dict[str, None]) 
             handle.remove()
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors without values in place of a model's, each tied one by one of its names."""
-    tensors = {id(place.tensor): place for place in places(model)}.values()
+def _without_values(model: nn.Module, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Tensors without values like those of a model, by first name."""
+    like = tensor_places(model)
     return {
-        place.name: torch.empty(tuple(place.tensor.shape), dtype=place.tensor.dtype, device="meta") for place in tensors
+        name: torch.empty(tuple(like[name].shape), dtype=like[name].dtype, device="meta") for name in names.values()
     }
 
 

@@ -1,0 +1,46 @@
+"""Variables: what workers of Ray Train get where no torch joins them: those of torchrun, by which frameworks join."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import ray
+from ray.train.backend import Backend, BackendConfig
+
+
+class VariablesConfig(BackendConfig):  # type: ignore[misc]
+    """Each worker gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the places on its machine, and joins nothing."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """As of Ray."""
+        return _VariablesBackend
+
+
+class _VariablesBackend(Backend):  # type: ignore[misc]
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        """As of Ray: before the script runs."""
+        address, port = worker_group.execute_single(0, _meeting_point)
+        worker_group.execute(_set_variables, address, port)
+
+
+def _meeting_point() -> tuple[str, int]:
+    """The address of the machine of this worker, and a port that is free there."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+
+
+def _set_variables(address: str, port: int) -> None:
+    place = ray.train.get_context()
+    variables = {
+        "RANK": place.get_world_rank(),
+        "WORLD_SIZE": place.get_world_size(),
+        "LOCAL_RANK": place.get_local_rank(),
+        "LOCAL_WORLD_SIZE": place.get_local_world_size(),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+    os.environ.update({name: str(value) for name, value in variables.items()})
