@@ -1,4 +1,4 @@
-"""Compute rates: operations a second that makers state for products; `compute_rates.json` has the source of each."""
+"""Compute rates: operations a second that makers state; `compute_rates.json` names a page that quotes each."""
 
 from __future__ import annotations
 
