@@ -221,6 +221,28 @@ def test_a_plan_leaves_a_layer_in_two_places_as_it_is() -> None:
     assert case.losses() == pytest.approx(Case(OneLayerTwice()).losses(), rel=1e-6)
 
 
+class Scaled(nn.Module):
+    """Layers, and a parameter outside of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
+        self.layers, self.scale = nn.Sequential(*layers), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers(x * self.scale)
+        return y[:, :1]
+
+
+def test_blocks_that_all_rest_in_host_memory_compute_on_the_device_beside_a_loose_parameter() -> None:
+    case = Case(Scaled(), offload="cpu", max_memory={ONE: 4 * BLOCK})
+    plan = case.experiment.plan(case.train_phase())["net"].offload
+    assert plan is not None
+    assert {(str(block.device), block.tier) for block in plan.blocks} == {(ONE, "cpu")}
+    assert case.losses() == pytest.approx(Case(Scaled()).losses(), rel=1e-6)
+
+
 @pytest.mark.parametrize("reads_values", [False, True])
 def test_in_the_first_call_already_weights_come_before_they_are_used(
     reads_values: bool, monkeypatch: pytest.MonkeyPatch

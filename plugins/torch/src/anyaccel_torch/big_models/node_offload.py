@@ -113,7 +113,11 @@ def _entries(
 def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device, order: BlockOrder) -> list[BlockPlace]:
     """The places of a map. What rests elsewhere computes where a plan says, else on the device of the block before."""
     entries = checked_map(WHERE, model, given)
-    computes = any(isinstance(value, torch.device) and value.type != "cpu" for value in entries.values())
+    computes = any(
+        isinstance(value, torch.device) and value.type != "cpu"
+        for name, value in entries.items()
+        if not isinstance(given, DeviceMap) or given.name_of(name) in given.plan.device_map  # loose tensors do not
+    )
     blocks = placed_blocks(
         model, entries, None if computes or device.type == "cpu" else device, where=WHERE, order=order
     )
