@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from anyaccel.errors import AnyaccelError, CapabilityError
+from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError
 from anyaccel_jax import big_models
 from anyaccel_jax.big_models import HOST, OffloadedChain
 
@@ -141,12 +141,34 @@ def test_a_device_without_page_locked_memory_is_refused(monkeypatch: pytest.Monk
     assert raised.value.hint
 
 
+@pytest.mark.parametrize(
+    "function", [lambda p, g: None, lambda p, g: p["w"], lambda p, g: jax.tree.map(lambda a: a.astype("bfloat16"), p)]
+)
+def test_an_update_that_gives_no_parameters_changes_nothing(function: Any) -> None:
+    chain = OffloadedChain(layer, weights())
+    before = chain(X)
+    with pytest.raises(ConfigError, match="update gives block 0 parameters of another tree, shape or dtype"):
+        chain.update(function, chain.parameters)
+    np.testing.assert_array_equal(chain(X), before)
+
+
+def test_parameters_may_be_a_tuple() -> None:
+    pairs = [(each["w"], each["b"]) for each in weights()]
+    chain = OffloadedChain(lambda pair, x: layer({"w": pair[0], "b": pair[1]}, x), pairs)
+    with pytest.raises(ConfigError, match=r"Hint: .*\(PARAMETERS, \.\.\.\)"):
+        chain.update(lambda pair: (pair[0], pair[1]))
+    assert chain.update(lambda pair: (pair,)) == []
+    np.testing.assert_array_equal(chain(X), OffloadedChain(layer, weights())(X))
+
+
 REFUSED: list[tuple[Any, str]] = [
     (lambda: OffloadedChain(layer, []), r"parameters=\[\] is not a list with an item for each block"),
     (lambda: OffloadedChain([layer], weights()), "there are 1 functions and parameters for 12 blocks"),
     (lambda: OffloadedChain(["layer"] * DEPTH, weights()), "is not a list of functions"),
     (lambda: OffloadedChain(layer, [{"w": 3}]), r"\['w'\] of block 0 is a int, not an array"),
     (lambda: OffloadedChain(layer, [{"w": np.zeros(3)}]), "float64"),
+    (lambda: OffloadedChain(layer, [{"key": jax.random.key(0)}]), r"\['key'\] of block 0 has dtype key<"),
+    (lambda: OffloadedChain(layer, weights(), device="cpu"), "device='cpu' is not a device of JAX"),
     (lambda: OffloadedChain(layer, weights(), max_memory="20 apples"), "is no size"),
     (lambda: OffloadedChain(layer, weights(), max_memory=100), "the model does not fit"),
     (lambda: OffloadedChain(layer, weights()).map(jnp.sum, [1]), "is not lists of 12 items"),

@@ -60,6 +60,8 @@ class OffloadedChain:
             [functions] * len(trees) if callable(functions) else _listed("functions", functions, "[layer]")
         )
         _check_blocks(self._functions, trees)
+        fits = lambda it: it is None or isinstance(it, jax.Device)  # noqa: E731
+        check(ConfigError, WHERE, "device", device, fits, "a device of JAX", "jax.devices()[0]")
         self.device = jax.devices()[0] if device is None else device
         if HOST not in (kinds := memory_kinds(self.device)):
             raise CapabilityError(
@@ -135,8 +137,17 @@ class OffloadedChain:
 
         Returns:
             for each further item of that tuple, a list with an item for each block.
+
+        Raises:
+            ConfigError: what it gives is not like the parameters; they are as before.
         """
         made = [each if isinstance(each, tuple) else (each,) for each in self.map(function, *trees)]
+        for i, (each, before) in enumerate(zip(made, self.parameters, strict=True)):
+            if _likeness(each[:1]) != _likeness((before,)):
+                raise ConfigError(
+                    f"{WHERE}update gives block {i} parameters of another tree, shape or dtype than it has",
+                    hint="let the function return the new parameters, or (PARAMETERS, ...) with what else to return",
+                )
         self.parameters = [each[0] for each in made]
         return [list(rest) for rest in zip(*(each[1:] for each in made), strict=True)]
 
@@ -198,7 +209,14 @@ def _check_blocks(functions: Sequence[Any], trees: Sequence[Any]) -> None:
             if not isinstance(leaf, np.ndarray | jax.Array):
                 problem = f"{WHERE}{jax.tree_util.keystr(path)} of block {i} is a {type(leaf).__name__}, not an array"
                 raise ConfigError(problem, hint="keep what is no array in the function of the block")
+            if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.extended):
+                problem = f"{WHERE}{jax.tree_util.keystr(path)} of block {i} has dtype {leaf.dtype}"
+                raise ConfigError(problem, hint="give keys of jax.random with the input: x = {'h': h, 'key': key}")
             check_dtype(leaf.dtype)
+
+
+def _likeness(tree: Any) -> Any:
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
 def _owned(leaf: Any) -> Any:
