@@ -10,6 +10,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.adapter.step_profiler import read_trace
+from anyaccel.errors import PhaseError
 
 X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
 ROWS = aa.FeatureSet.from_dict("d", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
@@ -69,3 +70,14 @@ def test_each_framework_of_a_graph_writes_its_own_trace(tmp_path):
     for spans in files.values():
         assert len([span for span in spans if span["name"].startswith("fit: step")]) >= 1
     assert [event.kind for event in results.events].count("profile") == 1
+
+
+def test_a_profiler_that_the_user_has_started_goes_on_and_the_next_profile_is_made(tmp_path):
+    torch = pytest.importorskip("torch")
+    with torch.profiler.profile() as own:
+        with pytest.raises(PhaseError, match=r"profiler of torch does not start: .*Hint: end the profiler"):
+            profiled(tmp_path / "refused", "torch", "torch", compile="off")
+        torch.ones(3).add(1)
+    assert own.key_averages()[0] and any(event.key == "aten::add" for event in own.key_averages())
+    _, files = profiled(tmp_path, "torch", "torch", compile="off")
+    assert set(files) == {"fit-torch.trace.json.gz"}

@@ -8,6 +8,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.adapter.step_profiler import ProfilesSteps, read_trace, trace_name
 from anyaccel.errors import PhaseError
+from anyaccel.numpy_backend.backend import NumpyBackend
 from anyaccel.phases.profile import _RECORDING
 from anyaccel.testing.tiny import TinyBackend
 
@@ -127,6 +128,20 @@ def test_only_one_phase_of_a_process_is_recorded(tmp_path):
     with _RECORDING, pytest.raises(PhaseError, match="another phase of this process is being profiled"):
         run(profile)
     assert not _RECORDING.locked()
+
+
+def test_a_profiler_that_does_not_start_says_so_and_the_next_one_does(tmp_path, monkeypatch):
+    def running(*given):
+        raise OSError("another is running\nand more")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NumpyBackend, "profile_steps", running)
+        message = r"the profiler of numpy does not start: another is running\. Hint: end the profiler that runs"
+        with pytest.raises(PhaseError, match=message):
+            run(aa.Profile(steps=(1, 3), folder=str(tmp_path)))
+    profile = aa.Profile(steps=(1, 3), folder=str(tmp_path))
+    run(profile)
+    assert spans(profile)
 
 
 def test_wrong_uses_are_refused_before_anything_moves(tmp_path):

@@ -36,6 +36,9 @@ class ProfilesSteps(ABC):
             path: of the file; its folder exists.
             nodes: models by the names that they have in the trace; see `trace_name`.
             devices: where they are.
+
+        Raises:
+            Exception: when it is entered: the profiler does not start, as while it records for somebody else.
         """
 
 

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,27 +142,41 @@ class ProfileSession:
         """Start the profiler of each framework.
 
         Raises:
-            PhaseError: another run of this process is being profiled.
+            PhaseError: another run of this process is being profiled, or a profiler does not start.
         """
         if not _RECORDING.acquire(blocking=False):
             raise PhaseError(
                 f"phase {self._run.phase.label!r} has a Profile, and another phase of this process is being profiled",
                 hint="run one after the other",
             )
-        self._recording.callback(_RECORDING.release)
-        self._pipeline.synchronize()
-        self._from = at
+        with ExitStack() as until_started:
+            until_started.callback(_RECORDING.release)
+            self._pipeline.synchronize()
+            self._from = at
+            self._start_all(until_started)
+            self._recording = until_started.pop_all()
+
+    def _start_all(self, recording: ExitStack) -> None:
         assignments = self._run.plan.assignments if self._run.plan is not None else ()
+        marks, files = [], []
         for framework in sorted({each.framework for each in assignments}):
             own = [each for each in assignments if each.framework == framework]
-            backend = own[0].backend
             models = {trace_name(each.node): getattr(self._run.graph[each.node], "model", None) for each in own}
             name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
             path = Path(self._profile.folder) / f"{name}-{framework}.trace.json.gz"
+            backend = own[0].backend
             assert isinstance(backend, ProfilesSteps)
-            context: AbstractContextManager[Mark] = backend.profile_steps(path, models, [each.device for each in own])
-            self._marks.append(self._recording.enter_context(context))
-            self._files.append(path)
+            try:
+                context = backend.profile_steps(path, models, [each.device for each in own])
+                marks.append(recording.enter_context(context))
+            except Exception as error:  # what each framework raises where its user records, too
+                label, said = self._run.phase.label, str(error).partition("\n")[0]
+                raise PhaseError(
+                    f"phase {label!r} has a Profile, and the profiler of {framework} does not start: {said}",
+                    hint="end the profiler that runs in this process, or leave the Profile out",
+                ) from error
+            files.append(path)
+        self._marks, self._files = marks, files
 
     def close(self) -> None:
         """End the recording, and say where the files are, or why there are none; a run does not fail for them."""
