@@ -312,6 +312,43 @@ def test_what_is_computed_again_gives_the_same_numbers(remat: str, precision: st
     assert all("forward" not in vars(block) for block in again.blocks)
 
 
+class Centred(nn.Module):
+    """Computes with a running mean that it replaces, and one that it writes to; both are changed before their use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))  # keeps vectors that each call improves
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.scale.mul_(0.9)
+        result: torch.Tensor = self.layer(x - self.mean) * self.scale.clone()
+        return result
+
+
+@pytest.mark.parametrize("precision", [None, "float64"])
+def test_what_is_computed_again_begins_with_the_buffers_of_the_first_time(precision: str | None) -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        blocks = nn.Sequential(*(nn.Sequential(Centred(), nn.Tanh()) for _ in range(3)))
+        return nn.Sequential(blocks, nn.Linear(6, 3))
+
+    kept, again = model(), model()
+    losses = [
+        train(graph(each, data(), remat=remat), data(), n_epochs=2, precision=precision)[0].losses
+        for each, remat in ((kept, None), (again, "0.*"))
+    ]
+    assert losses[0] == losses[1]
+    plain = model()
+    np.testing.assert_allclose(train(graph(plain, data()), data(), n_epochs=2)[0].losses, losses[0], rtol=1e-5)
+    torch.testing.assert_close(again.state_dict(), plain.state_dict(), rtol=1e-3, atol=1e-5)
+    for mine, theirs in zip(again.state_dict().values(), kept.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_a_plain_sequence_is_cut_into_parts() -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.ReLU())]

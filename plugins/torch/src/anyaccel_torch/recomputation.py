@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from math import isqrt
@@ -115,22 +116,63 @@ def recomputed(call: Call, modules: Sequence[nn.Module]) -> Call:
 
 
 def _checkpointed(function: Call, modules: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
-    """`torch.utils.checkpoint`, in which buffers (running statistics) change once and not again."""
+    """`torch.utils.checkpoint`, in which buffers change once; what is computed again begins with those of before."""
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    calls: list[bool] = []
+    calls: list[list[_Buffer]] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not calls:
-            calls.append(True)
-            return function(*args, **kwargs)
-        buffers = [buffer for module in modules for buffer in module.buffers()]
-        kept = [buffer.clone() for buffer in buffers]
-        try:
-            return function(*args, **kwargs)
-        finally:
-            with torch.no_grad():
-                for buffer, before in zip(buffers, kept, strict=True):
-                    buffer.copy_(before)
+        if calls:
+            with _as_before(calls[0]):
+                return function(*args, **kwargs)
+        buffers = [_Buffer(inner, key) for inner, key in _buffer_names(modules)]
+        result = function(*args, **kwargs)
+        for buffer in buffers:
+            buffer.keep_if_changed()
+        calls.append(buffers)
+        return result
 
     return checkpoint(run, *args, use_reentrant=False, **kwargs)
+
+
+def _buffer_names(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+    for inner in dict.fromkeys(inner for module in modules for inner in module.modules()):
+        for key, _ in inner.named_buffers(recurse=False):
+            yield inner, key
+
+
+class _Buffer:
+    """A buffer of a module, and its values before a call that changed it.
+
+    Kernels of batch normalization change theirs without torch's counting it, but do not compute with them.
+    """
+
+    def __init__(self, module: nn.Module, key: str) -> None:
+        self.module, self.key = module, key
+        self.tensor = getattr(module, key)
+        self._version = self.tensor._version  # noqa: SLF001  (torch's count of changes in place)
+        self._before: Tensor | None = self.tensor.clone()
+
+    def keep_if_changed(self) -> None:
+        """Let go of the values where the call, which is over, was not seen to change them."""
+        if getattr(self.module, self.key) is self.tensor and self.tensor._version == self._version:  # noqa: SLF001
+            self._before = None
+
+    def copied(self) -> Tensor:
+        """A copy of the values before the call."""
+        copy: Tensor = (getattr(self.module, self.key) if self._before is None else self._before).clone()
+        return copy
+
+
+@contextmanager
+def _as_before(buffers: Sequence[_Buffer]) -> Iterator[None]:
+    """These buffers are copies of what they were; what is written to them meanwhile is dropped."""
+    now = [getattr(buffer.module, buffer.key) for buffer in buffers]
+    copies = {id(buffer.tensor): buffer.copied() for buffer in buffers}  # of one in two places one
+    try:
+        for buffer in buffers:
+            setattr(buffer.module, buffer.key, copies[id(buffer.tensor)])
+        yield
+    finally:
+        for buffer, tensor in zip(buffers, now, strict=True):
+            setattr(buffer.module, buffer.key, tensor)

@@ -25,16 +25,20 @@ def tensor_names(module: nn.Module) -> dict[str, str]:
 
 
 def call_with(
-    module: nn.Module, tensors: Mapping[str, Tensor], names: Mapping[str, str], *args: Any, **kwargs: Any
+    module: nn.Module, tensors: dict[str, Tensor], names: Mapping[str, str], *args: Any, **kwargs: Any
 ) -> Any:
     """What a module gives with these tensors.
 
     Args:
         module: to call.
-        tensors: by first name; the module's own where there is none.
+        tensors: by first name; the module's own where there is none. One that the call replaces by another is replaced
+            here, and not in the module.
         names: of `tensor_names`. Torch's own search for tied tensors (`tie_weights=True`) replaces those of a module
             in two places twice, and puts back its first replacement.
         args, kwargs: of the call.
     """
     named = {name: tensors[first] for name, first in names.items() if first in tensors}
-    return torch.func.functional_call(module, named, args, kwargs, tie_weights=False)
+    try:
+        return torch.func.functional_call(module, named, args, kwargs, tie_weights=False)
+    finally:
+        tensors.update((name, tensor) for name, tensor in named.items() if name in tensors)
