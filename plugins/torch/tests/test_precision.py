@@ -320,14 +320,12 @@ class Centred(nn.Module):
         self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))  # keeps vectors that each call improves
         self.register_buffer("mean", torch.zeros(6))
         self.register_buffer("scale", torch.ones(()))
-        with torch.inference_mode():
-            self.register_buffer("offset", torch.ones(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
             self.scale.mul_(0.9)
-        result: torch.Tensor = self.layer(x - self.mean + self.offset) * self.scale.clone()
+        result: torch.Tensor = self.layer(x - self.mean) * self.scale.clone()
         return result
 
 

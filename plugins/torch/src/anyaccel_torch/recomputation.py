@@ -150,23 +150,18 @@ class _Buffer:
     def __init__(self, module: nn.Module, key: str) -> None:
         self.module, self.key = module, key
         self.tensor = getattr(module, key)
-        self._version = _changes(self.tensor)
+        self._version = self.tensor._version  # noqa: SLF001  (torch's count of changes in place)
         self._before: Tensor | None = self.tensor.clone()
 
     def keep_if_changed(self) -> None:
         """Let go of the values where the call, which is over, was not seen to change them."""
-        if getattr(self.module, self.key) is self.tensor and _changes(self.tensor) == self._version:
+        if getattr(self.module, self.key) is self.tensor and self.tensor._version == self._version:  # noqa: SLF001
             self._before = None
 
     def copied(self) -> Tensor:
         """A copy of the values before the call."""
         copy: Tensor = (getattr(self.module, self.key) if self._before is None else self._before).clone()
         return copy
-
-
-def _changes(tensor: Tensor) -> int:
-    """Torch's count of changes in place; of tensors that were made in inference mode there is none."""
-    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 @contextmanager
