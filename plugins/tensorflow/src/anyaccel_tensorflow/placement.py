@@ -12,7 +12,7 @@ from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
 from anyaccel_tensorflow.device_info import describe, unavailable_reason
 from anyaccel_tensorflow.object_location import device_name_of, is_tensor, parse_device_name, runs_on_tensorflow
-from anyaccel_tensorflow.runtime_config import logical_devices
+from anyaccel_tensorflow.runtime_config import device_count
 
 
 class TensorFlowPlacement(Backend):
@@ -25,13 +25,7 @@ class TensorFlowPlacement(Backend):
 
     def devices(self) -> Sequence[Device]:
         """As `Backend.devices`; logical devices, as they are configured, without starting TensorFlow."""
-        return [Device(kind, index) for kind in self.kinds for index in range(self._count(kind))]
-
-    def _count(self, kind: str) -> int:
-        try:
-            return len(logical_devices(self._device_type(kind)))
-        except (Exception, SystemExit):  # a broken installation has no devices; `unavailable_reason` says why
-            return 0
+        return [Device(kind, index) for kind in self.kinds for index in range(device_count(self._device_type(kind)))]
 
     def _device_type(self, kind: str) -> str:
         return self.device_types.get(kind, kind.upper())

@@ -39,6 +39,14 @@ def logical_devices(device_type: str) -> list[tuple[Any, int]]:
     return devices
 
 
+def device_count(device_type: str) -> int:
+    """How many logical devices of a type there are; 0 in a broken installation, of which `unavailable_reason` tells."""
+    try:
+        return len(logical_devices(device_type))
+    except (Exception, SystemExit):
+        return 0
+
+
 @cache
 def allow_memory_growth() -> str:
     """Let TensorFlow take GPU memory as it needs it, unless the user configured something else. Done once.
