@@ -28,4 +28,8 @@ class StepCosts(ABC):
 
     @abstractmethod
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """Of a training step of so many rows; nothing that the segment holds changes, and no device is used."""
+        """Of a training step of so many rows; nothing that the segment holds changes, and no device is used.
+
+        Raises:
+            CapabilityError: it cannot be told of such models.
+        """

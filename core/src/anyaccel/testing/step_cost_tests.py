@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.adapter.step_costs import StepCosts
+from anyaccel.adapter.step_costs import StepCost, StepCosts
+from anyaccel.errors import CapabilityError
+from anyaccel.segment import Segment
 from anyaccel.specs import Optimizer
 from anyaccel.testing.harness import NODE, Harness, assert_equal
 from anyaccel.testing.subject import Subject
@@ -23,7 +25,7 @@ class StepCostTests(Subject):
         """A node keeps its outputs at least, and twice the rows are twice the work."""
         prepared = harness.prepare_model(model)
         segment = harness.segment(prepared, optimizer=Optimizer("sgd", lr=0.1))
-        one, two = (_costs(harness).step_cost(segment, n_rows) for n_rows in (64, 128))
+        one, two = (_step_cost(harness, segment, n_rows) for n_rows in (64, 128))
         width = 64 * np.dtype(harness.input_dtype(prepared)).itemsize
         assert one.activations[NODE] >= width
         assert 1.5 * one.activations[NODE] <= two.activations[NODE] <= 2 * one.activations[NODE] + width
@@ -34,12 +36,15 @@ class StepCostTests(Subject):
         """Neither a value of the model nor where it is."""
         prepared = harness.prepare_model(model)
         before = {name: np.array(array) for name, array in harness.compute.state(prepared).items()}
-        _costs(harness).step_cost(harness.segment(prepared, optimizer=Optimizer("sgd", lr=0.1)), 8)
+        _step_cost(harness, harness.segment(prepared, optimizer=Optimizer("sgd", lr=0.1)), 8)
         assert_equal(harness.compute.state(prepared), before)
         assert harness.backend.device_of(prepared) == harness.device
 
 
-def _costs(harness: Harness) -> StepCosts:
+def _step_cost(harness: Harness, segment: Segment, n_rows: int) -> StepCost:
     if not isinstance(harness.backend, StepCosts):
         pytest.skip("the backend does not declare step_cost")
-    return harness.backend
+    try:
+        return harness.backend.step_cost(segment, n_rows)
+    except CapabilityError as error:  # of such models
+        pytest.skip(error.problem)

@@ -17,7 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from anyaccel.adapter.step_loop import steps_gathered_at_once
 from anyaccel.device import Device
+from anyaccel.errors import CapabilityError
 from anyaccel.segment import Segment
+from anyaccel_torch.keras import outermost
 from anyaccel_torch.program import TorchProgram
 
 _EPOCHS, _LEAST = 2, 2  # epochs and steps; the first makes the optimizer state
@@ -87,6 +89,11 @@ def _fake(model: Any, mode: FakeTensorMode, place: torch.device, copies: dict[in
     """A copy of a module whose tensors have no values; the same one where nodes share it."""
     if model is None or id(model) in copies:
         return None if model is None else copies[id(model)]
+    if outermost(model):
+        raise CapabilityError(
+            "layers of Keras copy themselves with their values, so that a step cannot be measured without any",
+            hint="measure the memory while it runs, by run.stats",
+        )
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
