@@ -55,10 +55,10 @@ def _step_ahead() -> Iterator[None]:
     """A step that is not counted: the signal comes between update and count."""
     step_done = resolve_name(STEP_DONE)
 
-    def late(self: Any, losses: Any, step_losses: Any, n_steps: int) -> None:
+    def late(self: Any, losses: Any, step_losses: Any, n_steps: int, told: Any = None) -> None:
         self._uncounted = 0
         resolve_name("anyaccel.interrupts").check()
-        step_done(self, losses, step_losses, n_steps)
+        step_done(self, losses, step_losses, n_steps, told)
 
     with mock.patch(STEP_DONE, late):
         yield
