@@ -261,3 +261,18 @@ backend.load_state(model, backend.state(model))
 assert "keras" not in sys.modules
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- what a step takes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [mixed_model, mixed])
+def test_a_plan_says_that_steps_of_layers_are_not_measured(make: Callable[[], Any]) -> None:
+    """A copy of a layer has values, so that none is made."""
+    columns = {"x": np.ones((8, *X.shape), X.dtype), "y": np.ones((8, 1), np.float32)}
+    rows = aa.FeatureSet.from_dict("d", columns, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", make(), rows.reference())], "sgd")
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")])
+    plan = aa.Experiment(graph, progress="none").plan(phase)
+    (gap,) = [text for text in plan.not_covered if text.startswith("activations")]
+    assert "layers of Keras copy themselves with their values" in gap and plan.memory[0].parameters
