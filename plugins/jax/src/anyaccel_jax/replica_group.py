@@ -16,6 +16,7 @@ from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup
+from anyaccel.replicas.gradients import gradients_of, replace_gradients
 from anyaccel.replicas.group import ProgramInputs
 from anyaccel.replicas.messages import gather_plain
 from anyaccel_jax.cluster import join_cluster
@@ -51,18 +52,14 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
         """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
-        gradients: list[Any] = []
-        for program in programs:
-            program.map_gradients(partial(_keep, gradients))
+        gradients = gradients_of(programs)
         for positions in _positions(gradients):
             own = [gradients[i] for i in positions]
             flat = _weighted(own, weight)
             summed = self._try("average the gradients", lambda flat=flat: self._over(flat).add(flat))  # type: ignore[misc]
             for i, mean in zip(positions, _means(summed, own), strict=True):
                 gradients[i] = mean
-        left = iter(gradients)
-        for program in programs:
-            program.map_gradients(lambda _: next(left))
+        replace_gradients(programs, gradients)
 
     def gather(self, value: Any) -> list[Any]:
         """As `ReplicaGroup.gather`."""
@@ -162,11 +159,6 @@ class _Collectives:
 
     def _as_row(self, array: Any) -> Any:
         return jax.make_array_from_single_device_arrays((self._size, *array.shape), self._rows, [array[None]])
-
-
-def _keep(gradients: list[Any], gradient: Any) -> Any:
-    gradients.append(gradient)
-    return gradient
 
 
 def _positions(arrays: Iterable[Any]) -> list[list[int]]:

@@ -17,6 +17,7 @@ from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import ReplicaGroup, replica_timeout
 from anyaccel.replicas.departure import Departure
+from anyaccel.replicas.gradients import gradients_of, replace_gradients
 from anyaccel.replicas.group import ProgramInputs
 from anyaccel.replicas.messages import gather_plain
 from anyaccel_tensorflow.cluster import join_cluster
@@ -59,9 +60,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
         """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
-        gradients: list[Any] = []
-        for program in programs:
-            program.map_gradients(partial(_keep, gradients))
+        gradients = gradients_of(programs)
         for device, positions in _positions(gradients):
             own = [gradients[i] for i in positions]
             with tf.device(device):
@@ -71,9 +70,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             means = run_alone(_means, summed, own)
             for i, mean in zip(positions, means, strict=True):
                 gradients[i] = mean
-        left = iter(gradients)
-        for program in programs:
-            program.map_gradients(lambda _: next(left))
+        replace_gradients(programs, gradients)
 
     def gather(self, value: Any) -> list[Any]:
         """As `ReplicaGroup.gather`."""
@@ -161,11 +158,6 @@ def _what_ended(error: Exception) -> str:
     """The message of an error, and the replica that it is about, which gRPC names first."""
     about = re.search(r"from remote target /job:\w+/replica:0/task:(\d+)", str(error))
     return first_line(error) + (f", said of replica {about[1]}" if about else "")
-
-
-def _keep(gradients: list[Any], gradient: Any) -> Any:
-    gradients.append(gradient)
-    return gradient
 
 
 def _positions(tensors: Iterable[Any]) -> list[tuple[str, list[int]]]:
