@@ -50,6 +50,19 @@ def trained(kind: str = "plain", epochs: int = EPOCHS, **settings) -> list[float
     return [epoch.loss for epoch in results.epochs]
 
 
+def double(**settings) -> list[float]:
+    """Losses of a model in float64, weighted by a column in float32."""
+    columns = {"x": X.astype(np.float64), "y": Y.astype(np.float64), "w": np.abs(X[:, 2]) + 0.1}
+    data = aa.FeatureSet.from_dict("d", columns, ["x"], ["y", "w"])
+    losses = [aa.AppliedLoss("mse", on="net", inputs=["outputs", "d.y"], sample_weight="d.w")]
+    graph = aa.ModelGraph(
+        [aa.ModelNode("net", model_of("plain").double(), data.reference())], aa.Optimizer("adam", lr=0.01)
+    )
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    results = aa.Experiment(graph, progress="none").run_phase(phase)
+    return [results.loss[0], *(float(value) for array in graph.state().values() for value in np.ravel(array))]
+
+
 def by_hand() -> list[float]:
     """A loop by hand on the CPU over the same batches."""
     net, sampler, means = model_of("plain"), aa.SimpleSampler(16, shuffle=True, seed=1), []
@@ -71,6 +84,7 @@ def main() -> None:
     told = {f"replicas {n}": trained(accelerator="sim", replicas=n) for n in (1, 2, 4)}
     told |= {f"fixed {n}": trained(accelerator="sim", replicas=n, deterministic=True) for n in (1, 2, 4, 8)}
     told |= {f"switch {n}": trained("switch", 1, accelerator="sim", replicas=n) for n in (1, 8)}
+    told |= {f"double {n}": double(accelerator="sim", replicas=n) for n in (1, 2)}
     print(json.dumps({**told, "by hand": by_hand()}))
 
 

@@ -176,6 +176,28 @@ def test_a_model_that_its_user_has_parallelized_trains_as_in_one_process(alone: 
         assert "write replicas=1" in each["message"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["norm", "norm of accumulated", "value", "scaled"])
+def test_gradients_of_a_parallelized_model_are_clipped_as_in_one_process(alone: Path, two: Path, name: str) -> None:
+    """By the norm of all parts; and where one is not finite, the step is skipped by all."""
+    expected = told(alone, "parallelized", 1)[0]["limited"][name]
+    tolerance = 1e-2 if name == "scaled" else 1e-5
+    for each in told(two, "parallelized", 2):
+        actual = each["limited"][name]
+        np.testing.assert_allclose(actual["losses"], expected["losses"], rtol=tolerance)
+        np.testing.assert_allclose(actual["values"], expected["values"], rtol=tolerance, atol=tolerance)
+        assert (actual["steps"], actual["scale"]) == (expected["steps"], expected["scale"])
+    if name == "scaled":
+        assert expected["steps"] == 14 and expected["scale"][1] == 2
+        assert "parameters are divided among processes" in actual["told"][0]
+
+
+@pytest.mark.slow
+def test_a_parallelized_model_has_the_same_bits_in_all_its_processes(two: Path) -> None:
+    first, second = (each["limited"]["fixed order"] for each in told(two, "parallelized", 2))
+    assert first["losses"] == second["losses"] and first["values"] == second["values"]
+
+
 @pytest.mark.usefixtures("second_of_two")
 def test_a_node_that_is_cast_as_a_whole_is_not_divided() -> None:
     with pytest.raises(PhaseError, match=r"has sharding, and node 'net' is cast to bfloat16 as a whole"):

@@ -145,10 +145,6 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
                 f"node {each.node!r} {_APART[each.reason]} {each.device}",
                 f"let it go with the phase, or {one_device}",
             )
-    if any(
-        segment.precision is not None and segment.precision.loss_scale is not None for segment in resolution.segments
-    ):
-        yield "its losses are scaled for float16", f"write precision='bf16-mixed', or {one_device}"
     if len(resolution.segments) > 1:
         frameworks = ", ".join(dict.fromkeys(backend.framework for backend in resolution.backends))
         yield (

@@ -188,8 +188,9 @@ def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
 
 @jax.jit
 def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
-    """Weights of losses, and the number of rows, in one array."""
-    return jnp.stack([*(weight.astype(jnp.float32) for weight in weights), jnp.asarray(n_rows, jnp.float32)])
+    """Weights of losses, and the number of rows, in one array of at least float32."""
+    dtype = jnp.result_type(jnp.float32, *(weight.dtype for weight in weights))
+    return jnp.stack([*(weight.astype(dtype) for weight in weights), jnp.asarray(n_rows, dtype)])
 
 
 @jax.jit

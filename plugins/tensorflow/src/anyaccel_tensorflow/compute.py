@@ -47,7 +47,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, 
         """As `ComputesPrecision.matmul_precision`: whether TF32 is used."""
         from anyaccel_tensorflow.runtime_config import tensor_float_32
 
-        return tensor_float_32(value)
+        return tensor_float_32().hold(value)
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
         """As `ComputesPrecision.remat_blocks`: `tf.recompute_grad` of the whole model."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
+from anyaccel_torch import divided_gradients
 from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots
 from anyaccel_torch.optimizer_groups import grouped_settings
@@ -75,6 +76,7 @@ class GroupOptimizer:
         self.revision = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
+        self._divided = any(map(divided_gradients.is_divided, self.parameters))
         self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
@@ -170,10 +172,20 @@ class GroupOptimizer:
 
     def _clip(self) -> None:
         """Clip the gradients as the spec says: by their norm, or by value."""
+        if self._divided:
+            self._clip_divided()
+            return
         if self.spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
         if self.spec.clip_value is not None:
             nn.utils.clip_grad_value_(self.parameters, self.spec.clip_value)
+
+    def _clip_divided(self) -> None:
+        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if self.spec.clip_norm is not None and grads:
+            divided_gradients.clip_norm(grads, self.spec.clip_norm)
+        if self.spec.clip_value is not None:
+            divided_gradients.clip_value(grads, self.spec.clip_value)
 
     def live(self) -> torch.optim.Optimizer | None:
         """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
@@ -256,6 +268,8 @@ class GroupOptimizer:
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         if not grads:
             return torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
+        if self._divided:
+            return divided_gradients.whole_stats(grads)
         grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
         norms = [torch.linalg.vector_norm(grad.float() if grad.itemsize < 4 else grad).to(device) for grad in grads]
         finite = [grad.isfinite().all().to(device) for grad in grads]
