@@ -26,11 +26,11 @@ from anyaccel.errors import AnyaccelError
 SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def classes() -> aa.FeatureSet:
+def classes(dtype: str = "float32") -> aa.FeatureSet:
     """Sequences of 6 positions with a class each, some ignored, masks, and weights of samples; 102 rows."""
     rng = np.random.default_rng(1)
     n, positions = 102, 6
-    x = rng.normal(size=(n, positions, 8)).astype(np.float32)
+    x = rng.normal(size=(n, positions, 8)).astype(dtype)
     y = rng.integers(0, 4, size=(n, positions))
     y[rng.random(y.shape) < 0.4] = -100
     y[:7] = -100  # the share of a replica may have no position that counts
@@ -57,14 +57,15 @@ def losses_of(name: str) -> list[aa.AppliedLoss]:
 
 def weighted() -> None:
     """Weighted losses over ragged shares, also accumulated."""
-    rows = classes()
-    for name in ("ignore_index", "class_weights", "two"):
+    for name in ("ignore_index", "class_weights", "two", "double"):
+        rows = classes("float64" if name == "double" else "float32")
         for accumulate in (1, 2):
             torch.manual_seed(0)
             model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+            model = model.double() if name == "double" else model
             graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
             sampler = aa.SimpleSampler(7)
-            losses = losses_of(name)
+            losses = losses_of("two" if name == "double" else name)
             phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=3, accumulate=accumulate)
             results = aa.Experiment(graph).run_phase(phase)
             epochs = [[epoch.loss, *epoch.losses.values()] for epoch in results.epochs]

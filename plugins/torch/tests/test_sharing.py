@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
 SAME = "weighted,sources,evaluated,sharded,normalized,parallelized"
-WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two") for n in (1, 2)]
+WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two", "double") for n in (1, 2)]
 SHARDED = tuple(
     f"sharded-{name}" for name in ("plain", "clipped", "clipped by value", "accumulated", "weighted", "class")
 )
@@ -73,11 +73,12 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
 @pytest.mark.parametrize("name", [*WEIGHTED, *SOURCES, *NORMALIZED])
 def test_losses_and_weights_are_those_of_one_process(alone: Path, two: Path, name: str) -> None:
     expected = told(alone, name, 1)[0]
+    rtol, atol = (1e-12, 1e-12) if "double" in name else (1e-6, 2e-5)
     for each in told(two, name, 2):
         assert each.get("steps") == expected.get("steps")
-        np.testing.assert_allclose(each["epochs"], expected["epochs"], rtol=1e-6)
+        np.testing.assert_allclose(each["epochs"], expected["epochs"], rtol=rtol)
         for own, other in zip(each["weights"], expected["weights"], strict=True):
-            np.testing.assert_allclose(own, other, atol=2e-5)
+            np.testing.assert_allclose(own, other, atol=atol)
 
 
 @pytest.mark.slow
