@@ -121,6 +121,7 @@ def main() -> None:
     told = {f"replicas {n}": trained(accelerator="cpu", replicas=n) for n in (1, 2, 4)}
     told |= {f"fixed {n}": trained(accelerator="cpu", replicas=n, deterministic=True) for n in (1, 2, 4, 8)}
     told |= {f"scaled {n}": scaled(accelerator="cpu", replicas=n) for n in (1, 2)}
+    told["scaled divided"] = scaled(accelerator="cpu", replicas=2, sharding="full")
     told |= {f"scaled fixed {n}": scaled(accelerator="cpu", replicas=n, deterministic=True) for n in (1, 2)}
     told |= {"by hand": by_hand(4)}
     jax.config.update("jax_enable_x64", True)

@@ -37,7 +37,7 @@ def test_sums_in_a_fixed_order_are_equal_to_the_last_bit(told: dict[str, Any], n
     assert told[f"fixed {n}"] == told["fixed 1"]
 
 
-@pytest.mark.parametrize("which", ["scaled 2", "scaled fixed 1"])
+@pytest.mark.parametrize("which", ["scaled 2", "scaled divided", "scaled fixed 1"])
 def test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all(told: dict[str, Any], which: str) -> None:
     alone, shared = told["scaled 1"], told[which]
     ratios = [after / before for before, after in itertools.pairwise(alone["scales"])]

@@ -78,9 +78,9 @@ def _cast_call(model: nn.Module, call: Call, precision: NodePrecision) -> Call:
     names = tensor_names(holder)
 
     def run(*inputs: Tensor) -> Any:
-        # not those of now: a compiled step puts others in their place, and copies where it is done again to go back
-        buffers, own_tensors = dict(holder.named_buffers()), (*holder.named_parameters(), *holder.named_buffers())
-        values = {name: _floating_to(tensor, dtype) for name, tensor in own_tensors}
+        # those of this call: a compiled step puts others in their places, and one that is done again copies of buffers
+        parameters, buffers = holder.named_parameters(), dict(holder.named_buffers())
+        values = {name: _floating_to(tensor, dtype) for name, tensor in (*parameters, *buffers.items())}
         given = tuple(_floating_to(tensor, dtype) for tensor in inputs)
         result = call_with(holder, values, names, *given)
         if model.training:
