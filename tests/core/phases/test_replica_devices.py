@@ -99,6 +99,22 @@ def test_losses_that_weigh_rows_are_divided_by_the_weight_of_the_whole_batch(acc
     assert_same(trained(accelerator="sim:0", **settings), trained(accelerator="sim", replicas=4, **settings))
 
 
+def test_weights_of_losses_are_as_precise_as_a_model_in_double_precision() -> None:
+    """A column of weights in float32 is added up in float64."""
+    x = np.random.default_rng(0).normal(size=(RAGGED, 5))
+    columns = {"x": x, "y": x[:, :1], "w": (np.abs(x[:, 2]) + 0.1).astype(np.float32)}
+    rows = aa.FeatureSet.from_dict("d", columns, ["x"], ["y", "w"])
+    ends = []
+    for where in ({"accelerator": "sim:0"}, {"accelerator": "sim", "replicas": 4}):
+        graph = graph_of(rows, model=aa.SequentialMLP((1,), dtype="float64"))
+        losses = [aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")]
+        results = aa.Experiment(graph, progress="none").run_phase(phase_of(rows, losses=losses, **where))
+        ends.append((results.loss, graph.state()))
+    np.testing.assert_allclose(ends[1][0], ends[0][0], rtol=1e-13)
+    for name, value in ends[0][1].items():
+        np.testing.assert_allclose(ends[1][1][name], value, rtol=1e-12, atol=1e-14)
+
+
 def test_a_fixed_order_of_summation_gives_the_same_bits_on_any_number_of_devices() -> None:
     def of(n: int) -> tuple[list[float], Mapping[str, np.ndarray]]:
         model = Sequential(Dense(8), Dropout(0.3), Dense(1))
