@@ -22,9 +22,9 @@ X = np.random.default_rng(0).normal(size=(107, 5)).astype(np.float32)
 Y = (2 * X[:, :1] + np.sin(X[:, 1:2])).astype(np.float32)
 
 
-def model_of(dtype: str = "float32") -> keras.Model:
+def model_of(dtype: str = "float32", n_outputs: int = 1) -> keras.Model:
     keras.utils.set_random_seed(0)
-    dense = [keras.layers.Dense(16, activation="relu", dtype=dtype), keras.layers.Dense(1, dtype=dtype)]
+    dense = [keras.layers.Dense(16, activation="relu", dtype=dtype), keras.layers.Dense(n_outputs, dtype=dtype)]
     return keras.Sequential([keras.Input((5,), dtype=dtype), *dense])
 
 
@@ -65,11 +65,11 @@ def scaled(**settings) -> dict[str, list[float]]:
 
 
 def double(**settings) -> list[float]:
-    """Losses of a model in float64, weighted by a column in float32."""
-    columns = {"x": X.astype(np.float64), "y": Y.astype(np.float64), "w": np.abs(X[:, 2]) + 0.1}
-    data = aa.FeatureSet.from_dict("d", columns, ["x"], ["y", "w"])
-    losses = [aa.AppliedLoss("mse", on="net", inputs=["outputs", "d.y"], sample_weight="d.w")]
-    nodes = [aa.ModelNode("net", model_of("float64"), data.reference())]
+    """Losses of a model in float64 whose classes have weights, and its values."""
+    columns = {"x": X.astype(np.float64), "y": (X[:, 0] > 0) + (X[:, 1] > 0)}
+    data = aa.FeatureSet.from_dict("d", columns, ["x"], ["y"])
+    losses = [aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), on="net")]
+    nodes = [aa.ModelNode("net", model_of("float64", 3), data.reference())]
     graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=0.01))
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
     results = aa.Experiment(graph, progress="none").run_phase(phase)

@@ -100,14 +100,13 @@ def test_losses_that_weigh_rows_are_divided_by_the_weight_of_the_whole_batch(acc
 
 
 def test_weights_of_losses_are_as_precise_as_a_model_in_double_precision() -> None:
-    """A column of weights in float32 is added up in float64."""
+    """Those of classes, too."""
     x = np.random.default_rng(0).normal(size=(RAGGED, 5))
-    columns = {"x": x, "y": x[:, :1], "w": (np.abs(x[:, 2]) + 0.1).astype(np.float32)}
-    rows = aa.FeatureSet.from_dict("d", columns, ["x"], ["y", "w"])
-    ends = []
+    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": (x[:, 0] > 0) + (x[:, 1] > 0)}, ["x"], ["y"])
+    loss, ends = aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), []
     for where in ({"accelerator": "sim:0"}, {"accelerator": "sim", "replicas": 4}):
-        graph = graph_of(rows, model=aa.SequentialMLP((1,), dtype="float64"))
-        losses = [aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")]
+        graph = graph_of(rows, model=aa.SequentialMLP((3,), dtype="float64"))
+        losses = [aa.AppliedLoss(loss, "net")]
         results = aa.Experiment(graph, progress="none").run_phase(phase_of(rows, losses=losses, **where))
         ends.append((results.loss, graph.state()))
     np.testing.assert_allclose(ends[1][0], ends[0][0], rtol=1e-13)
