@@ -67,11 +67,11 @@ def scaled(**settings) -> dict[str, list[float]]:
 
 def double(**settings) -> list[float]:
     """Losses of a model in float64 whose classes have weights, and its values."""
-    columns = {"x": X.astype(np.float64), "y": (X[:, 0] > 0) + (X[:, 1] > 0)}
+    columns = {"x": X.astype(np.float64), "y": (X[:, :2] > 0).sum(1)}
     data = aa.FeatureSet.from_dict("d", columns, ["x"], ["y"])
     losses = [aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), on="net")]
     graph = aa.ModelGraph(
-        [aa.ModelNode("net", SequentialMLP((1,), dtype="float64"), data.reference())],
+        [aa.ModelNode("net", SequentialMLP((3,), dtype="float64"), data.reference())],
         aa.Optimizer("adam", lr=0.01),
         seed=3,
     )

@@ -53,11 +53,11 @@ def trained(kind: str = "plain", epochs: int = EPOCHS, **settings) -> list[float
 
 def double(**settings) -> list[float]:
     """Losses of a model in float64 whose classes have weights, and its values."""
-    columns = {"x": X.astype(np.float64), "y": (X[:, 0] > 0) + (X[:, 1] > 0)}
+    columns = {"x": X.astype(np.float64), "y": (X[:, :2] > 0).sum(1)}
     data = aa.FeatureSet.from_dict("d", columns, ["x"], ["y"])
     losses = [aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), on="net")]
     graph = aa.ModelGraph(
-        [aa.ModelNode("net", model_of("plain").double(), data.reference())], aa.Optimizer("adam", lr=0.01)
+        [aa.ModelNode("net", model_of("classes").double(), data.reference())], aa.Optimizer("adam", lr=0.01)
     )
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
     results = aa.Experiment(graph, progress="none").run_phase(phase)
