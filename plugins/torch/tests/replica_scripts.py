@@ -125,14 +125,18 @@ def unused() -> None:
 
 
 def disagree() -> None:
-    """One thing after the other is another one in each replica; tells the errors, and whether nothing was trained."""
+    """One thing after the other is another one in each replica, and then one device of both.
+
+    Tells the errors, and whether nothing was trained.
+    """
     main: Any = sys.modules["__main__"]
     script, messages = Path(__file__), {}
-    for what in ("model", "seed", "data", "setting", "optimizer", "code"):
+    for what in ("model", "seed", "data", "setting", "optimizer", "code", "device"):
         rows = data(110 + RANK * (what == "data"))
         model, own = model_of(seed=RANK * (what == "model")), RANK * (what == "seed")
         optimizer = aa.Optimizer("sgd", lr=1e-2 * (1 + RANK * (what == "optimizer")))
-        graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], optimizer, seed=own)
+        on = "sim:1" if what == "device" else None
+        graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference(), accelerator=on)], optimizer, seed=own)
         losses = [aa.AppliedLoss("mse", on="net")]
         phase = aa.TrainPhase("train", data=rows, losses=losses, n_epochs=1 + RANK * (what == "setting"))
         before = [parameter.detach().clone() for parameter in model.parameters()]
