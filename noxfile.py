@@ -310,10 +310,16 @@ def launchers(session: nox.Session, name: str) -> None:
 
 @nox.session(python=MAIN)
 def kills(session: nox.Session) -> None:
-    """A thousand processes that write checkpoints, killed at random instants, and 20 replicas; `kit` kills a sample."""
+    """A thousand processes that write checkpoints, killed at random instants, and replicas of each framework.
+
+    `kit` and `backend` kill a sample.
+    """
     install(session, *editable(*PLUGINS), *group("test", "guests", *PLUGINS))
     env = {"ANYACCEL_TEST_KILLS": "1000", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", "plugins/torch/tests/test_replica_restarts.py", *session.posargs, env=env)
+    for name in ("jax", "tensorflow"):
+        of_all = {"ANYACCEL_TEST_FULL": "1", **env}
+        session.run("pytest", f"plugins/{name}/tests/test_replicas.py", "-k", "killed or number", env=of_all)
     session.run("pytest", "tests/integration/test_kills.py", "-rP", *spread(), *session.posargs, env=env)
 
 
