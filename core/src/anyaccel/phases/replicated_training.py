@@ -189,23 +189,24 @@ class ReplicatedTraining:
         """Which replica this is, and at which step, in words."""
         return f"replica {self.rank} of {self.size}, epoch {max(self._epoch, 0)}, step {self._step}"
 
-    def end_step(self) -> None:
-        """A step that was computed together is done."""
+    def compare_step(self) -> None:
+        """Compare the batches of a step with those of the other replicas, where a source gives them."""
         if self._batches is not None:
             self._compare_batches(self._batches)
+
+    def end_step(self) -> None:
+        """See `StepReplicas`."""
         self._step += 1
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """See `StepReplicas`."""
-        if self._batches is not None:
-            self._compare_batches(self._batches)
+        self.compare_step()
         by_framework: dict[str, list[Program]] = {}
         for stage in stages:
             by_framework.setdefault(stage.backend.framework, []).append(stage.program)
         with self._telling_where():
             for framework, programs in by_framework.items():
                 self._groups[framework].average_gradients(programs, weight)
-        self._step += 1
 
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float

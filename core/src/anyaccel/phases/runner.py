@@ -395,7 +395,7 @@ def _build(
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
     step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
     if replicated is not None and replicated.takes_whole_batches:
-        step_replicas = WholeBatches(replicated.end_step)
+        step_replicas = WholeBatches(replicated.compare_step, replicated.end_step)
     return Pipeline(stages, learners or None, log_event, own_step, step_replicas)
 
 

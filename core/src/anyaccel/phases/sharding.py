@@ -162,7 +162,7 @@ def _notes(resolution: Resolution, nodes: Iterable[str], size: int, where: str) 
         for operation in segment.operations:
             if operation.model is None or operation.label not in nodes:
                 continue
-            if operation.trainable:
+            if operation.trainable or backend.takes_whole_batches:  # one program over all divides what is frozen, too
                 blocks = backend.sharded_blocks(operation.model)
                 gathered = f"gathered by block ({', '.join(blocks)})" if blocks else "gathered as one"
                 yield (

@@ -12,12 +12,13 @@ class WholeBatches:
     """See `StepReplicas`: nothing is exchanged beside the programs.
 
     Args:
-        end_step: is called when the gradients of a step are computed.
+        compare: is called when the gradients of a step are computed.
+        end_step: is called when it is done.
     """
 
-    def __init__(self, end_step: Callable[[], None]) -> None:
+    def __init__(self, compare: Callable[[], None], end_step: Callable[[], None]) -> None:
         self.sharded = False  # in the sense of `StepReplicas`
-        self._end_step = end_step
+        self._compare, self.end_step = compare, end_step
 
     def begin_step(self, sizes: Sequence[int]) -> None:
         """Nothing: programs know their rows."""
@@ -30,4 +31,4 @@ class WholeBatches:
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Nothing: gradients are those of all rows."""
-        self._end_step()
+        self._compare()
