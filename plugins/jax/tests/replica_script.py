@@ -125,16 +125,17 @@ def divided_graph(sharding: str | None = "full") -> tuple[dict[str, Any], aa.Mod
 
 
 def divided() -> None:
-    """One node divided, and one whole: two phases, accumulated, weighed, with a validation; and from a source."""
+    """One node divided, and one whole: accumulated, weighed, with a validation; also in two phases, from a source."""
     models, graph = divided_graph()
     rows, reads = data(), ReadsParts(models)
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")
-    judged = aa.EvalPhase("v", data=rows, batch_size=20, metrics=[aa.Metric("mae", targets="d.y")])
-    sampler = aa.SimpleSampler(16, shuffle=True)
-    settings: dict[str, Any] = {"n_epochs": 2, "losses": [loss], "accumulate": 2, "validation": judged}
-    phase = aa.TrainPhase("train", data=rows, sampler=sampler, callbacks=[reads], **settings)
-    results = [aa.Experiment(graph, progress="none").run_phase(phase) for _ in range(2)]
+    judged = aa.EvalPhase("v", data=rows, metrics=[aa.Metric("mae", targets="d.y")])
+    settings: dict[str, Any] = {"losses": [loss], "accumulate": 2, "validation": judged}
+    phase = aa.TrainPhase("train", data=rows, sampler=aa.SimpleSampler(16, shuffle=True), **settings)
+    phase.callbacks = (reads,)
+    results = [aa.Experiment(graph, progress="none").run_phase(phase)]
     if FULL:
+        results.append(aa.Experiment(graph, progress="none").run_phase(phase))  # with the states of the first
         source = aa.IterableSource("d", batches, features="x", targets="y", tags="w")
         phase = aa.TrainPhase("more", data={"d": source}, losses=[loss])
         results.append(aa.Experiment(graph, progress="none").run_phase(phase))

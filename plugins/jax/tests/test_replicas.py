@@ -97,7 +97,7 @@ def test_in_a_fixed_order_all_bits_are_those_of_two_devices_of_one_process(
 def test_a_divided_node_beside_a_whole_one_has_the_numbers_of_one_process(
     alone: Path, several: tuple[Path, list[Any]]
 ) -> None:
-    """Dropout included, over two phases of weighed and accumulated steps; and the part that each process has."""
+    """Dropout included, in weighed and accumulated steps; and the part that each process has."""
     folder, ends = several
     expected = told(alone, "divided", 0)
     for rank, end in enumerate(ends):
