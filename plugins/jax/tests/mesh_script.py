@@ -74,20 +74,6 @@ def rows():
     return aa.FeatureSet.from_dict("d", {"x": X, "y": Y, "w": WEIGHTS}, ["x"], ["y"], ["w"])
 
 
-class ReadsParts(aa.Callback):
-    """Which part of each node's parameters the first device has, at the end of an epoch in which nothing was read."""
-
-    def __init__(self):
-        self.parts = {}
-
-    def epoch_end(self, run):
-        for label, node in run.graph.nodes.items():
-            arrays = list(getattr(node.model, "parameters", {}).values())
-            if arrays:
-                own = sum(array.addressable_shards[0].data.nbytes for array in arrays)
-                self.parts[label] = own / sum(array.nbytes for array in arrays)
-
-
 def trained(model, optimizer, n_epochs=2, callbacks=(), resume="never", remat=None, sample_weight=None, **settings):
     data = rows()
     nodes = [aa.ModelNode("net", model, data.reference(), remat=remat)]
@@ -98,12 +84,11 @@ def trained(model, optimizer, n_epochs=2, callbacks=(), resume="never", remat=No
     sampler = aa.SimpleSampler(16, shuffle=True, seed=1)
     settings = {"accelerator": "cpu", "validation": aa.EvalPhase("again", data="all"), **settings}
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=n_epochs, **settings)
-    reads = ReadsParts()
-    phase.callbacks = (*callbacks, reads)
+    phase.callbacks = tuple(callbacks)
     results = aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
     values = {name: np.asarray(value).tolist() for name, value in graph.state().items()}
     epochs = [[epoch.loss, *epoch.validation.values()] for epoch in results.epochs]
-    return {"epochs": epochs, "values": values, "notes": results.plan.notes, "parts": reads.parts}, graph
+    return {"epochs": epochs, "values": values, "notes": results.plan.notes}, graph
 
 
 class Fault(Exception):
@@ -150,6 +135,19 @@ def counted(place):
     return {"parts": parts, "devices": devices, "finite": finite}
 
 
+class ReadsParts(aa.Callback):
+    """Which part of each node's parameters the first device has, after a step in which nothing was read."""
+
+    def __init__(self, models):
+        self.models, self.parts = models, {}
+
+    def step_end(self, run):
+        for name, model in self.models.items():
+            arrays = list(model.parameters.values())
+            own = sum(array.addressable_shards[0].data.nbytes for array in arrays)
+            self.parts[name] = own / sum(array.nbytes for array in arrays)
+
+
 def of_nodes(way, **settings):
     """Two epochs of a graph whose first node alone is divided: as it says itself, or as the other one says."""
     own = {"first": ({"sharding": "full"}, {}), "below": ({}, {"sharding": "none"}), "one": ({}, {})}[way]
@@ -161,7 +159,7 @@ def of_nodes(way, **settings):
     ]
     graph = aa.ModelGraph(nodes, aa.Optimizer("adamw", lr=0.01, clip_norm=0.1), seed=3)
     losses = [aa.AppliedLoss("mse", on="last", sample_weight="d.w")]
-    sampler, reads = aa.SimpleSampler(16, shuffle=True, seed=1), ReadsParts()
+    sampler, reads = aa.SimpleSampler(16, shuffle=True, seed=1), ReadsParts(models)
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=1, accelerator="cpu", **settings)
     phase.callbacks = (reads,)
     told = [aa.Experiment(graph, progress="none").run_phase(phase) for _ in range(2)]  # goes on with the states
