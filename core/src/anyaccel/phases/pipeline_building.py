@@ -11,10 +11,11 @@ from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.executor.stage import PipelineStage, StepReplicas
+from anyaccel.phases.executor.whole_batches import WholeBatches
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.replicated_training import ReplicatedTraining
-from anyaccel.phases.sharding import divides
+from anyaccel.phases.sharding import divides, whole_nodes
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.segment import Segment
 
@@ -50,7 +51,9 @@ def build_pipeline(
         raise
     step = phase.step if isinstance(phase, TrainPhase) else None
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
-    step_replicas = None if replicated is None or replicated.fixed_order else replicated
+    step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
+    if replicated is not None and replicated.takes_whole_batches:
+        step_replicas = WholeBatches(replicated.compare_step, replicated.end_step)
     return Pipeline(stages, learners or None, log_event, own_step, step_replicas)
 
 
@@ -63,7 +66,14 @@ def _program(
     if not (plan.replicas or deterministic):
         return backend.build(segment)
     devices = plan.replicas or (segment.operations[0].device,)
-    return build_replicated(backend, segment, devices, deterministic=deterministic, divided=divides(phase, plan))
+    return build_replicated(
+        backend,
+        segment,
+        devices,
+        deterministic=deterministic,
+        divided=divides(plan),
+        whole=whole_nodes(plan),
+    )
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:
