@@ -14,7 +14,7 @@ from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch import divided_gradients
 from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots
-from anyaccel_torch.optimizer_groups import grouped_settings
+from anyaccel_torch.optimizer_groups import grouped_settings, lists_of_one_kind
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
     ExpectedSlots,
@@ -76,7 +76,11 @@ class GroupOptimizer:
         self.revision = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
+<<<<<<< HEAD
         self._divided = any(map(divided_gradients.is_divided, self.parameters))
+=======
+        self._alike = lists_of_one_kind(self.parameters)
+>>>>>>> main
         self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
@@ -178,7 +182,8 @@ class GroupOptimizer:
         if self.spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
         if self.spec.clip_value is not None:
-            nn.utils.clip_grad_value_(self.parameters, self.spec.clip_value)
+            for parameters in self._alike:
+                nn.utils.clip_grad_value_(parameters, self.spec.clip_value)
 
     def _clip_divided(self) -> None:
         grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]

@@ -458,8 +458,8 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
 
 def _weight_dtype(segment: Segment) -> torch.dtype:
     """In what weights of losses are added up: in double precision where a model has it."""
-    doubles = any(input_dtype(operation.model) == "float64" for operation in segment.operations)
-    return torch.float64 if doubles else torch.float32
+    models = [operation.model for operation in segment.operations if operation.model is not None]
+    return torch.float64 if any(input_dtype(model) == "float64" for model in models) else torch.float32
 
 
 def _without_gradient(value: Any) -> Any:
