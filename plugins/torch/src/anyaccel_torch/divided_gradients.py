@@ -1,4 +1,4 @@
-"""Gradients of which some are divided among processes (DTensors): norms and limits over all parts."""
+"""Gradients of which some are divided among processes (DTensors): norms over all parts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def is_divided(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor; asked without importing what has that class."""
-    return hasattr(tensor, "device_mesh")
+from anyaccel_torch.optimizer_groups import is_dtensor
 
 
 def whole_stats(grads: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
@@ -27,30 +24,26 @@ def whole_stats(grads: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def clip_norm(grads: Sequence[Tensor], limit: float) -> None:
+def clip_norm(parameters: Iterable[Tensor], limit: float) -> None:
     """As `torch.nn.utils.clip_grad_norm_`, by the norm of all parts of all gradients."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not grads:
+        return
     factor = torch.clamp(limit / (whole_stats(grads)[0].sqrt() + 1e-6), max=1.0)
     for grad in grads:
         grad.mul_(factor)
 
 
-@torch.no_grad()
-def clip_value(grads: Iterable[Tensor], limit: float) -> None:
-    """As `torch.nn.utils.clip_grad_value_`."""
-    for grad in grads:
-        grad.clamp_(-limit, limit)
-
-
 def _division(grad: Any) -> Any:
     """Over which mesh a gradient is divided, and along which of its axes; None for one that each process has whole."""
-    if not is_divided(grad):
+    if not is_dtensor(grad):
         return None
     return grad.device_mesh, tuple(placement.is_shard() for placement in grad.placements)
 
 
 def _summed(grads: Sequence[Any]) -> Tensor:
     """Of gradients that are divided alike: their squared norm, and how many numbers are not finite; [2]."""
-    if not is_divided(grads[0]):
+    if not is_dtensor(grads[0]):
         return _local_stats(grads)
     from torch.distributed.tensor import DTensor, Partial, Replicate
 

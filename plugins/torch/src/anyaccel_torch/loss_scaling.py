@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from anyaccel.precision import LossScale, LossScaleState, ScalesLosses
 from anyaccel.segment import Segment
-from anyaccel_torch.divided_gradients import is_divided, whole_stats
+from anyaccel_torch.divided_gradients import whole_stats
+from anyaccel_torch.optimizer_groups import is_dtensor
 
 
 class LossScaling:
@@ -42,7 +43,7 @@ class LossScaling:
 
     def _are_finite(self, grads: Sequence[Tensor]) -> bool:
         if self._divided is None and grads:
-            self._divided = any(map(is_divided, grads))
+            self._divided = any(map(is_dtensor, grads))
         if self._divided:
             return bool(whole_stats(grads)[1])
         norms = [torch.linalg.vector_norm(_values(grad), torch.inf) for grad in grads]  # NaN where one element is

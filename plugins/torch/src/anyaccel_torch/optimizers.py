@@ -14,7 +14,7 @@ from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch import divided_gradients
 from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots
-from anyaccel_torch.optimizer_groups import grouped_settings, lists_of_one_kind
+from anyaccel_torch.optimizer_groups import grouped_settings, is_dtensor, lists_of_one_kind
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
     ExpectedSlots,
@@ -76,11 +76,8 @@ class GroupOptimizer:
         self.revision = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
-<<<<<<< HEAD
-        self._divided = any(map(divided_gradients.is_divided, self.parameters))
-=======
         self._alike = lists_of_one_kind(self.parameters)
->>>>>>> main
+        self._divided = any(map(is_dtensor, self.parameters))
         self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
@@ -176,21 +173,13 @@ class GroupOptimizer:
 
     def _clip(self) -> None:
         """Clip the gradients as the spec says: by their norm, or by value."""
-        if self._divided:
-            self._clip_divided()
-            return
-        if self.spec.clip_norm is not None:
+        if self.spec.clip_norm is not None and self._divided:
+            divided_gradients.clip_norm(self.parameters, self.spec.clip_norm)
+        elif self.spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
         if self.spec.clip_value is not None:
             for parameters in self._alike:
                 nn.utils.clip_grad_value_(parameters, self.spec.clip_value)
-
-    def _clip_divided(self) -> None:
-        grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if self.spec.clip_norm is not None and grads:
-            divided_gradients.clip_norm(grads, self.spec.clip_norm)
-        if self.spec.clip_value is not None:
-            divided_gradients.clip_value(grads, self.spec.clip_value)
 
     def live(self) -> torch.optim.Optimizer | None:
         """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""
