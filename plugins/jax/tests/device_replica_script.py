@@ -56,7 +56,7 @@ def scaled(**settings) -> dict[str, list[float]]:
     losses = [aa.AppliedLoss("mse", on="net")]
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
     aa.Experiment(graph, progress="none").run_phase(phase)
-    values = [float(value) for array in graph.state().values() for value in np.ravel(array)]
+    values = [float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array)]
     return {
         "losses": [loss for loss, _ in heard],
         "scales": [scale for _, scale in heard],
@@ -77,7 +77,7 @@ def double(**settings) -> list[float]:
     )
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
     results = aa.Experiment(graph, progress="none").run_phase(phase)
-    return [results.loss[0], *(float(value) for array in graph.state().values() for value in np.ravel(array))]
+    return [results.loss[0], *(float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array))]
 
 
 def by_hand(n: int) -> list[float]:

@@ -61,7 +61,7 @@ def double(**settings) -> list[float]:
     )
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
     results = aa.Experiment(graph, progress="none").run_phase(phase)
-    return [results.loss[0], *(float(value) for array in graph.state().values() for value in np.ravel(array))]
+    return [results.loss[0], *(float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array))]
 
 
 def by_hand() -> list[float]:
