@@ -54,7 +54,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two replicas tell of everything that succeeds."""
-    return succeeded("train,beside_ddp,unused,disagree,stop,leave", tmp_path_factory.mktemp("two"), 2)
+    return succeeded("train,beside_ddp,unused,disagree,stop,mixed,leave", tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,23 @@ def test_parameters_that_only_some_replicas_use_are_trained_as_in_one_process(al
 @pytest.mark.slow
 def test_one_that_asks_to_stop_stops_all(two: Path) -> None:
     assert [one["epochs"] for one in told(two, "stop", 2)] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model", "the loss 'net' has the rows of a batch mixed by its model: over the first batch it is "),
+        ("loss", "the loss 'net' is no mean over rows: over the first batch it is "),
+        ("buffer", "the buffer 'net/buffers/mean' was not the same in all replicas"),
+    ],
+)
+def test_what_takes_the_rows_of_a_whole_batch_is_told_once_by_the_first(two: Path, name: str, message: str) -> None:
+    first, second = told(two, f"mixed-{name}", 2)
+    (own,) = first["messages"]
+    assert message in own and own.endswith("or write replicas=1")
+    assert second["messages"] == []
+    assert first["buffers"] == second["buffers"]
 
 
 @pytest.mark.slow
