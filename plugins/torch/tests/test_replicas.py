@@ -106,8 +106,8 @@ def test_one_that_asks_to_stop_stops_all(two: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("model", "the loss 'net' has the rows of a batch mixed by its model: over the first batch it is "),
-        ("loss", "the loss 'net' is no mean over rows: over the first batch it is "),
+        ("model", "the loss 'net' has the rows of a batch mixed by its model: over one batch it is "),
+        ("loss", "the loss 'net' is no mean over rows: over one batch it is "),
         ("buffer", "the buffer 'net/buffers/mean' was not the same in all replicas"),
     ],
 )

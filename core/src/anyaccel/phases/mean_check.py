@@ -26,12 +26,12 @@ _TOLERANCE = 3e-5
 _TOLERANCE_16_BITS = 5e-3
 """Relative; a mean in bfloat16 is rounded by 2e-3."""
 
-_Found = tuple[str, float, float] | None
+_Found = tuple[str, float, float]
 """A label, the loss over a batch, and the mean of those over its halves."""
 
 
 class MeanCheck:
-    """Compares losses over the first batch with those over its halves, in evaluation mode; once a phase.
+    """Compares losses over some of the first batches with those over their halves, in evaluation mode; once a phase.
 
     Args:
         phase: whose losses.
@@ -67,26 +67,33 @@ class MeanCheck:
 
     def look(self, runner: ChunkRunner, steps: StepRange) -> None:
         """Warn of the first loss of which the mean over two halves of a batch is not that over the batch."""
-        batch = next(steps.first(1).split(steps.microbatch_size or steps.batch_size))
-        if min(self._of_all(batch.batch_size)) < 2:
+        of_all = self._of_all([min(steps.batch_size, steps.microbatch_size or steps.batch_size), steps.n_steps])
+        n_rows, n_steps = map(min, zip(*of_all, strict=True))
+        if n_rows < 2:
             self._labels = self._labels if self._gather is None else []
             return
-        found = [each for each in self._of_all(self._compared(runner, batch)) if each is not None]
-        self._labels = []
-        if found and self._is_first:
-            self._warn(*found[0])
+        labels, self._labels = self._labels, []
+        for i in sorted({0, n_steps // 2, n_steps - 1}):  # the first may be one in which all tokens count
+            batch = next(steps.skip(i).first(1).split(steps.microbatch_size or steps.batch_size))
+            found = self._differing(runner, batch, labels)
+            if found is not None:
+                if self._is_first:
+                    self._warn(*found)
+                return
 
-    def _of_all(self, own: Any) -> list[Any]:
+    def _of_all(self, own: list[Any]) -> list[list[Any]]:
         return [own] if self._gather is None else self._gather(own)
 
-    def _compared(self, runner: ChunkRunner, batch: StepRange) -> _Found:
+    def _differing(self, runner: ChunkRunner, batch: StepRange, labels: Sequence[str]) -> _Found | None:
         halves = list(batch.split(-(-batch.batch_size // 2)))
-        whole, parted, again = (_means(runner, of) for of in ([batch], halves, [batch]))
-        for label in self._labels:
-            values = [means.get(label, math.nan) for means in (whole, parted, again)]
-            if self._differs(values[0], values[1]) and not self._differs(values[0], values[2]):  # random: tells nothing
-                return label, values[0], values[1]
-        return None
+        whole, parted = _means(runner, [batch]), _means(runner, halves)
+        pairs = [[label, whole.get(label, math.nan), parted.get(label, math.nan)] for label in labels]
+        own = [pair for pair in pairs if self._differs(*pair[1:])]
+        if not any(self._of_all(own)):
+            return None
+        again = _means(runner, [batch])
+        own = [pair for pair in own if not self._differs(pair[1], again[pair[0]])]  # a random loss tells nothing
+        return next(((pair[0], pair[1], pair[2]) for every in self._of_all(own) for pair in every), None)
 
     def _differs(self, value: float, other: float) -> bool:
         """Whether two losses are different beyond roundings; not if one is no number."""
@@ -105,7 +112,7 @@ class MeanCheck:
         warnings.warn(
             printable(
                 f"phase {self._phase.label!r} {self._doing}, and the loss {label!r} {what}: over "
-                f"the first batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step is not "
+                f"one batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step is not "
                 f"that of one batch of all rows. Hint: {hint}; or {self._left_out}"
             ),
             UserWarning,
