@@ -271,6 +271,10 @@ def test_what_cannot_be_divided_is_refused() -> None:
         plan(node(linear), compile="steps")
     with pytest.raises(PhaseError, match=r"the loss 'net' has parameters of its own"):
         plan(node(linear), losses=[aa.AppliedLoss(WithParameters(), on="net")])
+    scaled = torch.nn.Linear(3, 1)
+    scaled.scale = torch.nn.Parameter(torch.ones(()))
+    with pytest.raises(PhaseError, match=r"node 'net' has the parameter 'scale' without axes, .* shape \[1\] alone"):
+        plan(node(scaled))
     with pytest.raises(PhaseError, match=r"nodes 'a' and 'net' share a parameter"):
         plan(node(torch.nn.Sequential(linear), "a"), node(linear), losses=both)
 

@@ -82,13 +82,15 @@ class TrainLoop:
         shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
         self._goes_back = not self._sharded and not (phase.sharding is not None and len(phase.devices) > 1)
-        self._mean_check = MeanCheck(
+        self._mean_check: MeanCheck | None = MeanCheck(
             phase,
             pipeline.stages,
             shared=shares,
             gather=None if replicated is None else replicated.gather,
             is_first=replicated is None or replicated.rank == 0,
         )
+        if not self._mean_check.is_due:
+            self._mean_check = None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.tells_steps
         self._teller = StepTeller(run, hooks, progress) if told else None
@@ -359,7 +361,7 @@ class TrainLoop:
         for steps in chunk.steps:
             if self._run.stopped:
                 break
-            if self._mean_check.is_due:
+            if self._mean_check is not None and self._mean_check.is_due:
                 self._mean_check.look(runner, steps)
             if steps.uniform:
                 self._uniform_steps(runner, steps, losses)
