@@ -274,8 +274,7 @@ def mixed() -> None:
     for name, model in made.items():
         losses = [aa.AppliedLoss(rmse if name == "loss" else "mse", on="net")]
         graph = graph_of(rows, model, aa.Optimizer("sgd", lr=1e-2))
-        sharding = "full" if name == "loss" else None
-        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=13, sharding=sharding)
+        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=13)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             aa.Experiment(graph).run_phase(phase)

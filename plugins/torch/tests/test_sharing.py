@@ -64,9 +64,17 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     """What two replicas tell, whose shares of most batches differ by a row, until one fails."""
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "checkpoints", folder / "from_one")
-    answer = run(f"{SAME},refused,memory,by_hand,mixed,begin,go_on_from_one,lose", folder, 2)
+    answer = run(f"{SAME},refused,no_mean,memory,by_hand,mixed,begin,go_on_from_one,lose", folder, 2)
     assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
     return folder
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_mean_is_told_by_the_first(two: Path) -> None:
+    first, second = told(two, "no_mean", 2)
+    (message,) = first["messages"]
+    assert "shares batches among replicas, and the loss 'net' is no mean over rows" in message
+    assert second["messages"] == []
 
 
 @pytest.mark.slow
