@@ -87,13 +87,14 @@ class MeanCheck:
     def _differing(self, runner: ChunkRunner, batch: StepRange, labels: Sequence[str]) -> _Found | None:
         halves = list(batch.split(-(-batch.batch_size // 2)))
         whole, parted = _means(runner, [batch]), _means(runner, halves)
-        pairs = [[label, whole.get(label, math.nan), parted.get(label, math.nan)] for label in labels]
-        own = [pair for pair in pairs if self._differs(*pair[1:])]
-        if not any(self._of_all(own)):
+        pairs = [(label, whole.get(label, math.nan), parted.get(label, math.nan)) for label in labels]
+        own = [pair for pair in pairs if self._differs(pair[1], pair[2])]
+        if not any(self._of_all([list(pair) for pair in own])):
             return None
         again = _means(runner, [batch])
         own = [pair for pair in own if not self._differs(pair[1], again[pair[0]])]  # a random loss tells nothing
-        return next(((pair[0], pair[1], pair[2]) for every in self._of_all(own) for pair in every), None)
+        every = self._of_all([list(pair) for pair in own])
+        return next(((pair[0], pair[1], pair[2]) for theirs in every for pair in theirs), None)
 
     def _differs(self, value: float, other: float) -> bool:
         """Whether two losses are different beyond roundings; not if one is no number."""
