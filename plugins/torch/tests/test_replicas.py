@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import anyaccel as aa
-from anyaccel.errors import PhaseError
+from anyaccel.errors import ConfigError, PhaseError
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -200,3 +200,13 @@ def test_a_loss_that_is_a_sum_is_refused() -> None:
         PhaseError, match=r"shares batches among replicas, and the loss .* is a sum over rows.*write replicas=1"
     ):
         shared_phase(torch.nn.Linear(3, 1), loss)
+
+
+def test_a_timeout_that_is_none_is_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in {**place, "ANYACCEL_REPLICA_TIMEOUT": "soon"}.items():
+        monkeypatch.setenv(name, value)
+    rows = aa.FeatureSet.from_dict("d", {"x": np.zeros((4, 2), "float32"), "y": np.zeros((4, 1), "float32")}, "x", "y")
+    graph = aa.ModelGraph([aa.ModelNode("net", torch.nn.Linear(2, 1), rows.reference())], "adam")
+    with pytest.raises(ConfigError, match=r"^ANYACCEL_REPLICA_TIMEOUT='soon' is no number of seconds above 0\. Hint: "):
+        aa.Experiment(graph).run_phase(aa.TrainPhase("t", data=rows, losses=[aa.AppliedLoss("mse", on="net")]))

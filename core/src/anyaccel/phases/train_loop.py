@@ -82,15 +82,10 @@ class TrainLoop:
         shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
         self._goes_back = not self._sharded and not (phase.sharding is not None and len(phase.devices) > 1)
-        self._mean_check: MeanCheck | None = MeanCheck(
-            phase,
-            pipeline.stages,
-            shared=shares,
-            gather=None if replicated is None else replicated.gather,
-            is_first=replicated is None or replicated.rank == 0,
-        )
-        if not self._mean_check.is_due:
-            self._mean_check = None
+        self._mean_check: MeanCheck | None = None
+        if phase.accumulate > 1 or shares:
+            gather, is_first = (None, True) if replicated is None else (replicated.gather, replicated.rank == 0)
+            self._mean_check = MeanCheck(phase, pipeline.stages, shared=shares, gather=gather, is_first=is_first)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.tells_steps
         self._teller = StepTeller(run, hooks, progress) if told else None
