@@ -21,6 +21,7 @@ from anyaccel.graph.plan_entries import Assignment, Part
 from anyaccel.graph.precision_assignment import check_loss_scale, matmul_precisions, with_precision
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.segment_builder import SegmentBuilder
+from anyaccel.graph.sharding_assignment import check_shared_models, with_sharding
 from anyaccel.graph.step_columns import check_own_step, step_columns
 from anyaccel.graph.training_outputs import (
     check_in_training,
@@ -83,6 +84,11 @@ class _Resolver:
             for label, assignment in self._assigned.items()
         }
         if request.training:
+            self._assigned = {
+                label: with_sharding(self._nodes[label], assignment, request)
+                for label, assignment in self._assigned.items()
+            }
+            check_shared_models(request.phase, self._nodes, self._assigned)
             check_loss_scale(self._assigned)
         table = input_columns.ColumnTable(request.streams)
         own = self._step_columns(table)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 from anyaccel import interrupts, rng
+from anyaccel.adapter.replicated_program import ReplicatedProgram
 from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
@@ -30,13 +31,14 @@ from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.sharding import divides
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.step_telling import StepTeller
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 
 _LOST = (
-    "parameters were divided among replicas, and this one does not gather them after an error: those of its models are "
+    "parameters were divided among replicas, and this one does not gather them after an error: in its models they are "
     "NaN, unless they were read since the last step; go on from a checkpoint"
 )
 
@@ -79,13 +81,9 @@ class TrainLoop:
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
-        shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
-        self._goes_back = not self._sharded and not (phase.sharding is not None and len(phase.devices) > 1)
-        self._mean_check: MeanCheck | None = None
-        if phase.accumulate > 1 or shares:
-            gather, is_first = (None, True) if replicated is None else (replicated.gather, replicated.rank == 0)
-            self._mean_check = MeanCheck(phase, pipeline.stages, shared=shares, gather=gather, is_first=is_first)
+        self._goes_back = not self._sharded and not (run.plan is not None and divides(run.plan))
+        self._mean_check = _mean_check(phase, pipeline, replicated)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.tells_steps
         self._teller = StepTeller(run, hooks, progress) if told else None
@@ -143,8 +141,8 @@ class TrainLoop:
         except BaseException as error:
             if self._replicated is not None:
                 self._replicated.abandon()
-            if self._sharded:
-                error.add_note(_LOST)
+            if self._sharded and self._replicated is not None:
+                error.add_note(f"{_LOST} ({self._replicated.where})")
             self._write_last(error)
             raise
         finally:
@@ -459,3 +457,13 @@ def _changed(names: Sequence[str]) -> str:
     """Some of the names that have changed."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} " + ("has" if len(names) == 1 else "have")
+
+
+def _mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
+    """What looks whether the parts of a step make up the whole; None where steps have no parts."""
+    stages, parted = pipeline.stages, replicated is not None and not replicated.takes_whole_batches
+    shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
+    if not shared and phase.accumulate == 1:
+        return None
+    gather, is_first = (None, True) if replicated is None else (replicated.gather, replicated.rank == 0)
+    return MeanCheck(phase, stages, shared=shared, gather=gather, is_first=is_first)
