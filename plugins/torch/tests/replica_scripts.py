@@ -126,14 +126,18 @@ def unused() -> None:
 
 
 def disagree() -> None:
-    """One thing after the other is another one in each replica; tells the errors, and whether nothing was trained."""
+    """One thing after the other is another one in each replica, and then one device of both.
+
+    Tells the errors, and whether nothing was trained.
+    """
     main: Any = sys.modules["__main__"]
     script, messages = Path(__file__), {}
-    for what in ("model", "seed", "data", "setting", "optimizer", "code"):
+    for what in ("model", "seed", "data", "setting", "optimizer", "code", "device"):
         rows = data(110 + RANK * (what == "data"))
         model, own = model_of(seed=RANK * (what == "model")), RANK * (what == "seed")
         optimizer = aa.Optimizer("sgd", lr=1e-2 * (1 + RANK * (what == "optimizer")))
-        graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], optimizer, seed=own)
+        on = "sim:1" if what == "device" else None
+        graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference(), accelerator=on)], optimizer, seed=own)
         losses = [aa.AppliedLoss("mse", on="net")]
         phase = aa.TrainPhase("train", data=rows, losses=losses, n_epochs=1 + RANK * (what == "setting"))
         before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -171,10 +175,32 @@ def fail() -> None:
         raise
 
 
-def deep_model() -> torch.nn.Module:
+class Listed(torch.nn.Sequential):
+    """Remembers the first number of each row that it trains with, which no two rows share."""
+
+    rows: list[float]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.rows = x[:, 0].tolist()
+        return super().forward(x)
+
+
+class Lists(aa.Callback):
+    """Adds the rows of each step to a file of this replica."""
+
+    def __init__(self, model: Listed) -> None:
+        self.model, self.attempt = model, int((OUT / "killed").exists())
+
+    def step_end(self, run: Any) -> None:
+        with (OUT / f"rows-{RANK}.jsonl").open("a") as file:
+            file.write(json.dumps([self.attempt, run.epoch, run.step, self.model.rows]) + "\n")
+
+
+def deep_model() -> Listed:
     """A model with dropout, which draws random numbers in every step."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(32, 3))
+    return Listed(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(32, 3))
 
 
 class Killed(aa.Callback):
@@ -198,7 +224,7 @@ class Killed(aa.Callback):
 def resumed(dropout: bool = True) -> None:
     """Go on from the newest checkpoint, and tell weights to the last bit, losses and steps."""
     rows = data()
-    model = deep_model() if dropout else model_of()
+    model = deep_model() if dropout else Listed(*model_of().children())
     every: Any = json.loads(os.environ.get("EVERY", "4"))
     checkpoint = aa.Checkpoint(OUT / "checkpoints", every=every, wait=True)
     phase = aa.TrainPhase(
@@ -209,7 +235,7 @@ def resumed(dropout: bool = True) -> None:
         n_epochs=4,
         validation="val",
         checkpoint=checkpoint,
-        callbacks=[Killed(OUT)],
+        callbacks=[Lists(model), Killed(OUT)],
     )
     graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2, clip_norm=1.0))
     try:

@@ -272,6 +272,17 @@ def test_narrow_parameters_are_refused_in_mixed_precision() -> None:
         train(graph(mlp().bfloat16(), rows), rows, precision="bf16-mixed")
 
 
+def test_float16_is_refused_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is planned; a CPU's module says what it autocasts to, as those of other devices do."""
+    monkeypatch.setattr(torch.cpu, "get_amp_supported_dtype", lambda: [torch.bfloat16], raising=False)
+    rows = data()
+    network, losses = graph(mlp(), rows), [aa.AppliedLoss("mse", on="net")]
+    expected = r"precision='fp16-mixed' on cpu:0: torch has no autocast to float16 on 'cpu'.*'bf16-mixed'"
+    with pytest.raises(CapabilityError, match=expected):
+        aa.Experiment(network).plan(aa.TrainPhase("t", data=rows, losses=losses, precision="fp16-mixed"))
+    train(network, rows, precision="bf16-mixed")
+
+
 # -- values that are computed again ------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,8 @@ def run(names: str, folder: Path, size: int, *, by: str = "anyaccel") -> subproc
         "none": [],
     }
     command = [sys.executable, *launchers[by], str(SCRIPTS), names, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    env = {**os.environ, "ANYACCEL_TORCH_SIMULATE": "2"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
 def succeeded(names: str, folder: Path, size: int, *, by: str = "anyaccel") -> Path:
@@ -144,6 +145,17 @@ def test_replicas_that_disagree_are_refused_before_the_first_step(two: Path, wha
         message, is_untrained = one["messages"][what]
         assert f"the replicas disagree before the first step: {named}" in message
         assert "in replica 1 of those from 0 on" in message and hint in message
+        assert is_untrained
+
+
+@pytest.mark.slow
+def test_a_node_on_a_device_of_its_own_beside_replicas_is_refused(two: Path) -> None:
+    for one in told(two, "disagree", 2):
+        message, is_untrained = one["messages"]["device"]
+        assert (
+            "would train on one device: node 'net' on sim:1 in replica 0, node 'net' on sim:1 in replica 1" in message
+        )
+        assert "Hint: leave the accelerator of the node out" in message
         assert is_untrained
 
 

@@ -24,7 +24,7 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
-from anyaccel.phases.replica_checks import check_fixed_order, check_shareable, check_weights
+from anyaccel.phases.replica_checks import check_apart, check_fixed_order, check_shareable, check_weights
 from anyaccel.phases.sharding import is_sharded, offloads, whole_nodes
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
@@ -386,6 +386,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
     if not phase.deterministic:  # there, each replica has all rows, and their weights
         check_weights(phase, resolution, groups)
     check_fixed_order(phase, place.size, groups)
+    check_apart(phase.label, resolution.plan, next(iter(groups.values())).gather)
     return ReplicatedTraining(
         phase.label,
         place,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 from anyaccel import interrupts, rng
 from anyaccel.adapter.replicated_program import ReplicatedProgram
-from anyaccel.errors import CompileError, OutOfMemoryError
+from anyaccel.errors import OutOfMemoryError
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
+from anyaccel.phases.compiled_changes import refuse_changes_between_steps, renew_compiled
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
@@ -186,7 +187,7 @@ class TrainLoop:
         if run.stopped:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
-            self._renew_compiled()
+            renew_compiled(run, self._pipeline)
         began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
         if self._replicated is not None:
@@ -232,25 +233,6 @@ class TrainLoop:
         total = sum(self._weights[name] * value for name, value in figures.items()) if figures else math.nan
         return Epoch(number, total, figures, n_steps, seconds)
 
-    def _renew_compiled(self) -> None:
-        names = self._pipeline.renew_compiled()
-        if names:
-            self._run.log_event("compile", f"what was compiled is dropped, as {_changed(names)} changed")
-
-    def _refuse_changes_between_steps(self) -> None:
-        """Compiled steps of this epoch cannot have seen what `step_end` or `steps_done` has changed.
-
-        Raises:
-            CompileError: it has changed a value that they read.
-        """
-        names = self._pipeline.renew_compiled()
-        if names:
-            raise CompileError(
-                f"{_changed(names)} changed between steps of epoch {self._run.epoch}, and the compiled steps have not "
-                "seen it",
-                hint="change it in epoch_start or epoch_end, or set compile='off'",
-            )
-
     def _validate(self, epoch: int) -> None:
         due = (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
         if self._validation is not None and due:
@@ -286,7 +268,7 @@ class TrainLoop:
             self._compile_policy.repeat(failed - resumed)
             self._progress.advance(resumed - failed)
         if self._hooks.step_listeners or self._hooks.hears_steps_done:
-            self._refuse_changes_between_steps()
+            refuse_changes_between_steps(run, self._pipeline)
         self._snapshots.clear()  # a validation may need the room
         self._record(self._pending.finish())
         if not all(map(math.isfinite, means.values())):
@@ -451,12 +433,6 @@ class TrainLoop:
 def smallest(*sizes: int | None) -> int | None:
     """The smallest of some limits, of which None is no limit."""
     return min((size for size in sizes if size is not None), default=None)
-
-
-def _changed(names: Sequence[str]) -> str:
-    """Some of the names that have changed."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more} " + ("has" if len(names) == 1 else "have")
 
 
 def _mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
