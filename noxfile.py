@@ -323,14 +323,14 @@ def mixed(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 @nox.parametrize("name", [nox.param(name, id=name) for name in ("torchrun", "openmpi", "mpich", "ray")])
 def launchers(session: nox.Session, name: str) -> None:
-    """One script by a launcher: torchrun and a stand-in for srun, mpirun of Open MPI and of MPICH, Ray on a cluster.
+    """One script of each framework by a launcher: torchrun and a stand-in for srun, mpirun of Open MPI and MPICH, Ray.
 
     `backend` runs a sample. No Slurm is installed: its variables are set by the stand-in.
     """
-    others = ("jax", "tensorflow") if name == "ray" else ()
-    of_ray = ("ray", *others) if name == "ray" else ()
-    libraries = () if name == "torchrun" else (name, *others)
-    install(session, *editable("torch", *of_ray), *group("test", "guests", "torch", *libraries))
+    frameworks = ("torch", "jax", "tensorflow")
+    plugins = (*frameworks, "ray") if name == "ray" else frameworks
+    libraries = () if name == "torchrun" else (name,)
+    install(session, *editable(*plugins), *group("test", "guests", *frameworks, *libraries))
     env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
     tests = {"ray": ["plugins/ray/tests"], "torchrun": ["plugins/torch/tests/test_launchers.py"]}
     of_mpi = ["plugins/torch/tests/test_launchers.py", "-k", "mpirun"]
@@ -339,10 +339,16 @@ def launchers(session: nox.Session, name: str) -> None:
 
 @nox.session(python=MAIN)
 def kills(session: nox.Session) -> None:
-    """A thousand processes that write checkpoints, killed at random instants, and 20 replicas; `kit` kills a sample."""
+    """A thousand processes that write checkpoints, killed at random instants, and replicas of each framework.
+
+    `kit` and `backend` kill a sample.
+    """
     install(session, *editable(*PLUGINS), *group("test", "guests", *PLUGINS))
     env = {"ANYACCEL_TEST_KILLS": "1000", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", "plugins/torch/tests/test_replica_restarts.py", *session.posargs, env=env)
+    for name in ("jax", "tensorflow"):
+        of_all = {"ANYACCEL_TEST_FULL": "1", **env}
+        session.run("pytest", f"plugins/{name}/tests/test_replicas.py", "-k", "killed or number", env=of_all)
     session.run("pytest", "tests/integration/test_kills.py", "-rP", *spread(), *session.posargs, env=env)
 
 
