@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.data import BatchSource
@@ -43,6 +46,8 @@ from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.user_level import user_level
+from anyaccel.printable import printable
 from anyaccel.registry import registry
 
 
@@ -127,6 +132,7 @@ class _PhaseExecution:
         self._nan_in_data = False
         self._resume = resume
         self._checkpointer: Checkpointer | None = None
+        self._first_buffers: Mapping[str, np.ndarray] = {}  # of replicas that have others
         self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
 
     def run(self) -> EvaluationValues | None:
@@ -256,7 +262,9 @@ class _PhaseExecution:
                 replicated=replicated,
             ).run()
             if replicated is not None:
-                replicated.check_alike(self._graph, {}, when="after the last step")
+                self._first_buffers = replicated.check_ended(self._graph)
+                if self._first_buffers and replicated.rank == 0:
+                    _warn_of_buffers(phase, sorted(self._first_buffers))
             return None
         values = evaluations[0].run()
         if isinstance(phase, FitPhase):
@@ -342,11 +350,25 @@ class _PhaseExecution:
                 for source in (*_given_sources(self._phase), *self._opened.batches):
                     sources.callback(source.close)
             self._close()
-        if self._run.error is None and self._run.final_state is not None:
+        last = self._run.final_state
+        if self._run.error is None and (last is not None or self._first_buffers):
             progress = dict(self._graph.progress)
-            self._graph.load_state(self._run.final_state)
+            self._graph.load_state({**(self._graph.state() if last is None else last), **self._first_buffers})
             self._graph.progress = progress
         place(self._graph, self._final_devices)
+
+
+def _warn_of_buffers(phase: Phase, apart: Sequence[str]) -> None:
+    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+    warnings.warn(
+        printable(
+            f"phase {phase.label!r}: the buffer {apart[0]!r}{more} was not the same in all replicas, as each computed "
+            "it from its own rows; now all have that of the first. In one process it would have another value. Hint: "
+            "use layers whose buffers do not depend on the rows of a batch; or write replicas=1"
+        ),
+        UserWarning,
+        stacklevel=user_level(),
+    )
 
 
 def _given_sources(phase: Phase) -> Iterator[BatchSource]:
