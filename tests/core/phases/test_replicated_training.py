@@ -16,6 +16,7 @@ from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.loading.replica_share import ReplicaEpochs
 from anyaccel.phases.replica_checks import check_shareable
+from anyaccel.phases.replica_devices import replica_devices
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup
@@ -324,3 +325,57 @@ def test_in_a_fixed_order_all_have_the_losses_of_all_and_draw_alike() -> None:
     replicas = ReplicatedTraining("train", Launched(1, 2), {"numpy": OneOf({"mse": [3.0, 2.0]})}, fixed_order=True)
     assert replicas.total({"mse": (2.0, 1.0)}) == {"mse": (2.0, 1.0)} and not replicas.draws_apart
     assert ReplicatedTraining("train", Launched(1, 2), {"numpy": OneOf({})}).draws_apart
+
+
+# -- devices of replicas -----------------------------------------------------------------------------------------------
+
+
+def test_replicas_on_one_device_are_refused() -> None:
+    own, other = [["host GPU-1", "NVIDIA H200 (gpu:0)"]], [["host GPU-2", "NVIDIA H200 (gpu:1)"]]
+    place = Launched(0, 2)
+    ReplicatedTraining("train", place, {"numpy": OneOf(other)}).check_devices([tuple(own[0])])
+    ReplicatedTraining("train", place, {"numpy": OneOf([])}).check_devices([])
+    message = r"phase 'train': replicas 0 and 1 are both on NVIDIA H200 \(gpu:0\)\..*CUDA_VISIBLE_DEVICES"
+    with pytest.raises(PhaseError, match=message):
+        ReplicatedTraining("train", place, {"numpy": OneOf(own)}).check_devices([tuple(own[0])])
+
+
+class Cards:
+    """A registry with some GPUs, of which one framework sees all."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def devices(self, framework: str) -> list[tuple[str, aa.Device]]:
+        return [(framework, aa.Device("gpu", i)) for i in range(self.count)] + [(framework, aa.Device("cpu"))]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "count", "local", "expected"),
+    [
+        ("gpu", 4, "2", "gpu:2"),  # each its own
+        ("gpu", 1, "2", None),  # the launcher has given each one: the first that it sees
+        ("gpu:1", 4, "2", None),  # as it is written
+        ("cpu", 4, "2", None),
+    ],
+)
+def test_a_kind_without_a_number_is_the_own_device_of_each_process(
+    accelerator: str, count: int, local: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": local, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    phase, cards = train(data(), accelerator=accelerator), Cards(count)
+    found = replica_devices(phase, phase.accelerator, lambda: ["cards"], cards)
+    assert [str(device) for device in found] == ([] if expected is None else [expected])
+    alone = train(data(), accelerator=accelerator, replicas=1)
+    assert replica_devices(alone, alone.accelerator, lambda: ["cards"], cards) == ()
+
+
+def test_more_processes_on_a_machine_than_it_has_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    phase = train(data(), accelerator="gpu")
+    with pytest.raises(PhaseError, match=r"replica 2 of its machine.*Available: gpu:0, gpu:1\..*at most 2 processes"):
+        replica_devices(phase, phase.accelerator, lambda: ["cards"], Cards(2))

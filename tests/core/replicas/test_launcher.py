@@ -35,7 +35,7 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 def test_a_process_of_a_launcher_knows_its_rank() -> None:
     assert launched(WHOLE) == Launched(rank=1, size=3, address="127.0.0.1", port=29500)
-    assert launched(TORCHRUN) == Launched(rank=1, size=3, local_rank=1, address="127.0.0.1", port=29500)
+    assert launched(TORCHRUN) == Launched(rank=1, size=3, local_rank=1, address="127.0.0.1", port=29500, local_size=3)
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
@@ -59,7 +59,7 @@ def test_a_single_process_is_on_its_own() -> None:
 def test_the_environment_of_this_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert launched() == Launched(1, 3, 1, "127.0.0.1", 29500)
+    assert launched() == Launched(1, 3, 1, "127.0.0.1", 29500, 3)
     assert not is_main_process()
     monkeypatch.setenv("RANK", "0")
     assert is_main_process()
@@ -105,7 +105,7 @@ def test_processes_of_mpirun_on_one_machine_need_no_address() -> None:
     assert place is not None
     assert (place.rank, place.size, place.local_rank, place.address) == (1, 2, 1, "127.0.0.1")
     assert 15_000 <= place.port < 30_000
-    assert launched(MPICH) == Launched(1, 2, 1, "127.0.0.1", 29500)
+    assert launched(MPICH) == Launched(1, 2, 1, "127.0.0.1", 29500, 2)
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, MPICH])

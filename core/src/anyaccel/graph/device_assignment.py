@@ -126,8 +126,11 @@ class DeviceAssigner:
         )
 
     def _on_one_device(self, wanted: Accelerator, reason: str, framework: str) -> Accelerator:
-        if self.replicas and reason != "node" and isinstance(wanted, RequestedAccelerator):
-            return wanted.at(self.replicas[0])
+        if self.replicas and reason != "node":
+            if isinstance(wanted, RequestedAccelerator):
+                return wanted.at(self.replicas[0])
+            if wanted.device.kind == self.replicas[0].kind:
+                return Accelerator(self.replicas[0], pin_memory=wanted.pin_memory)
         return on_machine(wanted, framework, known=self.registry)
 
     def _rejected(

@@ -48,6 +48,8 @@ def bound(phase: Phase, graph: ModelGraph, known: Registry | None = None) -> Pha
         changes["devices"] = devices
         if isinstance(accelerator, RequestedAccelerator):
             changes["accelerator"] = accelerator.at(devices[0])
+        elif phase.chooses_device:
+            changes["accelerator"] = Accelerator(devices[0])
     if isinstance(phase, TrainPhase) and phase.per_replica:
         changes |= {"sampler": per_replica(phase.sampler, _n_replicas(phase, devices)), "per_replica": False}
     validation = getattr(phase, "validation", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel.accelerator import Accelerator
@@ -16,8 +17,10 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import Registry, registry
-from anyaccel.replicas import launched
+from anyaccel.replicas import Launched, launched
 from anyaccel.requests import InventoryRegistry, RequestedAccelerator, machine_of, with_count
+
+_ONLY_BY_NAME = ("cpu", "sim")  # all replicas may be on one, or each process has its own
 
 
 def replica_devices(
@@ -48,13 +51,16 @@ def replica_devices(
     place = None if alone else launched()
     default = os.environ.get(DEFAULT_DEVICE, "").strip()
     asked = Accelerator(default or "cpu") if accelerator is None else accelerator
+    if place is not None and not isinstance(asked, RequestedAccelerator):
+        any_of_kind = phase.chooses_device or ":" not in asked.spec
+        return _own_of_kind(phase, asked.device.kind, place, frameworks, known) if any_of_kind else ()
     if not isinstance(asked, RequestedAccelerator):
-        several = trains and place is None and wanted not in (None, 1)
+        several = trains and wanted not in (None, 1)
         return _of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
     machine = machine_of(frameworks(), of_all=False, known=known)
     if place is not None:
         rank = place.rank if place.local_rank is None else place.local_rank
-        return (asked.of_replica(machine, rank, place.size, strict=phase.strict).device,)
+        return (asked.of_replica(machine, rank, place.local_size or place.size, strict=phase.strict).device,)
     single = trains and wanted and asked.request.count == 1
     request = with_count(asked.request, wanted) if single and wanted else asked.request
     found = request.resolve(machine, strict=phase.strict).devices
@@ -73,9 +79,7 @@ def _of_kind(
     phase: Phase, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
     """So many devices of a kind on which all frameworks run, from the first on."""
-    listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
-    common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
-    found = [device for device in sorted(common) if device.kind == first.kind and device.index >= first.index]
+    found = [device for device in _common(first.kind, frameworks, known) if device.index >= first.index]
     if len(found) < wanted:
         there = ", ".join(map(str, found)) or f"none of the kind {first.kind!r}"
         raise PhaseError(
@@ -84,6 +88,44 @@ def _of_kind(
             hint=f"start as many processes, anyaccel run --replicas {wanted} SCRIPT, or write replicas=1",
         )
     return tuple(found[:wanted])
+
+
+def _own_of_kind(
+    phase: Phase, kind: str, place: Launched, frameworks: Callable[[], Sequence[str]], known: Registry | None
+) -> tuple[Device, ...]:
+    """Of a kind that is asked for without a number, the device of this process, where its machine has several."""
+    if kind in _ONLY_BY_NAME:
+        return ()
+    found = _common(kind, frameworks(), known)
+    if len(found) < 2:  # each process may see one of its own; before the first step, replicas compare theirs
+        return ()
+    own = place.rank % len(found) if place.local_rank is None else place.local_rank
+    if own >= len(found):
+        raise PhaseError(
+            f"phase {phase.label!r}: this is replica {own} of its machine, counted from 0, which has fewer devices of "
+            f"the kind {kind!r}",
+            available=", ".join(map(str, found)),
+            hint=f"start at most {len(found)} processes on this machine",
+        )
+    return (found[own],)
+
+
+def _common(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
+    """The devices of a kind on which all frameworks run."""
+    listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
+    common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
+    return [device for device in sorted(common) if device.kind == kind]
+
+
+def distinct_devices(resolution: Resolution) -> list[tuple[str, str]]:
+    """Of the devices that compute, those whose identity is known: what says which it is among all machines; a name."""
+    found: dict[str, str] = {}
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for device in dict.fromkeys(operation.device for operation in segment.operations):
+            info = None if device.kind in _ONLY_BY_NAME else backend.device_info(device)
+            if info is not None and info.identity:
+                found[f"{platform.node()} {info.identity}"] = f"{info.name} ({device})"
+    return list(found.items())
 
 
 def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[str]) -> None:

@@ -286,6 +286,28 @@ class ReplicatedTraining:
         hint = "make model, data and seed alike in every process: seed the framework before the model is made, "
         self.check_same(own, when=when, hint=f"{hint}or load the same weights")
 
+    def check_devices(self, own: Sequence[tuple[str, str]]) -> None:
+        """Check that no two replicas are on one device: they would take turns there, and NCCL refuses it.
+
+        Args:
+            own: the devices of this replica: what says which it is, among all machines, and its name.
+
+        Raises:
+            PhaseError: two are on one.
+        """
+        every = self._gather([list(device) for device in own])
+        first: dict[str, int] = {}
+        for rank, devices in enumerate(every):
+            for identity, name in devices:
+                other = first.setdefault(identity, rank)
+                if other != rank:
+                    raise PhaseError(
+                        f"phase {self._label!r}: replicas {other} and {rank} are both on {name}",
+                        available="one replica for each device",
+                        hint="start one process for each device, and write accelerator='gpu' without a number, or give "
+                        "each its own by CUDA_VISIBLE_DEVICES",
+                    )
+
     def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
         """Compare texts by name with those of all replicas.
 

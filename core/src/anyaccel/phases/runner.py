@@ -40,7 +40,7 @@ from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replica_code import code_digests
-from anyaccel.phases.replica_devices import check_replicable, replica_notes
+from anyaccel.phases.replica_devices import check_replicable, distinct_devices, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, divides, sharding_notes
@@ -180,7 +180,7 @@ class _PhaseExecution:
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
         if replicated is not None:
-            self._compare_replicas(replicated, parts)
+            self._compare_replicas(replicated, parts, resolution)
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
         pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event, replicated)
@@ -191,11 +191,14 @@ class _PhaseExecution:
         self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
         return self._loop(pipeline, parts, learners, resolution.shapes.outputs, replicated)
 
-    def _compare_replicas(self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart]) -> None:
+    def _compare_replicas(
+        self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart], resolution: Resolution
+    ) -> None:
         if self._checkpointer is not None:
             self._checkpointer.join(replicated)
         arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
         own, when = code_digests(self._phase, self._graph), "before the first step"
+        replicated.check_devices(distinct_devices(resolution))
         replicated.check_same(own, when=when, hint="start the same files in every process")
         replicated.check_alike(self._graph, arrays, when=when)
 

@@ -79,6 +79,12 @@ def local_rank(environment: Environment, variables: Variables) -> int | None:
     return None if name is None else number(environment, name)
 
 
+def local_size(environment: Environment, variables: Variables) -> int | None:
+    """How many processes are on this machine, as far as the launcher tells it."""
+    name = next((name for name in variables.local_size if environment.get(name)), None)
+    return None if name is None else number(environment, name)
+
+
 def address_of(environment: Environment, variables: Variables, size: int) -> str | None:
     """The host of the first process: MASTER_ADDR, or what the launcher says of its hosts; None if nothing."""
     given = environment.get("MASTER_ADDR")
@@ -87,8 +93,7 @@ def address_of(environment: Environment, variables: Variables, size: int) -> str
     hosts = _slurm_hosts(environment, variables)
     if hosts:
         return first_host(hosts)
-    local_size = next((name for name in variables.local_size if environment.get(name)), None)
-    return "127.0.0.1" if local_size is not None and number(environment, local_size) == size else None
+    return "127.0.0.1" if local_size(environment, variables) == size else None
 
 
 def _slurm_hosts(environment: Environment, variables: Variables) -> str | None:
