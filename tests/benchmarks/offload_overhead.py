@@ -3,8 +3,8 @@
     python tests/benchmarks/offload_overhead.py
     python tests/benchmarks/offload_overhead.py --device cuda --width 8192 --depth 24
 
-Blocks are tiny by default, so that only the bookkeeping is measured; wide ones on a GPU measure the copies, whose rate is
-shown. Contestants take turns; the median of the rounds is shown.
+Blocks are tiny by default, so that only the bookkeeping is measured; wide ones on a GPU measure copies, whose rate is
+shown. Contestants take turns; the median of the rounds counts.
 """
 
 from __future__ import annotations
