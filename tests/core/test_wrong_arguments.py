@@ -501,7 +501,14 @@ CALLS: dict[str, Callable[[], Call]] = {
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
         | {"optimizer": "adam", "framework": "numpy", "outputs": ["a"], "modes": "train", "batch_axis": 0}
-        | {"precision": "float32", "remat": None, "device_map": "auto", "max_memory": {0: 1}, "offload": "cpu"},
+        | {
+            "precision": "float32",
+            "remat": None,
+            "sharding": None,
+            "device_map": "auto",
+            "max_memory": {0: 1},
+            "offload": "cpu",
+        },
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
     "Optimizer": lambda: (

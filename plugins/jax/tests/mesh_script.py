@@ -77,8 +77,11 @@ def rows():
 
 def trained(model, optimizer, n_epochs=2, callbacks=(), resume="never", remat=None, sample_weight=None, **settings):
     data = rows()
-    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference(), remat=remat)], optimizer, seed=3)
-    losses = [aa.AppliedLoss("mse", on="net", sample_weight=sample_weight)]
+    nodes = [aa.ModelNode("net", model, data.reference(), remat=remat)]
+    if sample_weight is not None:  # and a node that is never divided
+        nodes.append(aa.ModelNode("last", SequentialMLP((1,), hidden_dim=8, n_layers=2), "net", sharding="none"))
+    graph = aa.ModelGraph(nodes, optimizer, seed=3)
+    losses = [aa.AppliedLoss("mse", on=nodes[-1].label, sample_weight=sample_weight)]
     sampler = aa.SimpleSampler(16, shuffle=True, seed=1)
     settings = {"accelerator": "cpu", "validation": aa.EvalPhase("again", data="all"), **settings}
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=n_epochs, **settings)
@@ -133,6 +136,39 @@ def counted(place):
     return {"parts": parts, "devices": devices, "finite": finite}
 
 
+class ReadsParts(aa.Callback):
+    """Which part of each node's parameters the first device has, after a step in which nothing was read."""
+
+    def __init__(self, models):
+        self.models, self.parts = models, {}
+
+    def step_end(self, run):
+        for name, model in self.models.items():
+            arrays = list(model.parameters.values())
+            own = sum(array.addressable_shards[0].data.nbytes for array in arrays)
+            self.parts[name] = own / sum(array.nbytes for array in arrays)
+
+
+def of_nodes(way, **settings):
+    """Two epochs of a graph whose first node alone is divided: as it says itself, or as the other one says."""
+    own = {"first": ({"sharding": "full"}, {}), "below": ({}, {"sharding": "none"}), "one": ({}, {})}[way]
+    models = {name: SequentialMLP((n,), hidden_dim=64, n_layers=2) for name, n in (("first", 8), ("last", 1))}
+    data = rows()
+    nodes = [
+        aa.ModelNode("first", models["first"], data.reference(), **own[0]),
+        aa.ModelNode("last", models["last"], "first", **own[1]),
+    ]
+    graph = aa.ModelGraph(nodes, aa.Optimizer("adamw", lr=0.01, clip_norm=0.1), seed=3)
+    losses = [aa.AppliedLoss("mse", on="last", sample_weight="d.w")]
+    sampler, reads = aa.SimpleSampler(16, shuffle=True, seed=1), ReadsParts(models)
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=1, accelerator="cpu", **settings)
+    phase.callbacks = (reads,)
+    told = [aa.Experiment(graph, progress="none").run_phase(phase) for _ in range(2)]  # goes on with the states
+    values = {name: np.asarray(value).tolist() for name, value in graph.state().items()}
+    epochs = [epoch.loss for results in told for epoch in results.epochs]
+    return {"epochs": epochs, "values": values, "notes": told[0].plan.notes, "parts": reads.parts}
+
+
 def gone_on():
     """One epoch on two devices with divided parameters, and one more on one."""
     model, optimizer, more = WAYS["all at once"]
@@ -163,7 +199,18 @@ def main():
         }
         for name, (model, optimizer, more) in ways.items()
     }
-    report = {"ways": told, "counted": counted("divided"), "gone on": gone_on(), "long": long(15) if IS_FULL else {}}
+    nodes = {}
+    if IS_FULL:
+        nodes |= {"one": of_nodes("one", replicas=1), "first": of_nodes("first", replicas=2)}
+        nodes["below"] = of_nodes("below", replicas=2, sharding="full")
+        nodes["not compiled"] = of_nodes("first", replicas=2, compile="off")
+    report = {
+        "nodes": nodes,
+        "ways": told,
+        "counted": counted("divided"),
+        "gone on": gone_on(),
+        "long": long(15) if IS_FULL else {},
+    }
     print(json.dumps(report))
 
 

@@ -93,6 +93,73 @@ def fixed() -> None:
     trained("fixed", Net() if FULL else None, deterministic=True, losses=[loss], **one)
 
 
+class ReadsParts(aa.Callback):
+    """Which part of each node's parameters this process has, after a step in which nothing was read."""
+
+    def __init__(self, models: dict[str, Any]) -> None:
+        self.models, self.parts = models, dict[str, float]()
+
+    def step_end(self, run: Any) -> None:
+        for name, model in self.models.items():
+            arrays = list(model.parameters.values())
+            own = sum(array.addressable_shards[0].data.nbytes for array in arrays)
+            self.parts[name] = own / sum(array.nbytes for array in arrays)
+
+
+def batches() -> Any:
+    """The rows in batches of their own."""
+    rows = data()
+    for start in range(0, 107, 16):
+        yield {name: rows.array(name)[start : start + 16] for name in ("x", "y", "w")}
+
+
+def divided_graph(sharding: str | None = "full") -> tuple[dict[str, Any], aa.ModelGraph]:
+    """A first node that is divided, and a last one with dropout that is not."""
+    models = {
+        "first": SequentialMLP((8,), hidden_dim=64, n_layers=2),
+        "net": SequentialMLP((1,), hidden_dim=16, n_layers=2, dropout=0.3),
+    }
+    nodes = [
+        aa.ModelNode("first", models["first"], data().reference(), sharding=sharding),
+        aa.ModelNode("net", models["net"], "first"),
+    ]
+    return models, aa.ModelGraph(nodes, aa.Optimizer("adamw", lr=0.01, clip_norm=0.1), seed=3)
+
+
+def divided() -> None:
+    """One node divided, and one whole: accumulated, weighed, with a validation; also in two phases, from a source."""
+    models, graph = divided_graph()
+    rows, reads = data(), ReadsParts(models)
+    loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")
+    judged = aa.EvalPhase("v", data=rows, metrics=[aa.Metric("mae", targets="d.y")])
+    settings: dict[str, Any] = {"losses": [loss], "accumulate": 2, "validation": judged}
+    phase = aa.TrainPhase("train", data=rows, sampler=aa.SimpleSampler(16, shuffle=True), **settings)
+    phase.callbacks = (reads,)
+    results = [aa.Experiment(graph, progress="none").run_phase(phase)]
+    if FULL:
+        results.append(aa.Experiment(graph, progress="none").run_phase(phase))  # with the states of the first
+        source = aa.IterableSource("d", batches, features="x", targets="y", tags="w")
+        phase = aa.TrainPhase("more", data={"d": source}, losses=[loss])
+        results.append(aa.Experiment(graph, progress="none").run_phase(phase))
+    epochs = [[epoch.loss, *epoch.validation.values()] for each in results for epoch in each.epochs]
+    state = {key: np.asarray(value).tolist() for key, value in graph.state().items()}
+    tell("divided", epochs=epochs, values=state, parts=reads.parts, notes=results[0].plan.notes)
+
+
+def divided_resumed() -> None:
+    """Goes on from the newest checkpoint with a divided node, where a process may be killed."""
+    _, graph = divided_graph()
+    kept = aa.Checkpoint(OUT / "checkpoints", every=2, wait=True)
+    settings: dict[str, Any] = {"sampler": 16, "n_epochs": 4, "checkpoint": kept, "callbacks": [Killed()]}
+    phase = aa.TrainPhase("train", data=data(), losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"])], **settings)
+    try:
+        aa.Experiment(graph, progress="none").run_phase(phase, resume="auto")
+    except FrameworkError as error:
+        tell("divided_lost", message=str(error), notes=getattr(error, "__notes__", []))
+        raise
+    tell("divided_resumed", state={key: np.asarray(value).tolist() for key, value in graph.state().items()})
+
+
 class Fails(aa.Callback):
     """Fails in the last replica, in the middle of an epoch."""
 
@@ -140,6 +207,7 @@ def resumed() -> None:
 
 
 if __name__ == "__main__":
-    ways = {each.__name__: each for each in (plain, weighed, accumulated, fixed, fail, resumed)}
+    every = (plain, weighed, accumulated, fixed, fail, resumed, divided, divided_resumed)
+    ways = {each.__name__: each for each in every}
     for way in sys.argv[2].split(","):
         ways[way]()

@@ -66,8 +66,25 @@ def test_a_checkpoint_is_gone_on_from_by_one_device(told: dict[str, Any]) -> Non
 
 
 def test_the_plan_says_what_is_divided(told: dict[str, Any]) -> None:
-    (note,) = [note for note in told["ways"]["all at once"]["divided"]["notes"] if "divided" in note]
-    assert note == "parameters and optimizer state of 'net' are divided among 2 devices"
+    assert told["ways"]["all at once"]["divided"]["notes"][-2:] == [
+        "parameters and optimizer state of 'net' are divided among 2 devices",
+        "parameters of 'last' are whole in each replica",
+    ]
+
+
+@pytest.mark.skipif(not IS_FULL, reason="ANYACCEL_TEST_FULL is not set")
+@pytest.mark.parametrize("way", ["first", "below", "not compiled"])
+def test_one_node_is_divided_and_another_whole(told: dict[str, Any], way: str) -> None:
+    """Losses and values are those of one device, over two phases; and the parts that a device has."""
+    own, expected = told["nodes"][way], told["nodes"]["one"]
+    np.testing.assert_allclose(own["epochs"], expected["epochs"], rtol=1e-6)
+    for name, value in expected["values"].items():
+        np.testing.assert_allclose(own["values"][name], value, atol=1e-5, rtol=1e-4)
+    assert own["parts"] == {"first": 0.5, "last": 1.0} and expected["parts"] == {"first": 1.0, "last": 1.0}
+    assert own["notes"][-2:] == [
+        "parameters and optimizer state of 'first' are divided among 2 devices",
+        "parameters of 'last' are whole in each replica",
+    ]
 
 
 def test_layers_of_keras_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +92,4 @@ def test_layers_of_keras_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     operation = Operation("net", object(), ("x",), ("y",), Device("cpu"))
     segment = Segment(label="s", operations=(operation,), inputs={}, outputs=("y",))
     assert JaxBackend().undividable_reason(segment) == "node 'net' has Keras layers, whose variables cannot be divided"
+    assert JaxBackend().undividable_reason(segment, whole=["net"]) == ""

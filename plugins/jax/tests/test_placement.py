@@ -138,7 +138,7 @@ def test_synchronize_waits_for_pending_arrays(backend: JaxBackend) -> None:
         return jax.lax.fori_loop(0, 60, lambda i, a: a @ a / 400.0, a)
 
     result = long(jnp.ones((400, 400)))
-    backend.synchronize(CPU)
+    backend.synchronize(backend.device_of(result))
     assert result.is_ready()
 
 

@@ -38,7 +38,7 @@ def free_port() -> int:
 def started(folder: Path, size: int) -> list[subprocess.CompletedProcess[str]]:
     """All replicas, without a launcher that would end those that are left when one fails."""
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},fail"]
+    command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},divided,fail"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     every = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(r)}, **pipes) for r in range(size)]
     return [
@@ -50,7 +50,7 @@ def started(folder: Path, size: int) -> list[subprocess.CompletedProcess[str]]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process tells, with two virtual CPUs."""
     folder = tmp_path_factory.mktemp("alone")
-    command = [sys.executable, str(SCRIPT), str(folder), WAYS]
+    command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},divided"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
@@ -92,6 +92,45 @@ def test_in_a_fixed_order_all_bits_are_those_of_two_devices_of_one_process(
     for rank in range(len(ends)):
         assert told(folder, "fixed", rank)["state"] == told(alone, "fixed", 0)["state"]
         assert told(folder, "fixed", rank)["epochs"] == told(alone, "fixed", 0)["epochs"]
+
+
+@pytest.mark.slow
+def test_a_divided_node_beside_a_whole_one_has_the_numbers_of_one_process(
+    alone: Path, several: tuple[Path, list[Any]]
+) -> None:
+    """Dropout included, in weighed and accumulated steps; and the part that each process has."""
+    folder, ends = several
+    expected = told(alone, "divided", 0)
+    for rank, end in enumerate(ends):
+        assert (folder / f"divided-{rank}.json").exists(), end.stderr[-2000:]
+        one = told(folder, "divided", rank)
+        np.testing.assert_allclose(one["epochs"], expected["epochs"], rtol=1e-6)
+        assert one["values"].keys() == expected["values"].keys()
+        for name, value in expected["values"].items():
+            np.testing.assert_allclose(one["values"][name], value, rtol=1e-4, atol=1e-5)
+        assert one["parts"] == {"first": 1 / len(ends), "net": 1.0}
+        assert one["notes"][:2] == [
+            f"parameters and optimizer state of 'first' are divided among {len(ends)} replicas, and gathered as one",
+            "parameters of 'net' are whole in each replica",
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="a sample is run; ANYACCEL_TEST_FULL=1 runs all")
+def test_a_run_with_a_divided_node_of_which_a_process_was_killed_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
+    states = []
+    for victim in (None, 0, 1):
+        folder = tmp_path / str(victim)
+        folder.mkdir()
+        if victim is not None:
+            (folder / "kill.json").write_text(json.dumps([victim, 10, signal.SIGKILL]))
+        launcher = ["-m", "anyaccel", "run", "--replicas", "2", "--max-restarts", "1"]
+        command = [sys.executable, *launcher, str(SCRIPT), str(folder), "divided_resumed"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert (folder / "killed").exists() == (victim is not None)
+        states += [told(folder, "divided_resumed", rank)["state"] for rank in (0, 1)]
+    assert all(state == states[0] for state in states)
 
 
 @pytest.mark.slow

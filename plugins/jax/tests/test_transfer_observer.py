@@ -28,7 +28,8 @@ pytestmark = pytest.mark.usefixtures("arrays_on_cpu")
 
 @pytest.fixture(scope="module")
 def x() -> jax.Array:
-    return jax.device_put(jnp.arange(3.0), jax.devices("cpu")[0])
+    with jax.default_device(jax.devices("cpu")[0]):
+        return jnp.arange(3.0)
 
 
 @jax.jit

@@ -23,6 +23,7 @@ import anyaccel as aa
 from anyaccel.errors import AnyaccelError
 
 SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
 
 
 def classes() -> aa.FeatureSet:
@@ -257,6 +258,8 @@ def sharded() -> None:
         "class": (aa.Optimizer(torch.optim.NAdam, lr=1e-3), plain, {"n_epochs": 2}),
     }
     for name, (optimizer, losses, more) in settings.items():
+        if name in ("clipped by value", "class") and not IS_FULL:
+            continue
         torch.manual_seed(0)
         model = Blocks()
         classes, flags = [type(part) for part in model.modules()], [p.requires_grad for p in model.parameters()]
@@ -374,6 +377,120 @@ def by_hand() -> None:
     tell("by_hand", apart=apart, notes=notes)
 
 
+NODES: dict[str, tuple[str | None, str | None, str | None]] = {
+    "one": ("full", None, None),
+    "below": (None, "none", "full"),
+}
+"""What the first node, the last and the phase say."""
+
+
+def nodes_graph(rows: aa.FeatureSet, way: str, optimizer: aa.Optimizer, last: Any = None) -> aa.ModelGraph:
+    """Blocks of which each replica has a part, and a head that is whole; `last` is the optimizer of the head."""
+    torch.manual_seed(0)
+    first, other, _ = NODES[way]
+    blocks, head = Blocks(), torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3))
+    nodes = [
+        aa.ModelNode("blocks", blocks, rows.reference(), sharding=first),
+        aa.ModelNode("head", head, "blocks", sharding=other, optimizer=last),
+    ]
+    return aa.ModelGraph(nodes, optimizer, seed=3)
+
+
+class Scaled(torch.nn.Module):
+    """A squared error with a trained scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return ((self.scale * outputs - targets) ** 2).mean()
+
+
+def nodes() -> None:
+    """One node divided and one whole: clipped together, accumulated, weighted, of two optimizers, by a class."""
+    rows, adam = data(), aa.Optimizer("adam", lr=1e-3)
+    on_both = [aa.AppliedLoss("mse", on="head"), aa.AppliedLoss("mse", on="blocks", weight=0.3)]
+    weighted = [aa.AppliedLoss("mse", on="head", sample_weight="data.w")]
+    both_ways = {"accumulate": 2, "validation": "val"}
+    everything = [aa.AppliedLoss("mse", on="head", sample_weight="data.w"), aa.AppliedLoss(Scaled(), on="blocks")]
+    clipped = aa.Optimizer("adamw", lr=1e-3, clip_norm=0.05)
+    ways: dict[str, tuple[str, aa.Optimizer, Any, list[aa.AppliedLoss], dict[str, Any]]] = {
+        "all at once": ("one", clipped, aa.Optimizer("sgd", lr=1e-2), everything, both_ways),
+        "clipped": ("one", clipped, None, on_both, {"validation": "val"}),
+        "accumulated": ("below", aa.Optimizer("sgd", lr=1e-2, momentum=0.9), None, on_both, {"accumulate": 3}),
+        "weighted": ("below", adam, aa.Optimizer("sgd", lr=1e-2), weighted, {"accumulate": 2}),
+        "class": ("below", aa.Optimizer(torch.optim.NAdam, lr=1e-3, clip_value=1e-3), None, on_both, {}),
+        "own loss": ("one", adam, None, [aa.AppliedLoss(Scaled(), on="head")], {}),
+    }
+    for name, (way, optimizer, last, losses, more) in ways.items():
+        if name != "all at once" and not IS_FULL:
+            continue
+        graph = nodes_graph(rows, way, optimizer, last)
+        sampler = aa.SimpleSampler(80, shuffle=True)
+        settings = {"sampler": sampler, "n_epochs": 1, "sharding": NODES[way][2], **more}
+        phase = aa.TrainPhase("train", data="train", losses=losses, **settings)
+        results = aa.Experiment(graph).run_phase(phase)
+        again = aa.Experiment(graph).run_phase(phase)  # goes on with the optimizer state
+        epochs = [[epoch.loss, *epoch.validation.values()] for epoch in (*results.epochs, *again.epochs)]
+        values = {key: value.tolist() for key, value in graph.state().items()}
+        tell(f"nodes-{name}", epochs=epochs, values=values, notes=results.plan.notes)
+
+
+def nodes_by_hand() -> None:
+    """The same rows by `fully_shard` and DistributedDataParallel in a loop by hand."""
+    rows = data(480)
+    graph = nodes_graph(rows, "one", aa.Optimizer("adam", lr=1e-3, clip_norm=0.05))
+    losses = [aa.AppliedLoss("mse", on="head")]
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(96), n_epochs=2)
+    aa.Experiment(graph).run_phase(phase)
+    by_hand = nodes_graph(rows, "one", aa.Optimizer("adam"))
+    blocks, head = by_hand["blocks"].model, by_hand["head"].model
+    for part in (*blocks.blocks, blocks):
+        fully_shard(part)
+    replica = torch.nn.parallel.DistributedDataParallel(head)
+    x, y = torch.from_numpy(rows.array("x").copy()), torch.from_numpy(rows.array("y").copy())
+    optimizers = [torch.optim.Adam(part.parameters(), lr=1e-3) for part in (blocks, head)]
+    part_size = 96 // SIZE
+    for _ in range(2):
+        for start in range(0, 480, 96):
+            taken = slice(start + RANK * part_size, start + (RANK + 1) * part_size)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            torch.nn.functional.mse_loss(replica(blocks(x[taken])), y[taken]).backward()
+            divided = torch.nn.utils.get_total_norm([p.grad for p in blocks.parameters() if p.grad is not None])
+            square = divided.full_tensor() ** 2 + sum(p.grad.square().sum() for p in head.parameters())
+            factor = torch.clamp(0.05 / (square.sqrt() + 1e-6), max=1.0)
+            for parameter in (*blocks.parameters(), *head.parameters()):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+            for optimizer in optimizers:
+                optimizer.step()
+    values = [p.full_tensor() for p in blocks.parameters()] + list(head.parameters())
+    own = [*graph["blocks"].model.parameters(), *graph["head"].model.parameters()]
+    apart = max(float((a - b).detach().abs().max()) for a, b in zip(own, values, strict=True))
+    tell("nodes_by_hand", apart=apart)
+
+
+def nodes_memory() -> None:
+    """Bytes of parameters and optimizer state of a process that has a part of one node and the whole of another."""
+    rows = data(96)
+    torch.manual_seed(0)
+    parts = [Blocks(256, 4), torch.nn.Sequential(torch.nn.Linear(3, 2**15), torch.nn.Linear(2**15, 3))]
+    nodes = [
+        aa.ModelNode("blocks", parts[0], rows.reference(), sharding="full"),
+        aa.ModelNode("head", parts[1], "blocks"),
+    ]
+    graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=1e-3))
+    counts = Counts()
+    whole = [sum(parameter.nbytes for parameter in part.parameters()) for part in parts]
+    rest = storages() - sum(whole)
+    losses = [aa.AppliedLoss("mse", on="head")]
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(16), callbacks=[counts])
+    aa.Experiment(graph).run_phase(phase)
+    tell("nodes_memory", nbytes=counts.nbytes - rest, whole=[3 * nbytes for nbytes in whole])
+
+
 class Attentive(torch.nn.Module):
     """Blocks with norms, dropout and attention, of torch's own layers and of plain ones."""
 
@@ -404,7 +521,6 @@ MIXED: dict[str, dict[str, Any]] = {
     "recomputed": {"remat": "blocks"},
     "recomputed encoder": {"remat": "encoders.*"},
 }
-IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
 
 
 def mixed() -> None:
@@ -550,8 +666,21 @@ def normalized() -> None:
 
 
 if __name__ == "__main__":
-    functions = (weighted, sources, refused, evaluated, sharded, memory, normalized, by_hand, mixed, parallelized, lose)
-    functions += (begin, go_on, go_on_from_one, undisturbed)
+    functions = (
+        weighted,
+        sources,
+        refused,
+        evaluated,
+        sharded,
+        memory,
+        normalized,
+        by_hand,
+        mixed,
+        parallelized,
+        lose,
+        nodes,
+    )
+    functions += (nodes, nodes_by_hand, nodes_memory, begin, go_on, go_on_from_one, undisturbed)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

@@ -30,18 +30,33 @@ class DivisionsThatLeaveTheModelElsewhere(NumpyBackend):
         return ""
 
     def build_over(self, segment, devices, *, divided=False):
+        return closed_elsewhere(self, segment, devices) if divided else None
+
+
+def closed_elsewhere(backend, segment, devices):
+    program = backend.build(segment)
+    close = program.close
+
+    def close_elsewhere():
+        states = close()
+        backend.place(segment.operations[0].model, devices[-1])
+        return states
+
+    program.close = close_elsewhere
+    return program
+
+
+@fault("compute", "test_nodes_that_stay_whole_train_like_one")
+class NodesThatStayElsewhere(NumpyBackend):
+    divides_nodes = True
+
+    def undividable_reason(self, segment, *, whole=()):
+        return ""
+
+    def build_over(self, segment, devices, *, divided=False, whole=()):
         if not divided:
             return None
-        program = self.build(segment)
-        close = program.close
-
-        def close_elsewhere():
-            states = close()
-            self.place(segment.operations[0].model, devices[-1])
-            return states
-
-        program.close = close_elsewhere
-        return program
+        return closed_elsewhere(self, segment, devices) if whole else self.build(segment)
 
 
 @fault("compute", "test_replicas_stay_equal")

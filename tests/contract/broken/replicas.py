@@ -258,6 +258,26 @@ class OnlyTheLastPart(Threads):
             super().add_up(own, share)
 
 
+@fault("compute", "test_nodes_that_stay_whole_train_like_one_program")
+class WholeNodesThatCountTwice(Threads):
+    shards_nodes = True
+
+    class program(DividedProgram):
+        whole = ()
+
+        def grad_stats(self):
+            square, finite = super().grad_stats()[GROUP]
+            return {GROUP: (square * (2 if self.whole else 1), finite)}
+
+    def unshardable_reason(self, segment, *, offload, whole=()):
+        return ""
+
+    def build_sharded(self, segment, group, *, offload, whole=()):
+        program = super().build_sharded(segment, group, offload=offload)
+        program.whole = whole
+        return program
+
+
 @fault("compute", "test_an_abandoned_replica_waits_for_nobody")
 class ClosesTogether(Threads):
     class group(ThreadGroup):

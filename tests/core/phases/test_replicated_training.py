@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,11 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
+from anyaccel.graph.resolve import resolve
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.loading.replica_share import ReplicaEpochs
+from anyaccel.phases.plan_request import plan_request
 from anyaccel.phases.replica_checks import check_shareable
 from anyaccel.phases.replica_devices import replica_devices
 from anyaccel.phases.replicated_training import ReplicatedTraining
@@ -225,6 +226,7 @@ def test_the_error_of_a_lost_replica_says_where() -> None:
         replicas.first(1)
     replicas.begin_epoch(3, 7)
     replicas.average([], 4)
+    replicas.end_step()
     expected = r"^phase 'train', epoch 3, step 8: replica 0 of 2 could not .*Available: the logs.*Hint: start again"
     with pytest.raises(FrameworkError, match=expected):
         replicas.total({})
@@ -293,9 +295,11 @@ def test_a_fixed_order_is_refused_where_tensors_cannot_be_gathered() -> None:
 
 
 def test_a_fixed_order_is_refused_where_parameters_are_divided() -> None:
-    phase = train(data(), deterministic=True, sharding="full")
+    rows = data()
+    phase = train(rows, deterministic=True, sharding="full")
+    resolution = resolve(graph_of(rows), plan_request(phase, graph_of(rows)))
     with pytest.raises(PhaseError, match=r"deterministic=True adds whole gradients, and sharding divides them"):
-        check_shareable(phase, SimpleNamespace(segments=(), backends=()), [])
+        check_shareable(phase, resolution, [])
 
 
 @pytest.mark.usefixtures("second_of_two", "numpy_group")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from anyaccel.backend import Backend
 from anyaccel.device import Device
@@ -23,6 +23,9 @@ class DeviceReplicas(Backend):
     A program for each device is built over a copy of the models, and each steps with the gradients of all. The defaults
     are for frameworks whose models `copy.deepcopy` copies, and whose tensors have `+` and `*`.
     """
+
+    divides_nodes: ClassVar[bool] = False
+    """Whether parameters of some nodes may stay whole; without it, `whole` is not given, and such graphs refused."""
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
         """Copies of models on a device, with values of their own; what the models share, the copies share."""
@@ -57,7 +60,9 @@ class DeviceReplicas(Backend):
         """
         return [_weighted_sum(column, weights) for column in zip(*tensors, strict=True)]
 
-    def build_over(self, segment: Segment, devices: Sequence[Device], *, divided: bool = False) -> Program | None:
+    def build_over(
+        self, segment: Segment, devices: Sequence[Device], *, divided: bool = False, whole: Collection[str] = ()
+    ) -> Program | None:
         """One program over all devices, where the framework has such; None, the default: one is made of several.
 
         It has the numbers of a program on one device. Its inputs, outputs and losses are on the first.
@@ -67,11 +72,15 @@ class DeviceReplicas(Backend):
             devices: of the replicas.
             divided: whether each device has a part of the parameters and optimizer states only. Called only where
                 `undividable_reason` gave nothing.
+            whole: labels of the nodes whose parameters are on each device all the same.
         """
         return None
 
-    def undividable_reason(self, segment: Segment) -> str:
-        """What keeps parameters from being divided among devices of one process, in words; `""` if nothing does."""
+    def undividable_reason(self, segment: Segment, *, whole: Collection[str] = ()) -> str:
+        """What keeps parameters from being divided among devices of one process, in words; `""` if nothing does.
+
+        `whole` are the nodes whose parameters are not divided.
+        """
         return "its plugin divides parameters among processes at most"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ def build_replicated(
     *,
     deterministic: bool = False,
     divided: bool = False,
+    whole: Collection[str] = (),
     processes: ShardProcesses | None = None,
 ) -> Program:
     """A program that trains copies of a segment's models on several devices; the models themselves get the result.
@@ -38,13 +39,15 @@ def build_replicated(
         devices: one for each replica; with `deterministic` also a single one.
         deterministic: whether results do not depend on how many devices there are, to the last bit.
         divided: whether each device has a part of the parameters, by one program over all.
+        whole: with `divided`, labels of the nodes whose parameters are on each device all the same.
         processes: with `deterministic`, those that compute some shards of each batch; None for this one alone.
     """
     assert isinstance(backend, DeviceReplicas)
     one_by_one = deterministic or len(devices) == 1
-    whole = None if one_by_one else backend.build_over(segment, devices, divided=divided)
-    if whole is not None:
-        return whole
+    more: Any = {"whole": tuple(whole)} if whole else {}
+    over_all = None if one_by_one else backend.build_over(segment, devices, divided=divided, **more)
+    if over_all is not None:
+        return over_all
     programs: list[Program] = []
     try:
         for i, device in enumerate(devices):

@@ -29,6 +29,7 @@ Upstream = Reference | str
 
 MODES = ("train", "as_is")
 FROZEN_MODES = ("eval", "train")
+SHARDING = ("full", "full offload", "none")
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _NO_MODELS = (NoneType, str, bytes, Number, *_FUNCTIONS)
@@ -102,6 +103,8 @@ class ModelNode(AttributeHints):
             `"bf16"` or `"float64"`.
         remat: what is not kept for the backward pass but computed again there, which takes time and saves memory:
             `"blocks"` for the repeated parts of the model, or a pattern of names of its parts (`"encoder.layer.*"`).
+        sharding: how replicas keep the node's parameters and optimizer state, in place of the phase's: `"full"` or
+            `"full offload"`, as of a TrainPhase, or `"none"`: whole in each.
         batch_axis: the axis on which the model wants the batch in its inputs, such as 1 for recurrent layers that have
             time first: a number for all inputs, or a mapping by keyword. Outputs are found by themselves.
         device_map: for a model that is larger than a device: names of its parts, each with a device, or `"cpu"` or
@@ -115,7 +118,8 @@ class ModelNode(AttributeHints):
         frozen_mode: the mode, `"eval"` or `"train"`, in which a frozen node runs in a training step.
 
     Raises:
-        GraphError: an invalid label, model, upstream, `modes`, `precision`, `remat`, `batch_axis` or device map.
+        GraphError: an invalid label, model, upstream, `modes`, `precision`, `remat`, `sharding`, `batch_axis` or device
+            map.
     """
 
     label: str
@@ -129,6 +133,7 @@ class ModelNode(AttributeHints):
     modes: str
     precision: str | None
     remat: str | None
+    sharding: str | None
     device_map: str | dict[str, str | int] | None
     max_memory: dict[str | int, int] | None
     offload: str
@@ -158,6 +163,7 @@ class ModelNode(AttributeHints):
         modes: str = "train",
         precision: str | None = None,
         remat: str | None = None,
+        sharding: str | None = None,
         batch_axis: int | Mapping[str, int] = 0,
         device_map: str | Mapping[str, Any] | None = None,
         max_memory: Mapping[Any, int | str] | None = None,
@@ -177,6 +183,7 @@ class ModelNode(AttributeHints):
         where = f"node {label!r}: "
         self.precision = None if precision is None else checked_precision(GraphError, where, precision)
         self.remat = None if remat is None else text(GraphError, where, "remat", remat, "text", "'blocks'")
+        self.sharding = None if sharding is None else one_of(where, "sharding", sharding, SHARDING)
         self.device_map, self.max_memory, self.offload = offload_settings(where, device_map, max_memory, offload)
         self.frozen, self.frozen_mode = False, "eval"
 

@@ -241,6 +241,12 @@ class Plan:
         if any(a.precision or a.recomputed for a in self.assignments):
             added = ["precision", *(_precision(a) for a in self.assignments)]
             rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
+        if any(a.sharding for a in self.assignments):
+            added = [
+                "sharding",
+                *(f"{a.sharding} ({a.sharding_reason})" if a.sharding else "" for a in self.assignments),
+            ]
+            rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
         lines += [line for a in self.assignments if a.offload for line in offload_lines(a.node, a.offload)]
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
@@ -275,13 +281,16 @@ def _described(assignment: Assignment) -> str:
 
 
 def _how(assignment: Assignment) -> str:
-    """In which precision, and what is computed again, as the end of a sentence; `""` where nothing was said."""
+    """In which precision, what is computed again or divided, as the end of a sentence; `""` where nothing was said."""
     asked = "it asks itself" if assignment.precision_reason == "node" else "the phase asks"
     precision = f"; it is computed in {assignment.precision}, as {asked}" if assignment.precision else ""
     recomputed = (
         f"; {_recomputed(assignment)} of it computed again in the backward pass" if assignment.recomputed else ""
     )
-    return precision + recomputed
+    who = "it asks itself" if assignment.sharding_reason == "node" else "the phase asks"
+    kept = "whole" if assignment.sharding == "none" else "divided"
+    sharding = f"; replicas keep its parameters {kept}, as {who}" if assignment.sharding else ""
+    return precision + recomputed + sharding
 
 
 def _recomputed(assignment: Assignment) -> str:
@@ -340,6 +349,8 @@ def _to_dict(entry: Any) -> dict[str, Any]:
     plain = {item.name: _plain(getattr(entry, item.name)) for item in fields(entry) if item.compare}
     if plain.get("offload", ...) is None:  # of nodes that are on their device, which most are
         del plain["offload"]
+    if plain.get("sharding", ...) == "":  # nobody has said anything
+        del plain["sharding"], plain["sharding_reason"]
     return plain
 
 

@@ -42,6 +42,8 @@ class Assignment:
         parameters, nbytes: number and bytes of the model's parameters.
         precision: in which it is computed; `""` for that of the model.
         precision_reason: who decided that, `node` or `phase`; `""` for nobody.
+        sharding: how its parameters are divided where replicas train it, `"none"` for not; `""` where nobody says it.
+        sharding_reason: who decided that, `node` or `phase`; `""` for nobody.
         offload: where the blocks of its model are, and what rests elsewhere; None where all is on the device.
         recomputed: parts of the model whose values are computed again in the backward pass; `("",)` for all of it.
         rejected: what else was asked for, or might have been had, and why it was not taken.
@@ -62,6 +64,8 @@ class Assignment:
     precision: str = ""
     precision_reason: str = ""
     recomputed: tuple[str, ...] = ()
+    sharding: str = ""
+    sharding_reason: str = ""
     rejected: tuple[Rejection, ...] = ()
     offload: OffloadPlan | None = None
 

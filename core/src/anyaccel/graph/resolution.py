@@ -26,6 +26,7 @@ class Request:
         streams: the streams of each feature set's sampler, by the feature set's label.
         learners: labels of the estimators that learn on the host.
         precision: that of nodes without one of their own; None for that of their models.
+        sharding: of the parameters of nodes without a setting of their own, among replicas; None for none.
         loss_scale: by what losses are multiplied where a node is computed in float16.
         matmul_precision: of matrix products, as frameworks name it: a value for all, or by framework; None for none.
         own_step: whether steps are the user's own, which may use every node; losses are those of the validation.
@@ -45,6 +46,7 @@ class Request:
     own_step: bool = False
     devices: tuple[Device, ...] = ()
     precision: str | None = None
+    sharding: str | None = None
     loss_scale: LossScale = field(default_factory=LossScale)
     matmul_precision: Any = None
 

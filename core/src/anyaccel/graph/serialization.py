@@ -19,7 +19,7 @@ from anyaccel.specs import Optimizer
 
 _MODEL_KEYS = {
     *("type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
-    *("batch_axes", "precision", "remat", "device_map", "max_memory", "offload"),
+    *("batch_axes", "precision", "remat", "sharding", "device_map", "max_memory", "offload"),
     *("frozen_mode", "model"),
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
@@ -147,7 +147,7 @@ def _node_config(node: Node) -> dict[str, Any]:
         "outputs": list(node.outputs) if node.outputs else None,
         "modes": node.modes,
         **({"batch_axes": list(axes)} if (axes := batch_axes_of(node.arguments)) else {}),
-        **{name: value for name in ("precision", "remat") if (value := getattr(node, name)) is not None},
+        **{name: value for name in ("precision", "remat", "sharding") if (value := getattr(node, name)) is not None},
         **settings_config(node.device_map, node.max_memory, node.offload),
         "frozen": node.frozen,
         "frozen_mode": node.frozen_mode,
@@ -216,6 +216,7 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         batch_axis=_read_batch_axes(plain),
         precision=plain.get("precision"),
         remat=plain.get("remat"),
+        sharding=plain.get("sharding"),
         device_map=plain.get("device_map"),
         max_memory=plain.get("max_memory"),
         offload=plain.get("offload", "no"),

@@ -111,6 +111,7 @@ def plan_request(phase: Phase, graph: ModelGraph, done: Collection[str] = ()) ->
         devices=phase.devices,
         precision=phase.precision,
         matmul_precision=phase.matmul_precision,
+        sharding=phase.sharding if isinstance(phase, TrainPhase) else None,
         **({"loss_scale": phase.loss_scale} if isinstance(phase, TrainPhase) else {}),
     )
 

@@ -9,6 +9,7 @@ from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Resolution
 from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.sharding import divided_nodes
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import ReplicaGroup, Replicate
 
@@ -36,7 +37,7 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
     """What keeps a phase from being shared, in words."""
     if phase.step is not None:
         yield "its step is your own"
-    if phase.deterministic and phase.sharding is not None:
+    if phase.deterministic and divided_nodes(resolution.plan):
         yield "deterministic=True adds whole gradients, and sharding divides them"
     if learners:
         yield f"the estimator {learners[0]!r} learns from each batch"

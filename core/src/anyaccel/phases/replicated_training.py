@@ -25,7 +25,7 @@ from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.replica_checks import check_fixed_order, check_shareable, check_weights
-from anyaccel.phases.sharding import is_sharded, offloads
+from anyaccel.phases.sharding import is_sharded, offloads, whole_nodes
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 from anyaccel.segment import Segment
@@ -42,6 +42,8 @@ class ReplicatedTraining:
         groups: for each framework of the graph.
         sharded: whether parameters are divided among the replicas.
         offload: whether these rest in host memory.
+        whole: labels of the nodes whose parameters each replica keeps all the same.
+        takes_whole_batches: where `sharded`, whether each replica gives its program all rows of a step.
         sync_batchnorm: whether layers normalize by the rows of all replicas.
         fixed_order: whether each replica has all rows of a step, computes some shards of them, and has the losses and
             gradients of all.
@@ -56,12 +58,17 @@ class ReplicatedTraining:
         *,
         sharded: bool = False,
         offload: bool = False,
+        whole: Sequence[str] = (),
+        takes_whole_batches: bool = False,
         sync_batchnorm: bool = False,
         fixed_order: bool = False,
         accumulate: int = 1,
     ) -> None:
         self.fixed_order = fixed_order
+        self.takes_whole_batches = takes_whole_batches
+        self.has_all_rows = fixed_order or takes_whole_batches
         self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
+        self._whole: Any = {"whole": tuple(whole)} if whole else {}
         self._built: list[tuple[str, Program]] = []
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
@@ -80,7 +87,7 @@ class ReplicatedTraining:
         if self.sharded:
             assert isinstance(backend, ShardParameters)
             with self._telling_where():
-                program = backend.build_sharded(segment, group, offload=self._offload)
+                program = backend.build_sharded(segment, group, offload=self._offload, **self._whole)
             self._built.append((backend.framework, program))
         elif self.fixed_order:
             processes = ShardProcesses(self.rank, self.size, partial(self._gather_shards, group))
@@ -121,7 +128,7 @@ class ReplicatedTraining:
     def share_batches(self, source: str) -> BatchShare:
         """The share that this replica takes of the batches of a source, which are then compared in every step."""
         self._batches, self._source = deque(), source
-        return BatchShare(self._label, source, self.rank, self.size, self._batches.append, whole=self.fixed_order)
+        return BatchShare(self._label, source, self.rank, self.size, self._batches.append, whole=self.has_all_rows)
 
     def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
         """What this replica takes of the steps of a training; the order of rows is compared with the others'.
@@ -129,12 +136,12 @@ class ReplicatedTraining:
         Raises:
             PhaseError: the steps cannot be shared.
         """
-        return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.fixed_order)
+        return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.has_all_rows)
 
     @property
     def draws_apart(self) -> bool:
         """Whether its random numbers are to be others than those of a single process, as its rows are."""
-        return self.rank > 0 and not self.fixed_order
+        return self.rank > 0 and not self.has_all_rows
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
@@ -177,17 +184,29 @@ class ReplicatedTraining:
             "draws; or write replicas=1",
         )
 
-    def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
-        """See `StepReplicas`."""
+    @property
+    def where(self) -> str:
+        """Which replica this is, and at which step, in words."""
+        return f"replica {self.rank} of {self.size}, epoch {max(self._epoch, 0)}, step {self._step}"
+
+    def compare_step(self) -> None:
+        """Compare the batches of a step with those of the other replicas, where a source gives them."""
         if self._batches is not None:
             self._compare_batches(self._batches)
+
+    def end_step(self) -> None:
+        """See `StepReplicas`."""
+        self._step += 1
+
+    def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
+        """See `StepReplicas`."""
+        self.compare_step()
         by_framework: dict[str, list[Program]] = {}
         for stage in stages:
             by_framework.setdefault(stage.backend.framework, []).append(stage.program)
         with self._telling_where():
             for framework, programs in by_framework.items():
                 self._groups[framework].average_gradients(programs, weight)
-        self._step += 1
 
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
@@ -237,7 +256,7 @@ class ReplicatedTraining:
 
     def total(self, sums: Mapping[str, tuple[float, float]]) -> Sums:
         """Sums and weights of losses over all replicas, added in the order of their ranks; or those that all have."""
-        if self.fixed_order:
+        if self.has_all_rows:
             return dict(sums)
         every = self._gather({label: list(pair) for label, pair in sums.items()})
         totals: Sums = {}
@@ -375,8 +394,11 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         phase.label,
         place,
         groups,
-        sharded=is_sharded(phase),
-        offload=offloads(phase),
+        sharded=is_sharded(phase, resolution.plan),
+        offload=offloads(resolution.plan),
+        whole=whole_nodes(resolution.plan),
+        takes_whole_batches=is_sharded(phase, resolution.plan)
+        and any(isinstance(each, ShardParameters) and each.takes_whole_batches for each in resolution.backends),
         sync_batchnorm=phase.sync_batchnorm,
         fixed_order=phase.deterministic,
         accumulate=phase.accumulate,

@@ -24,7 +24,8 @@ from anyaccel.phases.evaluation import Evaluation, EvaluationExchange
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.executor.stage import PipelineStage, StepReplicas
+from anyaccel.phases.executor.whole_batches import WholeBatches
 from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.input_data import PhaseSources
@@ -43,7 +44,7 @@ from anyaccel.phases.replica_code import code_digests
 from anyaccel.phases.replica_devices import check_replicable, distinct_devices, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
-from anyaccel.phases.sharding import check_sharding, divides, sharding_notes
+from anyaccel.phases.sharding import check_sharding, divides, sharding_notes, whole_nodes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
@@ -395,7 +396,9 @@ def _build(
         raise
     step = phase.step if isinstance(phase, TrainPhase) else None
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
-    step_replicas = None if replicated is None or replicated.fixed_order else replicated
+    step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
+    if replicated is not None and replicated.takes_whole_batches:
+        step_replicas = WholeBatches(replicated.compare_step, replicated.end_step)
     return Pipeline(stages, learners or None, log_event, own_step, step_replicas)
 
 
@@ -408,7 +411,14 @@ def _program(
     if not (plan.replicas or deterministic):
         return backend.build(segment)
     devices = plan.replicas or (segment.operations[0].device,)
-    return build_replicated(backend, segment, devices, deterministic=deterministic, divided=divides(phase, plan))
+    return build_replicated(
+        backend,
+        segment,
+        devices,
+        deterministic=deterministic,
+        divided=divides(plan),
+        whole=whole_nodes(plan),
+    )
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

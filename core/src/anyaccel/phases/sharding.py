@@ -2,111 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from anyaccel.adapter.device_replicas import DeviceReplicas
+from anyaccel.backend import ComputingBackend
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Plan, Resolution
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import ShardParameters, launched
+from anyaccel.segment import Operation
+
+_LEAVE_OUT = "leave sharding out: then each replica keeps all parameters"
 
 
-def is_sharded(phase: Phase) -> bool:
-    """Whether the parameters that a phase trains are divided; not in a process that trains on its own."""
-    if not isinstance(phase, TrainPhase) or phase.sharding is None:
+def divided_nodes(plan: Plan) -> dict[str, str]:
+    """The nodes whose parameters are to be divided, each with how; empty for all but a TrainPhase."""
+    return {each.node: each.sharding for each in plan.assignments if each.sharding not in ("", "none")}
+
+
+def whole_nodes(plan: Plan) -> tuple[str, ...]:
+    """The nodes whose parameters each replica keeps; empty if nothing is divided."""
+    divided = divided_nodes(plan)
+    return tuple(each.node for each in plan.assignments if divided and each.node not in divided)
+
+
+def is_sharded(phase: Phase, plan: Plan) -> bool:
+    """Whether parameters that a phase trains are divided; not in a process that trains on its own."""
+    if not isinstance(phase, TrainPhase) or not divided_nodes(plan):
         return False
     return phase.replicas != 1 and launched() is not None
 
 
-def divides(phase: Phase, plan: Plan) -> bool:
-    """Whether the parameters that a phase trains are divided among several devices of this process."""
-    return isinstance(phase, TrainPhase) and phase.sharding is not None and bool(plan.replicas)
+def divides(plan: Plan) -> bool:
+    """Whether parameters that a phase trains are divided among several devices of this process."""
+    return bool(divided_nodes(plan)) and bool(plan.replicas)
 
 
-def offloads(phase: Phase) -> bool:
+def offloads(plan: Plan) -> bool:
     """Whether what is divided rests in host memory."""
-    return isinstance(phase, TrainPhase) and phase.sharding == "full offload"
+    return "full offload" in divided_nodes(plan).values()
 
 
 def check_sharding(phase: Phase, resolution: Resolution) -> None:
     """Check that what a phase trains can be divided among its replicas.
 
     Raises:
-        CapabilityError: the backend has no sharding.
+        CapabilityError: the backend has no sharding, or none of single nodes.
         PhaseError: the graph or the phase has something that cannot be divided.
     """
-    if divides(phase, resolution.plan):
+    if divides(resolution.plan):
         _check_divisible(phase, resolution)
-    if not is_sharded(phase):
+    if not is_sharded(phase, resolution.plan):
         return
-    hint = "leave sharding out: then each replica keeps all parameters"
     for backend in resolution.backends:
         if not isinstance(backend, ShardParameters):
             raise CapabilityError(
-                f"phase {phase.label!r} has sharding, and {backend.framework} cannot divide parameters among replicas",
+                f"{_who(phase, resolution)}, and {backend.framework} cannot divide parameters among replicas",
                 available="frameworks whose plugin has the capability 'shard_parameters'",
-                hint=hint,
+                hint=_LEAVE_OUT,
             )
+        _check_single_nodes(phase, resolution, backend, able=backend.shards_nodes)
     reason = next(_reasons(phase, resolution), None)
     if reason is not None:
-        raise PhaseError(f"phase {phase.label!r} has sharding, and {reason}", hint=hint)
+        raise PhaseError(f"{_who(phase, resolution)}, and {reason}", hint=_LEAVE_OUT)
+
+
+def _who(phase: Phase, resolution: Resolution) -> str:
+    """The phase, or the first node that asks for it."""
+    asking = [each for each in resolution.plan.assignments if each.sharding not in ("", "none")]
+    own = next((each for each in asking if each.sharding_reason == "node"), None)
+    if own is None or any(each.sharding_reason == "phase" for each in asking):
+        return f"phase {phase.label!r} has sharding"
+    return f"phase {phase.label!r}: node {own.node!r} has sharding={own.sharding!r}"
+
+
+def _check_single_nodes(phase: Phase, resolution: Resolution, backend: ComputingBackend, *, able: bool) -> None:
+    """An older plugin divides all nodes or none."""
+    whole = [op.label for op in _trained(resolution) if op.label in whole_nodes(resolution.plan)]
+    if whole and not able:
+        raise CapabilityError(
+            f"{_who(phase, resolution)}, node {whole[0]!r} keeps its parameters whole, and the plugin of "
+            f"{backend.framework} divides all nodes or none",
+            hint="give all nodes one sharding, that of the phase, or update the plugin",
+        )
 
 
 def _check_divisible(phase: Phase, resolution: Resolution) -> None:
     """Check that what a phase trains can be divided among devices of this process; `check_replicable` has passed."""
     (segment,), (backend,) = resolution.segments, resolution.backends
     assert isinstance(backend, DeviceReplicas)
-    reason = backend.undividable_reason(segment)
-    hint = "leave sharding out: then each replica keeps all parameters"
+    whole = whole_nodes(resolution.plan)
+    more = {"whole": whole} if whole and backend.divides_nodes else {}
+    reason, hint = backend.undividable_reason(segment, **more), _LEAVE_OUT
     if isinstance(backend, ShardParameters):
         hint = f"start processes, anyaccel run --replicas {len(resolution.plan.replicas)} SCRIPT, or leave sharding out"
     if isinstance(phase, TrainPhase) and phase.deterministic:
         reason, hint = "deterministic=True adds whole gradients", "leave deterministic or sharding out"
-    elif offloads(phase):
+    elif offloads(resolution.plan):
         reason = "offload is for the processes of a launcher"
     if reason:
         replicas = ", ".join(map(str, resolution.plan.replicas))
-        raise PhaseError(f"phase {phase.label!r} has sharding over {replicas}, and {reason}", hint=hint)
+        raise PhaseError(f"{_who(phase, resolution)} over {replicas}, and {reason}", hint=hint)
+    _check_single_nodes(phase, resolution, backend, able=backend.divides_nodes)
 
 
 def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
+    nodes, whole = divided_nodes(resolution.plan), whole_nodes(resolution.plan)
     if len(resolution.segments) > 1:
         yield f"its graph is computed in {len(resolution.segments)} segments, of several frameworks"
     if phase.compile == "steps":
         yield "compile='steps': steps of replicas are not compiled"
-    divided = [each.node for each in resolution.plan.assignments if each.offload is not None]
-    if divided:
-        yield f"node {divided[0]!r} has a device_map"
+    mapped = [each.node for each in resolution.plan.assignments if each.offload is not None]
+    if mapped:
+        yield f"node {mapped[0]!r} has a device_map"
+    if len(set(nodes.values())) > 1:
+        by_way = {way: node for node, way in reversed(nodes.items())}
+        yield f"node {by_way['full']!r} keeps its parts on the device, and node {by_way['full offload']!r} on the host"
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         assert isinstance(backend, ShardParameters)
-        if reason := backend.unshardable_reason(segment, offload=offloads(phase)):
+        more = {"whole": whole} if whole else {}
+        if reason := backend.unshardable_reason(segment, offload=offloads(resolution.plan), **more):
             yield reason
+
+
+def _trained(resolution: Resolution) -> Iterator[Operation]:
+    """The operations with models that are in training mode."""
+    for segment in resolution.segments:
+        yield from (op for op in segment.operations if op.model is not None and op.trainable)
 
 
 def sharding_notes(phase: Phase, resolution: Resolution) -> tuple[str, ...]:
     """What the plan says of sharding; nothing without it."""
-    if not isinstance(phase, TrainPhase) or phase.sharding is None:
+    if not isinstance(phase, TrainPhase):
         return ()
-    if divides(phase, resolution.plan):
-        nodes = [op.label for segment in resolution.segments for op in segment.operations if op.model and op.trainable]
-        every = ", ".join(map(repr, nodes))
-        return (f"parameters and optimizer state of {every} are divided among {len(resolution.plan.replicas)} devices",)
+    plan = resolution.plan
+    nodes = divided_nodes(plan)
+    if not nodes:
+        asked = phase.sharding is not None
+        return (f"sharding={phase.sharding!r} divides nothing: all nodes say 'none'",) if asked else ()
     place = launched()
-    if place is None or phase.replicas == 1:
-        return (f"sharding={phase.sharding!r} divides nothing here: this process trains on its own",)
-    return tuple(_notes(resolution, place.size, "; they rest in host memory" if offloads(phase) else ""))
+    if not divides(plan) and (place is None or phase.replicas == 1):
+        way = next(iter(nodes.values()))
+        return (f"sharding={way!r} divides nothing here: this process trains on its own",)
+    kept = [repr(op.label) for op in _trained(resolution) if op.label not in nodes]
+    wholes = [f"parameters of {', '.join(kept)} are whole in each replica"] if kept else []
+    if divides(plan):
+        every = ", ".join(repr(op.label) for op in _trained(resolution) if op.label in nodes)
+        where = f"{len(plan.replicas)} devices"
+        return (f"parameters and optimizer state of {every} are divided among {where}", *wholes)
+    size = place.size if place is not None else 1
+    return (*_notes(resolution, nodes, size, "; they rest in host memory" if offloads(plan) else ""), *wholes)
 
 
-def _notes(resolution: Resolution, size: int, where: str) -> Iterator[str]:
+def _notes(resolution: Resolution, nodes: Iterable[str], size: int, where: str) -> Iterator[str]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         if not isinstance(backend, ShardParameters):
             continue
         for operation in segment.operations:
-            if operation.model is not None and operation.trainable:
+            if operation.model is None or operation.label not in nodes:
+                continue
+            if operation.trainable or backend.takes_whole_batches:  # one program over all divides what is frozen, too
                 blocks = backend.sharded_blocks(operation.model)
                 gathered = f"gathered by block ({', '.join(blocks)})" if blocks else "gathered as one"
                 yield (
                     f"parameters and optimizer state of {operation.label!r} are divided among {size} replicas, and "
                     f"{gathered}{where}"
                 )
+            elif resolution.plan[operation.label].sharding_reason == "node":
+                yield f"node {operation.label!r} is frozen: its parameters are whole in each replica"

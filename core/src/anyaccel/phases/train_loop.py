@@ -30,13 +30,14 @@ from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.sharding import divides
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.step_telling import StepTeller
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 
 _LOST = (
-    "parameters were divided among replicas, and this one does not gather them after an error: those of its models are "
+    "parameters were divided among replicas, and this one does not gather them after an error: in its models they are "
     "NaN, unless they were read since the last step; go on from a checkpoint"
 )
 
@@ -81,7 +82,7 @@ class TrainLoop:
         self._sharded = replicated is not None and replicated.sharded
         shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
-        self._goes_back = not self._sharded and not (phase.sharding is not None and len(phase.devices) > 1)
+        self._goes_back = not self._sharded and not (run.plan is not None and divides(run.plan))
         checked = (phase.accumulate > 1 or shares) and not self._sharded
         self._mean_check = MeanCheck(phase, replicated=shares) if checked else None
         self._weights = {loss.label: loss.weight for loss in phase.losses}
@@ -141,8 +142,8 @@ class TrainLoop:
         except BaseException as error:
             if self._replicated is not None:
                 self._replicated.abandon()
-            if self._sharded:
-                error.add_note(_LOST)
+            if self._sharded and self._replicated is not None:
+                error.add_note(f"{_LOST} ({self._replicated.where})")
             self._write_last(error)
             raise
         finally:

@@ -13,7 +13,7 @@ from anyaccel.adapter.replicated_program import ReplicatedProgram, build_replica
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.specs import Optimizer
-from anyaccel.testing.harness import Array, Batch, Harness, assert_close, assert_equal
+from anyaccel.testing.harness import NODE, Array, Batch, Harness, assert_close, assert_equal
 from anyaccel.testing.subject import Subject
 
 Make = Callable[[], Any]
@@ -63,6 +63,21 @@ class DeviceReplicaTests(Subject):
         assert_close(own_values, values, rtol=1e-3, atol=1e-4)
         assert harness.backend.device_of(divided) == devices[0]
 
+    def test_nodes_that_stay_whole_train_like_one(self, harness: Harness, model: Make) -> None:
+        """Where nodes can stay whole beside divided ones: losses, clipped steps and values of one program."""
+        devices = replica_devices(harness, 2)
+        start = harness.prepare_model(model)
+        backend = cast("DeviceReplicas", harness.backend)
+        if devices[0] == devices[1] or not backend.divides_nodes:
+            pytest.skip("parameters of single nodes cannot be divided here")
+        assert backend.undividable_reason(harness.segment(start), whole=(NODE,)) == ""
+        losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
+        kept = harness.clone_model(model, start)
+        own_losses, own_values = trained(harness, kept, devices, divided=True, whole=(NODE,))
+        np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+        assert_close(own_values, values, rtol=1e-3, atol=1e-4)
+        assert harness.backend.device_of(kept) == devices[0]
+
     def test_replicas_stay_equal(self, harness: Harness, model: Make) -> None:
         """After some steps all have the same values, to the last bit."""
         devices = replica_devices(harness, 2)
@@ -108,12 +123,13 @@ def trained(
     shared: bool = True,
     deterministic: bool = False,
     divided: bool = False,
+    whole: tuple[str, ...] = (),
 ) -> tuple[list[float], dict[str, Array]]:
     """Losses of some steps, and the values after them, of replicas or of a plain program."""
     segment = harness.segment(prepared, optimizer=ADAM)
     backend = cast("ComputingBackend", harness.backend)
     program = (
-        build_replicated(backend, segment, devices, deterministic=deterministic, divided=divided)
+        build_replicated(backend, segment, devices, deterministic=deterministic, divided=divided, whole=whole)
         if shared
         else backend.build(segment)
     )

@@ -27,7 +27,7 @@ from anyaccel.device import Device
 from anyaccel.replicas import ReplicaGroup, Replicate, ShardParameters
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer
-from anyaccel.testing.harness import GROUP, Batch, Harness
+from anyaccel.testing.harness import GROUP, NODE, Batch, Harness
 
 SIZE = 2
 BATCH = Batch.of(11)
@@ -71,6 +71,12 @@ class Replica:
         """Its share of the batch."""
         return BATCH.rows(slice(6, 11) if self.group.rank else slice(0, 6))
 
+    @property
+    def takes_whole_batches(self) -> bool:
+        """Whether programs of divided parameters take all rows of a step in each replica."""
+        backend = self.harness.backend
+        return isinstance(backend, ShardParameters) and backend.takes_whole_batches
+
     def tell(self, name: str, **found: Any) -> None:
         """Write what was found, at once."""
         path = report_path(self.folder, name, self.group.rank)
@@ -90,7 +96,7 @@ def perform(replica: Replica) -> None:
     if replica.group.gathers_tensors and isinstance(backend, DeviceReplicas):
         scenarios.append(shards)
     if isinstance(backend, ShardParameters) and not _refused(replica, backend):
-        scenarios += [trained, in_parts, abandoned]
+        scenarios += [trained, in_parts, *([kept_whole] if backend.shards_nodes else []), abandoned]
     replica.tell(DECLARED, names=[scenario.__name__ for scenario in scenarios])
     for scenario in scenarios:
         try:
@@ -178,8 +184,9 @@ def trained(replica: Replica) -> None:
 
 def _step(replica: Replica, program: Program) -> dict[str, float]:
     """A step over this replica's share; its sum and weight of the loss, and the squared norm of all gradients."""
-    harness, rows = replica.harness, replica.rows()
-    replica.group.begin_step([program], [len(rows.x)])
+    harness, rows = replica.harness, BATCH if replica.takes_whole_batches else replica.rows()
+    if not replica.takes_whole_batches:
+        replica.group.begin_step([program], [len(rows.x)])
     ((total, weight),) = harness.forward_backward(program, harness.inputs(rows)).values()
     replica.group.average_gradients([program], float(len(rows.x)))
     squares, _ = program.grad_stats()[GROUP]
@@ -194,7 +201,10 @@ def in_parts(replica: Replica) -> None:
     backend, size = cast("ShardParameters", harness.backend), 2 if replica.group.rank else 3
     program = backend.build_sharded(harness.segment(model, optimizer=ADAM, compile="off"), replica.group, offload=False)
     first = 6 * replica.group.rank
-    replica.group.begin_step([program], [size, size])
+    if replica.takes_whole_batches:
+        first, size = 0, 5
+    else:
+        replica.group.begin_step([program], [size, size])
     for start in (first, first + size):
         harness.forward_backward(program, harness.inputs(EVEN.rows(slice(start, start + size))))
     replica.group.average_gradients([program], 2.0 * size)
@@ -202,6 +212,26 @@ def in_parts(replica: Replica) -> None:
     program.optimizer_step()
     program.close()
     replica.tell("in_parts", values=harness.parameter_values(model))
+
+
+def kept_whole(replica: Replica) -> None:
+    """Clipped steps of a program whose only node stays whole."""
+    harness, model = replica.harness, replica.prepared()
+    backend = cast("ShardParameters", harness.backend)
+    segment = harness.segment(model, optimizer=ADAM, compile="off")
+    reason = backend.unshardable_reason(segment, offload=False, whole=(NODE,))
+    program = backend.build_sharded(segment, replica.group, offload=False, whole=(NODE,))
+    steps = [_step(replica, program) for _ in range(STEPS)]
+    nbytes = backend.sharded_bytes(program)
+    slots = slot_values(harness, program.close())
+    replica.tell(
+        "kept_whole",
+        reason=reason,
+        steps=steps,
+        nbytes=nbytes,
+        values=harness.parameter_values(model),
+        slots=slots,
+    )
 
 
 def abandoned(replica: Replica) -> None:

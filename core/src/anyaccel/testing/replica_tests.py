@@ -125,6 +125,17 @@ class ReplicaTests(Subject):
             _need(each["nbytes"] is not None, "sharded_bytes is not declared")
             assert 0.4 * nbytes < each["nbytes"] <= 0.6 * nbytes
 
+    def test_nodes_that_stay_whole_train_like_one_program(self, replicated: Reports, harness: Harness) -> None:
+        """Where parameters are kept whole beside divided ones: gradients of all, norms that count each once, values."""
+        expected = whole(harness)
+        nbytes = 3 * sum(value.nbytes for value in expected.values.values())
+        for each in replicated("kept_whole"):
+            assert each["reason"] == ""
+            np.testing.assert_allclose([step["square"] for step in each["steps"]], expected.squares, rtol=1e-4)
+            assert_close(each["values"], expected.values, rtol=1e-3, atol=1e-4)
+            assert_close(each["slots"], expected.slots, rtol=1e-3, atol=1e-4)
+            assert each["nbytes"] is None or each["nbytes"] >= nbytes
+
     def test_parts_of_a_step_add_up(self, replicated: Reports, harness: Harness) -> None:
         """Of a step in several parts, gradients are those of its means, over the rows of all replicas."""
         model = started(harness)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
 from anyaccel.program import Program
-from anyaccel.replicas import ReplicaGroup, Replicate
+from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
 from anyaccel_jax.compute import JaxCompute
 from anyaccel_jax.exchange import JaxExchange
@@ -27,7 +27,7 @@ class JaxBackend(
     JaxCompute,
     JaxMemory,
     DeviceReplicas,
-    Replicate,
+    ShardParameters,
     HealthChecks,
     ObservesTransfers,
     ProfilesSteps,
@@ -38,6 +38,9 @@ class JaxBackend(
     is another one (see `JaxPlacement`).
     """
 
+    divides_nodes: ClassVar[bool] = True
+    shards_nodes: ClassVar[bool] = True
+    takes_whole_batches: ClassVar[bool] = True
     environment: ClassVar[tuple[str, ...]] = (
         "JAX_PLATFORMS",
         "JAX_NUM_CPU_DEVICES",
@@ -68,16 +71,45 @@ class JaxBackend(
 
         return weighted_sums(tensors, weights)
 
-    def build_over(self, segment: Segment, devices: Sequence[Device], *, divided: bool = False) -> Program | None:
+    def build_over(
+        self, segment: Segment, devices: Sequence[Device], *, divided: bool = False, whole: Collection[str] = ()
+    ) -> Program | None:
         """As `DeviceReplicas.build_over`: one compiled step over a mesh, whose devices are all different."""
-        return self.build_mesh(segment, devices, divided=divided) if len({*devices}) == len(devices) else None
+        if len({*devices}) < len(devices):
+            return None
+        return self.build_mesh(segment, devices, divided=divided, whole=whole)
 
-    def undividable_reason(self, segment: Segment) -> str:
+    def undividable_reason(self, segment: Segment, *, whole: Collection[str] = ()) -> str:
         """As `DeviceReplicas.undividable_reason`: layers of Keras, whose variables are on one device."""
         from anyaccel_jax.array_trees import is_keras
 
-        keras = next((op.label for op in segment.operations if is_keras(op.model)), None)
+        divided = (op for op in segment.operations if op.label not in whole)
+        keras = next((op.label for op in divided if is_keras(op.model)), None)
         return f"node {keras!r} has Keras layers, whose variables cannot be divided" if keras is not None else ""
+
+    def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
+        """As `ShardParameters.unshardable_reason`."""
+        if offload:
+            return "offload, which is there for torch alone"
+        if segment.precision is not None and segment.precision.loss_scale is not None:
+            return "its losses are scaled for float16"
+        return self.undividable_reason(segment, whole=whole)
+
+    def sharded_blocks(self, model: Any) -> Sequence[str]:
+        """As `ShardParameters.sharded_blocks`: none, the compiler gathers parameters as it needs them."""
+        return ()
+
+    def build_sharded(
+        self, segment: Segment, group: ReplicaGroup, *, offload: bool, whole: Collection[str] = ()
+    ) -> Program:
+        """As `ShardParameters.build_sharded`: one compiled step over a mesh of a device of each process."""
+        return self.build_over_processes(segment, group, whole)
+
+    def sharded_bytes(self, program: Program) -> int | None:
+        """As `ShardParameters.sharded_bytes`."""
+        from anyaccel_jax.process_mesh import ProcessMeshProgram
+
+        return program.sharded_bytes() if isinstance(program, ProcessMeshProgram) else None
 
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
         """As `Replicate.replica_group`, by jax.distributed."""

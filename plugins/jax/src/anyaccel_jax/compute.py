@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,6 +82,17 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         context: AbstractContextManager[Any] = jax.default_matmul_precision(value)
         return context
 
+    def float32_note(self, model: Any, device: Device) -> str:
+        """As `ComputesPrecision.float32_note`: products in TF32, which is JAX's default on GPUs that have it."""
+        from anyaccel_jax.runtime_config import setting
+
+        if device.kind != "gpu" or setting("jax_default_matmul_precision") not in (None, "default"):
+            return ""
+        return (
+            f"JAX multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
+            "matmul_precision='highest' keeps all"
+        )
+
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
         """As `ComputesPrecision.remat_blocks`: `jax.checkpoint` of the whole model, which has no parts by name."""
         return ("",) if remat == "blocks" else ()
@@ -135,15 +146,32 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         warn_of_activations(keras_library(), segment)
         return JaxProgram(segment, (DonatingOps if self._is_large(segment) else JaxOps)(self._move_array))
 
-    def build_mesh(self, segment: Segment, devices: Sequence[Device], *, divided: bool) -> Program:
+    def build_mesh(
+        self, segment: Segment, devices: Sequence[Device], *, divided: bool, whole: Collection[str] = ()
+    ) -> Program:
         """As `DeviceReplicas.build_over`."""
         from anyaccel_jax.losses import keras_library
         from anyaccel_jax.mesh_program import DeviceMesh, DonatingMeshOps, MeshOps, MeshProgram
 
         warn_of_activations(keras_library(), segment)
-        mesh = DeviceMesh([self.jax_device(device) for device in devices], divides=divided)
-        ops = (DonatingMeshOps if self._is_large(segment) else MeshOps)(self._move_array, mesh)
+        mesh = DeviceMesh([self.jax_device(device) for device in devices], divides=divided, whole=whole)
+        kept = [op.model for op in segment.operations if op.label in mesh.whole and op.model is not None]
+        ops = (DonatingMeshOps if self._is_large(segment) else MeshOps)(self._move_array, mesh, kept)
         return MeshProgram(segment, ops, mesh)
+
+    def build_over_processes(self, segment: Segment, group: Any, whole: Collection[str]) -> Program:
+        """As `ShardParameters.build_sharded`, for a group of JAX."""
+        from anyaccel_jax.losses import keras_library
+        from anyaccel_jax.mesh_program import DonatingMeshOps, MeshOps
+        from anyaccel_jax.process_mesh import ProcessMesh, ProcessMeshProgram
+        from anyaccel_jax.replica_group import corresponding_devices
+
+        warn_of_activations(keras_library(), segment)
+        own = self.jax_device(segment.operations[0].device)
+        mesh = ProcessMesh(corresponding_devices(own, group.size), own, whole)
+        kept = [op.model for op in segment.operations if op.label in mesh.whole and op.model is not None]
+        ops = (DonatingMeshOps if self._is_large(segment) else MeshOps)(self._move_array, mesh, kept)
+        return ProcessMeshProgram(segment, ops, mesh, group.attempt)
 
     def _is_large(self, segment: Segment) -> bool:
         """Whether the state is to be destroyed by each step."""

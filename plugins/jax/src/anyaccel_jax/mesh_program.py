@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -27,11 +28,12 @@ class DeviceMesh:
         devices: of JAX, of one process.
         divides: whether parameters and optimizer state are divided, each along its longest axis that so many devices
             can divide; those without one are everywhere.
+        whole: labels of nodes whose parameters and optimizer state are everywhere all the same.
     """
 
-    def __init__(self, devices: Sequence[Any], *, divides: bool) -> None:
+    def __init__(self, devices: Sequence[Any], *, divides: bool, whole: Collection[str] = ()) -> None:
         self._mesh = Mesh(np.array(devices), (_AXIS,))
-        self.devices, self.divides = tuple(devices), divides
+        self.devices, self.divides, self.whole = tuple(devices), divides, frozenset(whole)
         self.everywhere = self._sharding()
 
     def _sharding(self, *axes: str | None) -> NamedSharding:
@@ -47,9 +49,18 @@ class DeviceMesh:
         chosen = max(axes, key=lambda axis: shape[axis])
         return self._sharding(*[None] * chosen, _AXIS)
 
+    def placed_state(self, state: NodeState, *, divided: bool) -> NodeState:
+        """The optimizer state of a node over the mesh."""
+        where = self.of_state if divided else lambda _: self.everywhere
+        return NodeState(state.step, jax.tree.map(lambda x: self.put(x, where(np.shape(x))), dict(state.slots)))
+
     def of_rows(self, n_rows: int) -> NamedSharding:
         """That of the rows of a batch: each device has all of them where they cannot be divided."""
         return self._sharding(_AXIS) if n_rows and n_rows % len(self.devices) == 0 else self.everywhere
+
+    def put(self, array: Any, sharding: NamedSharding) -> Any:
+        """An array over the mesh."""
+        return jax.device_put(array, sharding)
 
     def home(self, tree: Any) -> Any:
         """Arrays of a tree, whole on the first device."""
@@ -64,23 +75,40 @@ class DeviceMesh:
 
 
 class MeshOps(JaxOps):
-    """Models and steps over a mesh. Parameters are whole while a model is applied to the rows of a device."""
+    """Models and steps over a mesh. Parameters are whole while a model is applied to the rows of a device.
+
+    Args:
+        move_array: puts an array on a device.
+        mesh: the devices.
+        whole: the models whose parameters are on all devices, also where those of others are divided.
+    """
 
     def __init__(
-        self, move_array: Callable[[Any, Device], Any], mesh: DeviceMesh, *, keeps_models: bool = True
+        self,
+        move_array: Callable[[Any, Device], Any],
+        mesh: DeviceMesh,
+        whole: Collection[Any] = (),
+        *,
+        keeps_models: bool = True,
     ) -> None:
         super().__init__(move_array, keeps_models=keeps_models)
-        self._mesh = mesh
-        self.variant = mesh.devices, mesh.divides
+        self._mesh, self._whole = mesh, frozenset(map(id, whole))
+        self.variant = mesh.devices, mesh.divides, mesh.whole
         self._placed: dict[int, tuple[Any, Any]] = {}
 
     def shareable(self) -> MeshOps:
         """The same without models."""
-        return type(self)(self._move_array, self._mesh, keeps_models=False)
+        return type(self)(self._move_array, self._mesh, keeps_models=False)  # nobody asks it for parameters
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
         """As in `Model`, over the mesh; arrays that two models share are shared."""
-        return {name: self._place(array, divided=True) for name, array in super().parameters(model).items()}
+        divided = id(model) not in self._whole
+        return {name: self._place(array, divided=divided) for name, array in super().parameters(model).items()}
+
+    def optimizer_state(self, model: Any) -> NodeState | None:
+        """As of `JaxOps`, over the mesh."""
+        state = super().optimizer_state(model)
+        return None if state is None else self._mesh.placed_state(state, divided=id(model) not in self._whole)
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
         """As in `Model`, on all devices."""
@@ -89,7 +117,7 @@ class MeshOps(JaxOps):
     def _place(self, array: Any, *, divided: bool) -> Any:
         if id(array) not in self._placed:
             sharding = self._mesh.of_state(array.shape) if divided else self._mesh.everywhere
-            self._placed[id(array)] = array, jax.device_put(array, sharding)
+            self._placed[id(array)] = array, self._mesh.put(array, sharding)
         return self._placed[id(array)][1]
 
     def forget_placed(self) -> None:
@@ -119,7 +147,7 @@ class MeshOps(JaxOps):
         """To the mesh."""
         if isinstance(array, jax.core.Tracer) or len(array.devices()) > 1:
             return array
-        return jax.device_put(array, self._mesh.of_state(array.shape))
+        return self._mesh.put(array, self._mesh.of_state(array.shape))
 
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
         """As of `JaxOps`; what is divided stays divided, parameter by parameter."""
@@ -144,12 +172,22 @@ class _DividedStep(StepFunction):
     def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
         """As of the body."""
         after, losses = self._body(state, rest, scalars)
-        kept = {name: jax.tree.map(self._divided, after[name]) for name in ("parameters", "slots")}
+        kept = {
+            name: {
+                owner: jax.tree.map(self._everywhere if owner in self._mesh.whole else self._divided, arrays)
+                for owner, arrays in after[name].items()
+            }
+            for name in ("parameters", "slots")
+        }
         return {**after, **kept}, losses
 
     def _divided(self, array: Any) -> Any:
         constrain: Any = jax.lax.with_sharding_constraint
         return constrain(array, self._mesh.of_state(array.shape))
+
+    def _everywhere(self, array: Any) -> Any:
+        constrain: Any = jax.lax.with_sharding_constraint
+        return constrain(array, self._mesh.everywhere)
 
     def flatten(self, state: Any) -> tuple[Any, Any, Any]:
         """The state as it is."""
@@ -171,7 +209,10 @@ class MeshProgram(JaxProgram):
     def __init__(self, segment: Segment, ops: MeshOps, mesh: DeviceMesh) -> None:
         self._mesh, self._mesh_ops = mesh, ops
         self._columns: dict[int, tuple[Any, Any]] = {}
-        super().__init__(segment, ops)
+        states = {
+            label: mesh.placed_state(state, divided=label not in mesh.whole) for label, state in segment.states.items()
+        }
+        super().__init__(replace(segment, states=states), ops)
         struct: Any = jax.ShapeDtypeStruct
         self._layout.parameters = {
             label: {name: struct(array.shape, array.dtype) for name, array in arrays.items()}
@@ -188,7 +229,7 @@ class MeshProgram(JaxProgram):
 
     def _rows(self, inputs: Sequence[Any]) -> list[Any]:
         """Rows of a batch, shared by the devices."""
-        return [None if x is None else jax.device_put(x, self._mesh.of_rows(int(x.shape[0]))) for x in inputs]
+        return [None if x is None else self._mesh.put(x, self._mesh.of_rows(int(x.shape[0]))) for x in inputs]
 
     def _everywhere(self, columns: Sequence[Any]) -> list[Any]:
         """Columns on all devices; those of the last call are not copied again."""
@@ -203,7 +244,7 @@ class MeshProgram(JaxProgram):
         return known[1]
 
     def _copied_everywhere(self, array: Any) -> Any:
-        return jax.device_put(array, self._mesh.everywhere)
+        return self._mesh.put(array, self._mesh.everywhere)
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
         """As of `JaxProgram`."""
@@ -224,7 +265,12 @@ class MeshProgram(JaxProgram):
         """As of `JaxProgram`."""
         factors = None if scale is None else {label: self._on_mesh(factor) for label, factor in scale.items()}
         outputs, losses, pullback = super().forward_pullback(self._rows(inputs), factors)
-        return self._at_home(outputs), self._at_home(losses), pullback
+        return self._training_outputs(outputs), self._at_home(losses), pullback
+
+    def _training_outputs(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Outputs of a training step as the caller gets them."""
+        at_home: tuple[Any, ...] = self._at_home(outputs)
+        return at_home
 
     def _on_mesh(self, factor: Any) -> Any:
         return self._copied_everywhere(factor) if isinstance(factor, jax.Array) else factor

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anyaccel_jax.transfers import put_alike
+
 
 class Namespace:
     """`jax.numpy` under its own names."""
@@ -19,4 +21,4 @@ class Namespace:
         """As `jnp.zeros_like`, on the array's device."""
         if isinstance(array, jax.core.Tracer):
             return jnp.zeros_like(array)
-        return jax.device_put(np.zeros(array.shape, array.dtype), array.sharding)
+        return put_alike(np.zeros(array.shape, array.dtype), array.sharding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,11 @@ from anyaccel.replicas.group import ProgramInputs
 from anyaccel.replicas.messages import gather_plain
 from anyaccel_jax.cluster import join_cluster
 from anyaccel_jax.error_translation import first_line
+from anyaccel_jax.mesh_program import MeshProgram
 from anyaccel_jax.transfers import single_device
+
+if TYPE_CHECKING:
+    from anyaccel_jax.process_mesh import ProcessMeshProgram
 
 _AXIS = "replicas"
 
@@ -52,6 +56,7 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
         """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
+        programs = [program for program in programs if not isinstance(program, MeshProgram)]  # which have those of all
         gradients = gradients_of(programs)
         for positions in _positions(gradients):
             own = [gradients[i] for i in positions]
@@ -104,6 +109,8 @@ class JaxReplicaGroup(ReplicaGroup):
     def abandon(self, programs: Sequence[Program]) -> None:
         """As `ReplicaGroup.abandon`: this process ends without waiting for the others."""
         self._departure.fail()
+        for program in programs:
+            cast("ProcessMeshProgram", program).abandon()
 
     def _over(self, array: Any) -> _Collectives:
         """Collectives over the devices of all processes that correspond to that of an array."""
@@ -113,19 +120,37 @@ class JaxReplicaGroup(ReplicaGroup):
         return self._collectives[device]
 
     def _try(self, what: str, call: Callable[[], Any]) -> Any:
-        try:
+        def compute() -> Any:
             result = call()
-            if (
-                single_device(result).platform == "cpu"
-            ):  # there, a collective that has begun fails when it is waited for
+            if single_device(result).platform == "cpu":  # a collective that has begun fails when it is waited for
                 result.block_until_ready()
+            return result
+
+        return self.attempt(what, compute)
+
+    def attempt(self, what: str, call: Callable[[], Any]) -> Any:
+        """What a call gives that other replicas have a part in.
+
+        Raises:
+            FrameworkError: another has ended.
+        """
+        try:
+            return call()
         except (RuntimeError, ValueError) as error:
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {first_line(error)}",
                 available="errors of the other replicas, above or in their logs",
                 hint="another replica has ended, or does not answer; start all again with their launcher",
             ) from error
-        return result
+
+
+def corresponding_devices(device: Any, size: int) -> list[Any]:
+    """The device of each process, by rank, with the number that a device has among those of this process."""
+    by_process: dict[int, list[Any]] = {}
+    for other in jax.devices(device.platform):
+        by_process.setdefault(other.process_index, []).append(other)
+    number = by_process[device.process_index].index(device)
+    return [by_process[process][number] for process in range(size)]
 
 
 def _on_host(array: np.ndarray) -> Any:
@@ -140,17 +165,12 @@ class _Collectives:
     """Sums and gatherings over one device of each process.
 
     Args:
-        device: of this process; of the others, the one with the same number among theirs.
+        device: of this process; see `corresponding_devices`.
         size: how many processes there are.
     """
 
     def __init__(self, device: Any, size: int) -> None:
-        number = [other for other in jax.devices(device.platform) if other.process_index == device.process_index]
-        by_process: dict[int, list[Any]] = {}
-        for other in jax.devices(device.platform):
-            by_process.setdefault(other.process_index, []).append(other)
-        devices = [by_process[process][number.index(device)] for process in range(size)]
-        mesh = Mesh(np.array(devices), (_AXIS,))
+        mesh = Mesh(np.array(corresponding_devices(device, size)), (_AXIS,))
         over: Any = PartitionSpec
         self._size, self._rows = size, NamedSharding(mesh, over(_AXIS))
         everywhere = NamedSharding(mesh, over())

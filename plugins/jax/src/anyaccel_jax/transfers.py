@@ -38,6 +38,15 @@ def put(array: Any, target: Any, *, commit: bool = False) -> Any:
     return array
 
 
+def put_alike(array: Any, sharding: Any) -> Any:
+    """An array of the host, over a sharding, whose devices may be of several processes that all have it alike."""
+    import jax
+
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(np.shape(array), sharding, lambda index: array[index])  # compares nothing
+
+
 def put_like(array: Any, like: Any) -> Any:
     """The array where another is, with its sharding if it has its shape, else on all of its devices."""
     import jax

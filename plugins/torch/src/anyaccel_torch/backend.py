@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,6 +46,7 @@ class TorchBackend(
     """
 
     environment: ClassVar[tuple[str, ...]] = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "KERAS_BACKEND")
+    shards_nodes: ClassVar[bool] = True
     kernel_trials: ClassVar[str] = "torch.backends.cudnn.benchmark"
     _replica_group: ReplicaGroup | None = None
 
@@ -152,7 +153,7 @@ class TorchBackend(
 
         return unsynchronizable(model)
 
-    def unshardable_reason(self, segment: Segment, *, offload: bool) -> str:
+    def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
         """As `ShardParameters.unshardable_reason`."""
         from anyaccel_torch.sharded_module import lacking_reason
         from anyaccel_torch.sharded_program import unshardable_reason
@@ -161,7 +162,7 @@ class TorchBackend(
             return reason
         if offload and any(operation.device.kind == "cpu" for operation in segment.operations):
             return "offload, and its nodes are on the CPU, whose memory is the host's"
-        return unshardable_reason(segment)
+        return unshardable_reason(segment, whole)
 
     def sharded_blocks(self, model: Any) -> Sequence[str]:
         """As `ShardParameters.sharded_blocks`: the outermost children of ModuleLists and Sequentials."""
@@ -169,7 +170,9 @@ class TorchBackend(
 
         return tuple(blocks_of(model))
 
-    def build_sharded(self, segment: Segment, group: ReplicaGroup, *, offload: bool) -> Program:
+    def build_sharded(
+        self, segment: Segment, group: ReplicaGroup, *, offload: bool, whole: Collection[str] = ()
+    ) -> Program:
         """As `ShardParameters.build_sharded`, by torch's FSDP2."""
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -177,7 +180,7 @@ class TorchBackend(
 
         device = next(operation.device for operation in segment.operations if operation.model is not None)
         mesh = init_device_mesh(self.native_device(device).type, (group.size,))
-        return ShardedProgram(segment, self.native_device, mesh, offload=offload)
+        return ShardedProgram(segment, self.native_device, mesh, offload=offload, whole=whole)
 
     def sharded_bytes(self, program: Program) -> int | None:
         """As `ShardParameters.sharded_bytes`."""

@@ -15,7 +15,7 @@ from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line
-from anyaccel_torch.optimizer_groups import torch_groups, torch_settings
+from anyaccel_torch.optimizer_groups import is_dtensor, torch_groups, torch_settings
 from anyaccel_torch.optimizer_state import ExpectedSlots, named_slots, not_encodable
 
 _FUSED_ON = frozenset({"cpu", "cuda", "xpu"})
@@ -51,10 +51,7 @@ def create_optimizer(
 def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
     # torch's fused SGD leaves most 16-bit parameters on the CPU unchanged (pytorch#191763).
     narrow = any(p.itemsize < 4 and p.device.type == "cpu" for p in parameters)
-    every = [hasattr(p, "device_mesh") for p in parameters]  # DTensors, for which torch has no fused SGD
-    divided = any(every)
-    if divided and not all(every):
-        return {"foreach": False}  # nor any function for some of both: a model that its user has parallelized
+    divided = any(map(is_dtensor, parameters))  # for which torch has no fused SGD
     if spec.name in ("sgd", "momentum") and (narrow or divided):
         return {"foreach": True}
     types = {parameter.device.type for parameter in parameters}

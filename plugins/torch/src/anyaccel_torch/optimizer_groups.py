@@ -42,14 +42,30 @@ def grouped_settings(
 def torch_groups(
     spec: Optimizer, parameters: Sequence[nn.Parameter], groups: Mapping[nn.Parameter, Optimizer] | None
 ) -> list[Any]:
-    """The parameters as torch's optimizers take them: alone, or in groups with settings."""
-    if not groups:
+    """The parameters as torch's optimizers take them: alone, or in groups with settings.
+
+    Named optimizers get DTensors in groups of their own, as torch has no function for lists of both.
+    """
+    apart = spec.own is None and len({is_dtensor(parameter) for parameter in parameters}) > 1
+    if not (groups or apart):
         return list(parameters)
-    by_settings: dict[int, dict[str, Any]] = {}
+    by_settings: dict[Any, dict[str, Any]] = {}
     for parameter in parameters:
-        own = groups.get(parameter, spec)
-        by_settings.setdefault(id(own), {"params": [], **torch_settings(own)})["params"].append(parameter)
+        own = (groups or {}).get(parameter, spec)
+        key = id(own), apart and is_dtensor(parameter)
+        by_settings.setdefault(key, {"params": [], **torch_settings(own)})["params"].append(parameter)
     return list(by_settings.values())
+
+
+def lists_of_one_kind(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters that are DTensors, and the others, for functions of torch that do not take both at once."""
+    kinds = ([each for each in parameters if is_dtensor(each) is divided] for divided in (True, False))
+    return [kind for kind in kinds if kind]
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor, without an import of torch.distributed."""
+    return hasattr(tensor, "device_mesh")
 
 
 def torch_settings(spec: Optimizer) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots
-from anyaccel_torch.optimizer_groups import grouped_settings
+from anyaccel_torch.optimizer_groups import grouped_settings, lists_of_one_kind
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
     ExpectedSlots,
@@ -75,6 +75,7 @@ class GroupOptimizer:
         self.revision = 0
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
+        self._alike = lists_of_one_kind(self.parameters)
         self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
@@ -173,7 +174,8 @@ class GroupOptimizer:
         if self.spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
         if self.spec.clip_value is not None:
-            nn.utils.clip_grad_value_(self.parameters, self.spec.clip_value)
+            for parameters in self._alike:
+                nn.utils.clip_grad_value_(parameters, self.spec.clip_value)
 
     def live(self) -> torch.optim.Optimizer | None:
         """The torch optimizer itself, of which from now on every step clips, sets the rates and counts."""

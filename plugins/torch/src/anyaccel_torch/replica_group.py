@@ -67,11 +67,14 @@ class TorchReplicaGroup(ReplicaGroup):
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
         """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
         own = [cast("TorchProgram", program) for program in programs]
-        parameters = [p for program in own if not program.is_divided for p in program.trained]
-        for bucket in _buckets(parameters):
-            self._average(bucket, weight)
+        for bucket in _buckets(p for program in own if not program.is_divided for p in program.trained):
+            self._exchange(bucket, weight, means=True)
+        sharded = [cast("ShardedProgram", program) for program in own if program.is_divided]
+        for bucket in _buckets(p for program in sharded for p in program.undivided):
+            self._exchange(bucket, 1.0, means=False)
 
-    def _average(self, parameters: Sequence[Tensor], weight: float) -> None:
+    def _exchange(self, parameters: Sequence[Tensor], weight: float, *, means: bool) -> None:
+        """Replace gradients by their weighted means over all replicas, or by their sums."""
         present = [parameter.grad is not None for parameter in parameters]
         if not all(present):
             for parameter, has in zip(parameters, present, strict=True):
@@ -84,7 +87,8 @@ class TorchReplicaGroup(ReplicaGroup):
         flat = torch.cat([head, *[gradient.reshape(-1) for gradient in gradients]])  # of the dtype that holds both
         summed = flat[n_head:].mul_(weight)
         self._try("average the gradients", lambda: _add_up(flat))
-        summed.div_(flat[0])
+        if means:
+            summed.div_(flat[0])
         # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for
         counts = None if all(present) else flat[_HEAD:n_head].tolist()
         pieces = torch.split(summed.to(first.dtype), [gradient.numel() for gradient in gradients])

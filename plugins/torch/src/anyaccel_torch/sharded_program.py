@@ -1,9 +1,9 @@
-"""A program whose parameters, gradients and optimizer states are divided among replicas by FSDP2."""
+"""A program of whose parameters, gradients and optimizer states some or all are divided among replicas by FSDP2."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from anyaccel.device import Device
 from anyaccel.precision import NodePrecision
-from anyaccel.segment import NodeState, Segment
+from anyaccel.segment import NodeState, Operation, Segment
 from anyaccel_torch import keras
 from anyaccel_torch.module_state import submodules
 from anyaccel_torch.precise_call import casts_everything
@@ -24,13 +24,17 @@ from anyaccel_torch.sharded_module import ShardedModule, whole
 
 
 class ShardedProgram(TorchProgram):
-    """Trains copies of the user's modules, of whose parameters each replica keeps a part.
+    """Trains copies of the user's modules, of whose parameters each replica keeps a part, beside others as they are.
+
+    Gradients of a step are sums over all replicas, by losses that are divided by the rows of all. FSDP2 adds those of
+    what is divided, in the backward pass; those of `undivided` parameters are added up before they are used.
 
     Args:
         segment: what to compute; its models are placed.
         torch_device: gives the `torch.device` of a device.
         mesh: of the replicas.
         offload: keep parameters, gradients and optimizer states in host memory.
+        whole: labels of the nodes whose modules stay as they are.
 
     Raises:
         PhaseError: a model cannot be copied.
@@ -39,10 +43,15 @@ class ShardedProgram(TorchProgram):
     is_divided: ClassVar[bool] = True
 
     def __init__(
-        self, segment: Segment, torch_device: Callable[[Device], torch.device], mesh: DeviceMesh, *, offload: bool
+        self,
+        segment: Segment,
+        torch_device: Callable[[Device], torch.device],
+        mesh: DeviceMesh,
+        *,
+        offload: bool,
+        whole: Collection[str] = (),
     ) -> None:
-        divided = [op.model for op in segment.operations if isinstance(op.model, nn.Module) and _is_divided(op)]
-        models = dict.fromkeys(divided)  # in this order in all replicas
+        models = dict.fromkeys(_divided_modules(segment, whole))  # in this order in all replicas
         self._shards = {
             id(model): ShardedModule(model, mesh, offload=offload, autocast=_autocast_dtype(segment, model))
             for model in models
@@ -54,6 +63,7 @@ class ShardedProgram(TorchProgram):
         by_node = {op.label: self._shards[id(op.model)] for op in segment.operations if id(op.model) in self._shards}
         states = {node: _divided(state, by_node.get(node)) for node, state in segment.states.items()}
         super().__init__(replace(segment, operations=operations, states=states), torch_device)
+        self.undivided = [parameter for parameter in self.trained if not isinstance(parameter, DTensor)]
         self._release()
 
     def begin_step(self, sizes: Sequence[int], n_rows: float) -> None:
@@ -66,7 +76,7 @@ class ShardedProgram(TorchProgram):
         self._is_abandoned = True
 
     def sharded_bytes(self) -> int:
-        """Bytes of the parts of parameters and of optimizer slots that this replica keeps."""
+        """Bytes of parameters and of optimizer slots, or their parts, that this replica keeps."""
         states = [state for group in self._groups for state in group.states(copies=False).values()]
         slots = {id(slot): slot for state in states for kept in state.slots.values() for slot in kept.values()}
         return sum(_local(tensor).nbytes for tensor in (*self.trained, *slots.values()))
@@ -80,10 +90,15 @@ class ShardedProgram(TorchProgram):
 
     @torch.no_grad()
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """As `Program.grad_stats`, of all replicas: one all-reduce."""
-        rows = [_local_stats(group.parameters) for group in self._groups]
-        table = torch.stack(rows)
+        """As `Program.grad_stats`, of all replicas: one all-reduce. What is whole is alike in all, and counts once."""
+        parts = [[each for each in group.parameters if isinstance(each, DTensor)] for group in self._groups]
+        wholes = [[each for each in group.parameters if not isinstance(each, DTensor)] for group in self._groups]
+        rows = [_local_stats(each) for each in parts]
+        device = next((row.device for row, each in zip(rows, parts, strict=True) if each), rows[0].device)
+        table = torch.stack([row.to(device) for row in rows])
         dist.all_reduce(table)
+        if any(wholes):
+            table = table + torch.stack([_local_stats(each).to(table) for each in wholes])
         return {group.name: (row[0], row[1] == 0) for group, row in zip(self._groups, table, strict=True)}
 
     def sync_models(self) -> None:
@@ -117,23 +132,21 @@ class ShardedProgram(TorchProgram):
         return {node: known[id(state)] for node, state in states.items()}
 
 
-def unshardable_reason(segment: Segment) -> str:
+def unshardable_reason(segment: Segment, whole: Collection[str] = ()) -> str:
     """As `ShardParameters.unshardable_reason`."""
-    held: dict[int, str] = {}
-    for term in segment.losses:
-        if isinstance(term.loss.own, nn.Module) and next(term.loss.own.parameters(), None) is not None:
-            return f"the loss {term.label!r} has parameters of its own"
+    held: dict[int, Operation] = {}
+    divided = {op.label for op in segment.operations} - {*whole}
     for operation in segment.operations:
         model = operation.model
         if not isinstance(model, nn.Module):
             continue
-        if reason := _undividable(model, _precision_of(segment, operation.label)):
+        reason = _undividable(model, _precision_of(segment, operation.label)) if operation.label in divided else ""
+        if reason:
             return f"node {operation.label!r} {reason}"
         for parameter in model.parameters():
-            other = held.setdefault(id(parameter), operation.label)
-            models = {op.label: op.model for op in segment.operations}
-            if models[other] is not model:
-                return f"nodes {other!r} and {operation.label!r} share a parameter"
+            other = held.setdefault(id(parameter), operation)
+            if other.model is not model and not divided.isdisjoint((other.label, operation.label)):
+                return f"nodes {other.label!r} and {operation.label!r} share a parameter"
     if len({operation.device for operation in segment.operations if operation.model is not None}) > 1:
         return "its nodes are on several devices"
     return ""
@@ -163,8 +176,10 @@ def _autocast_dtype(segment: Segment, model: nn.Module) -> torch.dtype | None:
     return None if dtype is None else getattr(torch, dtype)
 
 
-def _is_divided(operation: Any) -> bool:
-    return operation.trainable and next(operation.model.parameters(), None) is not None
+def _divided_modules(segment: Segment, whole: Collection[str]) -> Iterable[nn.Module]:
+    """Those in training mode with parameters, other than of nodes that stay whole."""
+    models = (op.model for op in segment.operations if op.trainable and op.label not in whole)
+    return (model for model in models if isinstance(model, nn.Module) and next(model.parameters(), None) is not None)
 
 
 def _local_stats(parameters: Sequence[nn.Parameter]) -> Tensor:

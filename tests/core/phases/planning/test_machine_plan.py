@@ -189,7 +189,9 @@ def test_a_request_for_several_devices_is_planned_for_one_replica_on_a_machine_t
     shared = with_replicas(train(), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
     assert shared.notes[-1].startswith("this is the plan of one of 2 replicas, on sim:0, sim:1")
     assert set(shared.memory[0].gaps) == {"batches", "activations"} and shared.fits is None
-    divided = with_replicas(train(sharding="full"), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
+    sharded = train(sharding="full")
+    plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(sharded, machine).to_json())
+    divided = with_replicas(sharded, plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
     assert divided.memory[0].parameters is None and len(divided.not_covered) == 5
 
 

@@ -163,6 +163,8 @@ class CrossSegmentStep:
         if self._replicas is not None:
             self._replicas.average(trained.values(), n_rows)
         self._update(trained.values())
+        if self._replicas is not None:
+            self._replicas.end_step()
         return losses
 
     def _update(self, stages: Collection[PipelineStage]) -> None:

@@ -78,3 +78,6 @@ class StepReplicas(Protocol):
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
+
+    def end_step(self) -> None:
+        """The step is done."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from anyaccel.device import Device
 from anyaccel.graph import DeviceMemory, Plan
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.sharding import divided_nodes
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import launched
 from anyaccel.requests import InventoryRegistry, RequestedAccelerator
@@ -36,7 +37,7 @@ def with_replicas(phase: Phase, plan: Plan, devices: Sequence[Device]) -> Plan:
     note = f"this is the plan of one of {number} replicas{where}; each takes its share of a batch"
     names: tuple[str, ...] = _SHARED
     why = f"each of {number} replicas takes its share of a batch"
-    if phase.sharding is not None:
+    if divided_nodes(plan):
         names, why = _DIVIDED, f"what is trained is divided among {number} replicas"
     memory = tuple(_without(each, names, why) for each in plan.memory)
     return replace(plan, memory=memory, notes=(*plan.notes, note))

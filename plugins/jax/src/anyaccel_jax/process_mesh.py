@@ -1,0 +1,145 @@
+"""A program over one device of each of several processes: all compute the same steps together, over a global mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from anyaccel.segment import NodeState, Segment
+from anyaccel_jax.mesh_program import DeviceMesh, MeshOps, MeshProgram
+
+Attempt = Callable[[str, Callable[[], Any]], Any]
+"""Does what is called so, and says of which replica an error of JAX is."""
+
+
+class ProcessMesh(DeviceMesh):
+    """A mesh of one device of each process, of whose arrays each process sees its part.
+
+    Args:
+        devices: of all processes, by rank.
+        own: that of this process.
+        whole: labels of nodes whose parameters and optimizer state each device has.
+    """
+
+    def __init__(self, devices: Sequence[Any], own: Any, whole: Collection[str] = ()) -> None:
+        super().__init__(devices, divides=True, whole=whole)
+        self.own = own
+        self._gather = jax.jit(lambda array: array, out_shardings=self.everywhere)
+
+    def put(self, array: Any, sharding: NamedSharding) -> Any:
+        """An array that all processes have alike, over the mesh: each keeps its part, and nothing is exchanged."""
+        if _is_global(array):
+            return array
+        shape = np.shape(array)
+        index = sharding.addressable_devices_indices_map(shape)[self.own]
+        part = array if sharding.is_fully_replicated else array[index]
+        return jax.make_array_from_single_device_arrays(shape, sharding, [jax.device_put(part, self.own)])
+
+    def _home(self, array: Any) -> Any:
+        if not _is_global(array):
+            return array
+        whole = array if array.is_fully_replicated else self._gather(array)
+        return whole.addressable_data(0)
+
+
+def _is_global(array: Any) -> bool:
+    return isinstance(array, jax.Array) and not array.is_fully_addressable
+
+
+class ProcessMeshProgram(MeshProgram):
+    """A segment over the devices of several processes, which give it all rows of a step and call it alike.
+
+    What it gives is whole in each process, once all have called: outputs, losses, models and states.
+
+    Args:
+        segment: on the device of this process.
+        ops: over the mesh.
+        mesh: one device of each process.
+        attempt: calls what may fail as another process has ended.
+    """
+
+    def __init__(self, segment: Segment, ops: MeshOps, mesh: ProcessMesh, attempt: Attempt) -> None:
+        self._attempt, self._own = attempt, mesh.own
+        self._is_abandoned = False
+        self._waits = segment.operations[0].device.kind == "cpu"  # there, what has begun fails when it is waited for
+        super().__init__(segment, ops, mesh)
+
+    def abandon(self) -> None:
+        """Exchange nothing any more."""
+        self._is_abandoned = True
+
+    def sharded_bytes(self) -> int:
+        """Bytes of parameters and optimizer slots, or their parts, on the device of this process."""
+        slots = {node: state.slots for node, state in self._state.states.items()}
+        arrays = jax.tree.leaves((self._state.parameters, slots))
+        return sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
+
+    def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
+        """As of `MeshProgram`."""
+        compute = partial(super().forward, inputs)
+        result: tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]] = self._tried("evaluate a batch", compute)
+        return result
+
+    def forward_pullback(
+        self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+        """As of `MeshProgram`; outputs are None, as they are on several devices."""
+        compute = partial(super().forward_pullback, inputs, scale)
+        outputs, losses, pullback = self._attempt("compute a step", compute)
+        return outputs, losses, lambda cotangents: self._attempt("compute gradients", partial(pullback, cotangents))
+
+    def _training_outputs(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (None,) * len(outputs)
+
+    def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
+        """As of `MeshProgram`."""
+        self._tried("compute a step", partial(super().optimizer_step, scale), lambda: self._state.parameters)
+
+    def _tried(self, what: str, call: Callable[[], Any], made: Callable[[], Any] | None = None) -> Any:
+        """What a call gives, computed where that tells of errors: this, or what it has `made`."""
+        wait: Any = jax.block_until_ready
+
+        def compute() -> Any:
+            result = call()
+            if self._waits:
+                wait(result if made is None else made())
+            return result
+
+        return self._attempt(what, compute)
+
+    def sync_models(self) -> None:
+        """As of `MeshProgram`; called by all processes together."""
+        if not self._is_abandoned:
+            self._attempt("gather parameters", super().sync_models)
+
+    def optimizer_states(self) -> dict[str, NodeState]:
+        """As of `MeshProgram`; called by all processes together."""
+        return self._lost_states() if self._is_abandoned else super().optimizer_states()
+
+    def close(self) -> dict[str, NodeState]:
+        """As of `MeshProgram`; called by all processes together, unless this one was abandoned.
+
+        Then its models are NaN.
+        """
+        if not self._is_abandoned:
+            states: dict[str, NodeState] = self._attempt("gather parameters", super().close)
+            return states
+        for label, model in self._layout.models.items():
+            parameters = {name: self._lost(array) for name, array in self._layout.parameters[label].items()}
+            buffers = {name: array.addressable_data(0) for name, array in self._buffers[label].items()}
+            self._mesh_ops.write_divided(model, parameters, buffers)
+        self._columns.clear()
+        return self._lost_states()
+
+    def _lost_states(self) -> dict[str, NodeState]:
+        return {node: NodeState(state.step) for node, state in self._state.all_states().items()}
+
+    def _lost(self, array: Any) -> Any:
+        """An array of NaN, or of zeros where the dtype has none, on the device of this process."""
+        value = np.nan if jax.numpy.issubdtype(array.dtype, jax.numpy.inexact) else 0
+        return jax.device_put(np.full(array.shape, value, array.dtype), self._own)
