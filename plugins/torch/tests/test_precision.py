@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import anyaccel as aa
-from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.precision import LossScale
 from anyaccel_torch.backend import TorchBackend
 
@@ -273,6 +273,17 @@ def test_narrow_parameters_are_refused_in_mixed_precision() -> None:
         train(graph(mlp().bfloat16(), rows), rows, precision="bf16-mixed")
 
 
+def test_float16_is_refused_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is planned; a CPU's module says what it autocasts to, as those of other devices do."""
+    monkeypatch.setattr(torch.cpu, "get_amp_supported_dtype", lambda: [torch.bfloat16], raising=False)
+    rows = data()
+    network, losses = graph(mlp(), rows), [aa.AppliedLoss("mse", on="net")]
+    expected = r"precision='fp16-mixed' on cpu:0: torch has no autocast to float16 on 'cpu'.*'bf16-mixed'"
+    with pytest.raises(CapabilityError, match=expected):
+        aa.Experiment(network).plan(aa.TrainPhase("t", data=rows, losses=losses, precision="fp16-mixed"))
+    train(network, rows, precision="bf16-mixed")
+
+
 # -- values that are computed again ------------------------------------------------------------------------------------
 
 
@@ -348,6 +359,26 @@ def test_what_is_computed_again_begins_with_the_buffers_of_the_first_time(precis
     torch.testing.assert_close(again.state_dict(), plain.state_dict(), rtol=1e-3, atol=1e-5)
     for mine, theirs in zip(again.state_dict().values(), kept.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Cached(nn.Module):
+    """Computes its second half once, as attention does that keeps keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.kept = nn.Linear(6, 6), nn.Linear(6, 6), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.second(x) if self.kept is None else self.kept
+        self.kept = kept
+        return self.first(x) * kept
+
+
+def test_a_block_that_keeps_values_for_its_next_call_cannot_be_computed_again() -> None:
+    torch.manual_seed(0)
+    network = graph(nn.Sequential(Cached(), nn.Linear(6, 3)), data(), remat="0")
+    with pytest.raises(FrameworkError, match=r"computed again in the backward pass is not what .*or leave remat out"):
+        train(network, data())
 
 
 def test_a_plain_sequence_is_cut_into_parts() -> None:

@@ -71,23 +71,7 @@ class _Resolver:
     def resolve(self) -> Resolution:
         """Decide, in order: which nodes take part, where, which are trained, what is loaded, and the segments."""
         request, active = self._request, self._active()
-        self._assigned = DeviceAssigner(
-            nodes=self._nodes,
-            shapes=self._shapes,
-            registry=self._registry,
-            accelerator=request.accelerator,
-            strict=request.strict,
-            policy=request.policy,
-            replicas=request.devices,
-        ).assign(active)
-        self._assigned = {
-            label: with_precision(self._nodes[label], assignment, request)
-            for label, assignment in self._assigned.items()
-        }
-        self._assigned = {
-            label: with_offload(self._nodes[label], assignment, request, self._registry, self._shapes)
-            for label, assignment in self._assigned.items()
-        }
+        self._assigned = self._assignments(active)
         if request.training:
             self._assigned = {
                 label: with_sharding(self._nodes[label], assignment, request)
@@ -124,6 +108,24 @@ class _Resolver:
             step_columns=own,
             matmul_precisions=matmul_precisions(request.phase, request.matmul_precision, self._assigned),
         )
+
+    def _assignments(self, active: set[str]) -> dict[str, Assignment]:
+        """Where each node runs, in which precision, and with which parameters in host memory."""
+        request = self._request
+        assigned = DeviceAssigner(
+            nodes=self._nodes,
+            shapes=self._shapes,
+            registry=self._registry,
+            accelerator=request.accelerator,
+            strict=request.strict,
+            policy=request.policy,
+            replicas=request.devices,
+        ).assign(active)
+        computed = {label: with_precision(self._nodes[label], each, request) for label, each in assigned.items()}
+        return {
+            label: with_offload(self._nodes[label], each, request, self._registry, self._shapes)
+            for label, each in computed.items()
+        }
 
     # -- which nodes take part, and which are trained --------------------------------------------------------------
 

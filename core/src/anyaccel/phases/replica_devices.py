@@ -20,8 +20,6 @@ from anyaccel.registry import Registry, registry
 from anyaccel.replicas import Launched, launched
 from anyaccel.requests import InventoryRegistry, RequestedAccelerator, machine_of, with_count
 
-_ONLY_BY_NAME = ("cpu", "sim")  # all replicas may be on one, or each process has its own
-
 
 def replica_devices(
     phase: Phase,
@@ -32,7 +30,7 @@ def replica_devices(
     """The devices that a phase gets in this process; empty where that is the one that its accelerator names.
 
     A TrainPhase gets all that it asks for, or as many of the kind as it has `replicas`; other phases the first. In the
-    processes of a launcher, each gets one.
+    processes of a launcher, each gets one; where a kind is asked for, that of its place on the machine.
 
     Args:
         phase: the phase.
@@ -51,11 +49,11 @@ def replica_devices(
     place = None if alone else launched()
     default = os.environ.get(DEFAULT_DEVICE, "").strip()
     asked = Accelerator(default or "cpu") if accelerator is None else accelerator
-    if place is not None and not isinstance(asked, RequestedAccelerator):
-        any_of_kind = phase.chooses_device or ":" not in asked.spec
-        return _own_of_kind(phase, asked.device.kind, place, frameworks, known) if any_of_kind else ()
     if not isinstance(asked, RequestedAccelerator):
-        several = trains and wanted not in (None, 1)
+        if place is not None:
+            by_kind = phase.chooses_device or ":" not in asked.spec
+            return _of_process(phase, asked.device.kind, place, frameworks(), known) if by_kind else ()
+        several = trains and place is None and wanted not in (None, 1)
         return _of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
     machine = machine_of(frameworks(), of_all=False, known=known)
     if place is not None:
@@ -75,11 +73,39 @@ def replica_devices(
     return found
 
 
+def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
+    """The devices of a kind on which all frameworks run, in order."""
+    listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
+    common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
+    return [device for device in sorted(common) if device.kind == kind]
+
+
+def _of_process(
+    phase: Phase, kind: str, place: Launched, frameworks: Sequence[str], known: Registry | None
+) -> tuple[Device, ...]:
+    """The device of one of several processes on a machine; empty if there is nothing to choose from.
+
+    A launcher may show each process its own device alone.
+    """
+    found = [] if kind == "cpu" else _listed(kind, frameworks, known)
+    if len(found) < 2:
+        return tuple(found)
+    index = place.rank % len(found) if place.local_rank is None else place.local_rank
+    if index >= len(found):
+        raise PhaseError(
+            f"phase {phase.label!r} asks for {kind!r}, and this is process {index} of those on this machine, from 0 on",
+            available=f"{', '.join(map(str, found))}, one for each",
+            hint=f"start {len(found)} processes on each machine; where each sees only its own devices, name one: "
+            f"accelerator={str(found[0])!r}",
+        )
+    return (found[index],)
+
+
 def _of_kind(
     phase: Phase, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
     """So many devices of a kind on which all frameworks run, from the first on."""
-    found = [device for device in _common(first.kind, frameworks, known) if device.index >= first.index]
+    found = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
     if len(found) < wanted:
         there = ", ".join(map(str, found)) or f"none of the kind {first.kind!r}"
         raise PhaseError(
@@ -90,39 +116,12 @@ def _of_kind(
     return tuple(found[:wanted])
 
 
-def _own_of_kind(
-    phase: Phase, kind: str, place: Launched, frameworks: Callable[[], Sequence[str]], known: Registry | None
-) -> tuple[Device, ...]:
-    """Of a kind that is asked for without a number, the device of this process, where its machine has several."""
-    if kind in _ONLY_BY_NAME:
-        return ()
-    found = _common(kind, frameworks(), known)
-    if len(found) < 2:  # each process may see one of its own; before the first step, replicas compare theirs
-        return ()
-    own = place.rank % len(found) if place.local_rank is None else place.local_rank
-    if own >= len(found):
-        raise PhaseError(
-            f"phase {phase.label!r}: this is replica {own} of its machine, counted from 0, which has fewer devices of "
-            f"the kind {kind!r}",
-            available=", ".join(map(str, found)),
-            hint=f"start at most {len(found)} processes on this machine",
-        )
-    return (found[own],)
-
-
-def _common(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
-    """The devices of a kind on which all frameworks run."""
-    listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
-    common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
-    return [device for device in sorted(common) if device.kind == kind]
-
-
 def distinct_devices(resolution: Resolution) -> list[tuple[str, str]]:
     """Of the devices that compute, those whose identity is known: what says which it is among all machines; a name."""
     found: dict[str, str] = {}
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
         for device in dict.fromkeys(operation.device for operation in segment.operations):
-            info = None if device.kind in _ONLY_BY_NAME else backend.device_info(device)
+            info = None if device.kind in ("cpu", "sim") else backend.device_info(device)
             if info is not None and info.identity:
                 found[f"{platform.node()} {info.identity}"] = f"{info.name} ({device})"
     return list(found.items())
