@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.precision import LossScale
+from anyaccel_torch.backend import TorchBackend
 
 N, BATCH = 96, 16
 RANDOM = np.random.default_rng(0)
@@ -401,3 +402,12 @@ def test_a_model_without_such_parts_is_refused() -> None:
     rows = data()
     with pytest.raises(CapabilityError, match="remat='blocks', and torch finds no such parts in a Linear"):
         train(graph(nn.Linear(6, 3), rows, remat="blocks"), rows)
+
+
+def test_convolutions_in_tf32_by_default_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = TorchBackend().float32_note
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv1d(3, 2, 1)), torch.nn.Flatten())
+    assert "torch computes convolutions of float32 in TF32 on gpu:1 by default" in note(model, aa.Device("gpu", 1))
+    assert note(model, aa.Device("cpu")) == "" == note(torch.nn.Linear(3, 1), aa.Device("gpu"))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert note(model, aa.Device("gpu")) == ""

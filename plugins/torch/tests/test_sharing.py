@@ -18,9 +18,13 @@ import anyaccel as aa
 from anyaccel.errors import PhaseError
 
 if torch.distributed.is_available():
-    from anyaccel_torch.sharded_module import autocast_layers, blocks_of
+    from anyaccel_torch.sharded_module import autocast_layers, blocks_of, lacking_reason
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+    LACKING = lacking_reason()
+else:
+    LACKING = "this torch has no torch.distributed"
+
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
 SAME = "weighted,sources,evaluated,sharded,nodes,normalized,parallelized"
@@ -305,6 +309,15 @@ def test_what_cannot_be_divided_is_refused() -> None:
         plan(node(scaled))
     with pytest.raises(PhaseError, match=r"nodes 'a' and 'net' share a parameter"):
         plan(node(torch.nn.Sequential(linear), "a"), node(linear), losses=both)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_torch_that_cannot_divide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(PhaseError, match=r"has sharding, and torch \d.* cannot add up gradients of divided parameters"):
+        plan(node(torch.nn.Linear(3, 1)))
 
 
 @pytest.mark.usefixtures("second_of_two")
