@@ -8,6 +8,7 @@ import os
 import sys
 
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU
 
 import jax
 import jax.numpy as jnp

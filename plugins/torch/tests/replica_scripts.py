@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,42 @@ def stop() -> None:
     tell("stop", epochs=len(results.epochs))
 
 
+class Centres(torch.nn.Module):
+    """Takes a mean over rows off: that of this batch, or one that it keeps in a buffer."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.layer, self.keeps = torch.nn.Linear(20, 3), keeps
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        if self.keeps and self.training:
+            self.mean = 0.5 * self.mean + 0.5 * out.detach().mean(0)
+        return out - (self.mean if self.keeps else out.mean(0))
+
+
+def rmse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """No mean over rows."""
+    return (outputs - targets).square().mean().sqrt()
+
+
+def mixed() -> None:
+    """Models and losses that take the rows of a whole batch, and a buffer of each replica's own rows."""
+    torch.manual_seed(0)
+    rows, made = data(130), {"model": Centres(keeps=False), "buffer": Centres(keeps=True), "loss": model_of()}
+    for name, model in made.items():
+        losses = [aa.AppliedLoss(rmse if name == "loss" else "mse", on="net")]
+        graph = graph_of(rows, model, aa.Optimizer("sgd", lr=1e-2))
+        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=13)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            aa.Experiment(graph).run_phase(phase)
+        messages = [str(each.message) for each in told if "Hint" in str(each.message)]
+        aa.Experiment(graph).run_phase(phase)  # all begin alike again
+        tell(f"mixed-{name}", messages=messages, buffers=[each.tolist() for each in model.buffers()])
+
+
 def leave() -> None:
     """Leave the group when much of torch has been imported since it was joined, and tell which threads are left."""
     rows = data()
@@ -285,7 +322,7 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
-    functions = (train, beside_ddp, unused, disagree, fail, stop, leave, resumed, resumed_without_dropout)
+    functions = (train, beside_ddp, unused, disagree, fail, stop, mixed, leave, resumed, resumed_without_dropout)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

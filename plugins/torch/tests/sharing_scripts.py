@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from replica_scripts import OUT, RANK, data, graph_of, model_of, tell
+from replica_scripts import OUT, RANK, data, graph_of, model_of, rmse, tell
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -167,6 +167,17 @@ def refused() -> None:
             function()
         except AnyaccelError as error:
             tell(function.__name__, message=str(error))
+
+
+def no_mean() -> None:
+    """A loss that is no mean over rows, of divided parameters."""
+    rows = data(130)
+    graph = graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))
+    losses = [aa.AppliedLoss(rmse, on="net")]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=rows, losses=losses, sampler=13, sharding="full"))
+    tell("no_mean", messages=[str(each.message) for each in told if "Hint" in str(each.message)])
 
 
 class CountsRows(torch.nn.Module):
@@ -731,7 +742,7 @@ if __name__ == "__main__":
         lose,
         nodes,
     )
-    functions += (nodes, nodes_by_hand, nodes_memory, begin, go_on, go_on_from_one, undisturbed)
+    functions += (nodes, nodes_by_hand, nodes_memory, begin, go_on, go_on_from_one, undisturbed, no_mean)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import anyaccel as aa
-from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.precision import LossScale
+from anyaccel_torch.backend import TorchBackend
 
 N, BATCH = 96, 16
 IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
@@ -390,6 +391,26 @@ def test_what_is_computed_again_begins_with_the_buffers_of_the_first_time(precis
         assert torch.equal(mine, theirs)
 
 
+class Cached(nn.Module):
+    """Computes its second half once, as attention does that keeps keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.kept = nn.Linear(6, 6), nn.Linear(6, 6), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.second(x) if self.kept is None else self.kept
+        self.kept = kept
+        return self.first(x) * kept
+
+
+def test_a_block_that_keeps_values_for_its_next_call_cannot_be_computed_again() -> None:
+    torch.manual_seed(0)
+    network = graph(nn.Sequential(Cached(), nn.Linear(6, 3)), data(), remat="0")
+    with pytest.raises(FrameworkError, match=r"computed again in the backward pass is not what .*or leave remat out"):
+        train(network, data())
+
+
 def test_a_plain_sequence_is_cut_into_parts() -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.ReLU())]
@@ -411,3 +432,12 @@ def test_a_model_without_such_parts_is_refused() -> None:
     rows = data()
     with pytest.raises(CapabilityError, match="remat='blocks', and torch finds no such parts in a Linear"):
         train(graph(nn.Linear(6, 3), rows, remat="blocks"), rows)
+
+
+def test_convolutions_in_tf32_by_default_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = TorchBackend().float32_note
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv1d(3, 2, 1)), torch.nn.Flatten())
+    assert "torch computes convolutions of float32 in TF32 on gpu:1 by default" in note(model, aa.Device("gpu", 1))
+    assert note(model, aa.Device("cpu")) == "" == note(torch.nn.Linear(3, 1), aa.Device("gpu"))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert note(model, aa.Device("gpu")) == ""

@@ -18,9 +18,13 @@ import anyaccel as aa
 from anyaccel.errors import PhaseError
 
 if torch.distributed.is_available():
-    from anyaccel_torch.sharded_module import autocast_layers, blocks_of
+    from anyaccel_torch.sharded_module import autocast_layers, blocks_of, lacking_reason
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+    LACKING = lacking_reason()
+else:
+    LACKING = "this torch has no torch.distributed"
+
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
 SAME = "weighted,sources,evaluated,sharded,nodes,normalized,parallelized"
@@ -68,9 +72,18 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     """What two replicas tell, whose shares of most batches differ by a row, until one fails."""
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "checkpoints", folder / "from_one")
-    answer = run(f"{SAME},refused,memory,by_hand,nodes_by_hand,nodes_memory,mixed,begin,go_on_from_one,lose", folder, 2)
+    names = f"{SAME},refused,no_mean,memory,by_hand,nodes_by_hand,nodes_memory,mixed,begin,go_on_from_one,lose"
+    answer = run(names, folder, 2)
     assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
     return folder
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_mean_is_told_by_the_first(two: Path) -> None:
+    first, second = told(two, "no_mean", 2)
+    (message,) = first["messages"]
+    assert "shares batches among replicas, and the loss 'net' is no mean over rows" in message
+    assert second["messages"] == []
 
 
 @pytest.mark.slow
@@ -313,8 +326,21 @@ def test_what_cannot_be_divided_is_refused() -> None:
         plan(node(linear), sharding="full offload")
     with pytest.raises(PhaseError, match=r"has sharding, and compile='steps'"):
         plan(node(linear), compile="steps")
+    scaled = torch.nn.Linear(3, 1)
+    scaled.scale = torch.nn.Parameter(torch.ones(()))
+    with pytest.raises(PhaseError, match=r"node 'net' has the parameter 'scale' without axes, .* shape \[1\] alone"):
+        plan(node(scaled))
     with pytest.raises(PhaseError, match=r"nodes 'a' and 'net' share a parameter"):
         plan(node(torch.nn.Sequential(linear), "a"), node(linear), losses=both)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_torch_that_cannot_divide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(PhaseError, match=r"has sharding, and torch \d.* cannot add up gradients of divided parameters"):
+        plan(node(torch.nn.Linear(3, 1)))
 
 
 @pytest.mark.usefixtures("second_of_two")

@@ -72,11 +72,19 @@ def test_a_rank_beyond_the_replicas_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("RANK", "one"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "2.5"), ("MASTER_PORT", "http")],
+    [("RANK", "one"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "2.5")],
 )
 def test_what_is_no_number_is_refused(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"the environment has {name}='{text}', which is no number of processes"):
         launched({**WHOLE, name: text})
+
+
+@pytest.mark.parametrize("text", ["http", "-1", "0", "65536"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"MASTER_PORT='{text}', which is no port\. Available: 1 to 65535\. Hint: set"
+    ):
+        launched({**WHOLE, "MASTER_PORT": text})
 
 
 def test_a_step_of_slurm_meets_at_its_first_node_and_a_port_of_its_own() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.data import BatchSource
@@ -36,13 +39,15 @@ from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replica_code import code_digests
-from anyaccel.phases.replica_devices import check_replicable, replica_notes
+from anyaccel.phases.replica_devices import check_replicable, distinct_devices, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.user_level import user_level
+from anyaccel.printable import printable
 from anyaccel.registry import registry
 
 
@@ -127,6 +132,7 @@ class _PhaseExecution:
         self._nan_in_data = False
         self._resume = resume
         self._checkpointer: Checkpointer | None = None
+        self._first_buffers: Mapping[str, np.ndarray] = {}  # of replicas that have others
         self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
 
     def run(self) -> EvaluationValues | None:
@@ -173,7 +179,7 @@ class _PhaseExecution:
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
         if replicated is not None:
-            self._compare_replicas(replicated, parts)
+            self._compare_replicas(replicated, parts, resolution)
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
         pipeline = self._pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, replicated)
@@ -189,11 +195,14 @@ class _PhaseExecution:
         for backend, value in resolution.matmul_precisions:
             self._settings.enter_context(backend.matmul_precision(value))
 
-    def _compare_replicas(self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart]) -> None:
+    def _compare_replicas(
+        self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart], resolution: Resolution
+    ) -> None:
         if self._checkpointer is not None:
             self._checkpointer.join(replicated)
         arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
         own, when = code_digests(self._phase, self._graph), "before the first step"
+        replicated.check_devices(distinct_devices(resolution))
         replicated.check_same(own, when=when, hint="start the same files in every process")
         replicated.check_alike(self._graph, arrays, when=when)
 
@@ -256,7 +265,9 @@ class _PhaseExecution:
                 replicated=replicated,
             ).run()
             if replicated is not None:
-                replicated.check_alike(self._graph, {}, when="after the last step")
+                self._first_buffers = replicated.check_ended(self._graph)
+                if self._first_buffers and replicated.rank == 0:
+                    _warn_of_buffers(phase, sorted(self._first_buffers))
             return None
         values = evaluations[0].run()
         if isinstance(phase, FitPhase):
@@ -342,11 +353,25 @@ class _PhaseExecution:
                 for source in (*_given_sources(self._phase), *self._opened.batches):
                     sources.callback(source.close)
             self._close()
-        if self._run.error is None and self._run.final_state is not None:
+        last = self._run.final_state
+        if self._run.error is None and (last is not None or self._first_buffers):
             progress = dict(self._graph.progress)
-            self._graph.load_state(self._run.final_state)
+            self._graph.load_state({**(self._graph.state() if last is None else last), **self._first_buffers})
             self._graph.progress = progress
         place(self._graph, self._final_devices)
+
+
+def _warn_of_buffers(phase: Phase, apart: Sequence[str]) -> None:
+    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+    warnings.warn(
+        printable(
+            f"phase {phase.label!r}: the buffer {apart[0]!r}{more} was not the same in all replicas, as each computed "
+            "it from its own rows; now all have that of the first. In one process it would have another value. Hint: "
+            "use layers whose buffers do not depend on the rows of a batch; or write replicas=1"
+        ),
+        UserWarning,
+        stacklevel=user_level(),
+    )
 
 
 def _given_sources(phase: Phase) -> Iterator[BatchSource]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 from anyaccel import interrupts, rng
+from anyaccel.adapter.replicated_program import ReplicatedProgram
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
@@ -81,11 +82,9 @@ class TrainLoop:
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
-        shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
         self._goes_back = not self._sharded and not (run.plan is not None and divides(run.plan))
-        checked = (phase.accumulate > 1 or shares) and not self._sharded
-        self._mean_check = MeanCheck(phase, replicated=shares) if checked else None
+        self._mean_check = _mean_check(phase, pipeline, replicated)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.tells_steps
         self._teller = StepTeller(run, hooks, progress) if told else None
@@ -434,3 +433,13 @@ class TrainLoop:
 def smallest(*sizes: int | None) -> int | None:
     """The smallest of some limits, of which None is no limit."""
     return min((size for size in sizes if size is not None), default=None)
+
+
+def _mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
+    """What looks whether the parts of a step make up the whole; None where steps have no parts."""
+    stages, parted = pipeline.stages, replicated is not None and not replicated.takes_whole_batches
+    shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
+    if not shared and phase.accumulate == 1:
+        return None
+    gather, is_first = (None, True) if replicated is None else (replicated.gather, replicated.rank == 0)
+    return MeanCheck(phase, stages, shared=shared, gather=gather, is_first=is_first)

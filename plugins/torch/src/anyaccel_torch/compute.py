@@ -118,6 +118,19 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
 
         return matmul_precision().hold(value)
 
+    def float32_note(self, model: Any, device: Device) -> str:
+        """As `ComputesPrecision.float32_note`: convolutions in TF32, the default of torch's cuDNN."""
+        import torch
+
+        from anyaccel_torch.module_traits import convolves
+
+        if device.kind != "gpu" or not torch.backends.cudnn.allow_tf32 or not convolves(model):
+            return ""
+        return (
+            f"torch computes convolutions of float32 in TF32 on {device} by default, to three digits, if that GPU has "
+            "it: FrameworkSettings({'torch.backends.cudnn.allow_tf32': False}) keeps all"
+        )
+
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
         """As `ComputesPrecision.remat_blocks`: members of lists and sequences of layers, or modules by their names."""
         from anyaccel_torch.recomputation import parts_to_recompute

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from anyaccel.backend import Program
-from anyaccel.errors import FrameworkError
+from anyaccel.errors import ConfigError, FrameworkError
 from anyaccel.replicas import ReplicaGroup, replica_timeout
 from anyaccel.replicas.departure import Departure
 from anyaccel.replicas.group import ProgramInputs
@@ -184,6 +184,8 @@ class TorchReplicaGroup(ReplicaGroup):
     def _try(self, what: str, call: Callable[[], object]) -> None:
         try:
             call()
+        except ConfigError:  # of this process
+            raise
         except (RuntimeError, ValueError) as error:
             silent = self._silent()
             ended = "replica" if len(silent) == 1 else "replicas"
