@@ -18,7 +18,8 @@ from flax import nnx
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.replicas import join
-from anyaccel_jax import SequentialMLP
+from anyaccel_jax import SequentialMLP, runtime_config
+from anyaccel_jax.cluster import own_gpu
 
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
@@ -215,6 +216,30 @@ def train(model: Any, **settings: Any) -> None:
 def test_a_framework_that_has_started_is_refused() -> None:
     with pytest.raises(FrameworkError, match=r"JAX has started in replica 1 of 2 .*top of the script.*join\('jax'\)"):
         train(SequentialMLP((1,)))
+
+
+@pytest.mark.usefixtures("second_of_two")
+@pytest.mark.parametrize(
+    ("count", "local", "masked", "expected"),
+    [(4, "2", "", {"local_device_ids": [2]}), (1, "1", "3", {}), (0, "1", "", {}), (4, "", "", {})],
+    ids=["several GPUs", "one for each process", "none", "the launcher does not say"],
+)
+def test_each_process_has_a_gpu_of_its_own(
+    count: int, local: str, masked: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_config, "expected_count", lambda kind: count if kind == "gpu" else 1)
+    monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", masked)
+    assert own_gpu(1, 2) == expected
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_config, "expected_count", lambda kind: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(FrameworkError, match=r"replica 1 of 2 is number 1 on its machine.*1 GPU there.*JAX_PLATFORMS"):
+        own_gpu(1, 2)
 
 
 @pytest.mark.usefixtures("second_of_two")

@@ -27,8 +27,8 @@ pytestmark = [
 ]
 
 SCRIPTS = Path(__file__).with_name("replica_scripts.py")
-KILLS = min(int(os.environ.get("ANYACCEL_TEST_KILLS", "0")) or 4, 20)
-WITHIN = 15 if KILLS > 4 else 60
+KILLS = min(int(os.environ.get("ANYACCEL_TEST_KILLS", "0")) or 2, 20)
+WITHIN = 15 if KILLS > 2 else 60
 """Seconds until all have ended; what is promised is asserted where nothing else runs, in the session `kills`."""
 STEPS = 4 * 9  # of the script: epochs, and steps of one
 
@@ -130,7 +130,7 @@ def lost(folder: Path, rank: int) -> str:
     return str(json.loads((folder / f"lost-{rank}.json").read_text())["message"])
 
 
-@pytest.mark.parametrize("attempt", range(min(KILLS, 20) if KILLS > 4 else 2))
+@pytest.mark.parametrize("attempt", range(KILLS))
 def test_without_a_launcher_all_end_and_name_rank_and_step(tmp_path: Path, attempt: int) -> None:
     draw = random.Random(100 + attempt)
     victim, step = [(0, 14), (2, 14)][attempt] if attempt < 2 else (draw.randrange(3), draw.randrange(1, STEPS - 1))
@@ -148,7 +148,7 @@ def test_without_a_launcher_all_end_and_name_rank_and_step(tmp_path: Path, attem
         assert f"replica {victim} ended, or did not answer" in message
 
 
-@pytest.mark.parametrize("victim", [0, 2] if KILLS > 4 else [2])
+@pytest.mark.parametrize("victim", [0, 2] if KILLS > 2 else [2])
 def test_a_replica_that_hangs_is_named_when_the_time_is_over(tmp_path: Path, victim: int) -> None:
     folder = kill_in(tmp_path, victim, 14, signal.SIGSTOP)
     processes = started_alone(folder, ANYACCEL_REPLICA_TIMEOUT="10")

@@ -18,7 +18,12 @@ from anyaccel.graph.offload_assignment import with_offload
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
-from anyaccel.graph.precision_assignment import check_loss_scale, matmul_precisions, with_precision
+from anyaccel.graph.precision_assignment import (
+    check_loss_scale,
+    float32_notes,
+    matmul_precisions,
+    with_precision,
+)
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.segment_builder import SegmentBuilder
 from anyaccel.graph.sharding_assignment import check_shared_models, with_sharding
@@ -376,6 +381,7 @@ class _Resolver:
                 yield f"{label} moves from {before} to {device}: neither it nor the phase asks for a device"
             if self._request.training and self._frozen_in_training(label):
                 yield f"{label} is frozen and runs in training mode: its running statistics move"
+        yield from float32_notes(self._request.matmul_precision, self._assigned, self._nodes)
         yield from (f"{label} learns by partial_fit on the host, step by step" for label in self._request.learners)
         if not self._request.training:
             for label, names in self._training_only.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel.accelerator import Accelerator
@@ -115,6 +116,17 @@ def _of_kind(
     return tuple(found[:wanted])
 
 
+def distinct_devices(resolution: Resolution) -> list[tuple[str, str]]:
+    """Of the devices that compute, those whose identity is known: what says which it is among all machines; a name."""
+    found: dict[str, str] = {}
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for device in dict.fromkeys(operation.device for operation in segment.operations):
+            info = None if device.kind in ("cpu", "sim") else backend.device_info(device)
+            if info is not None and info.identity:
+                found[f"{platform.node()} {info.identity}"] = f"{info.name} ({device})"
+    return list(found.items())
+
+
 def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[str]) -> None:
     """Check that the devices of a plan can train replicas, if it has several, or that sums can have a fixed order.
 
@@ -174,10 +186,6 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
                 f"node {each.node!r} {_APART[each.reason]} {each.device}",
                 f"let it go with the phase, or {one_device}",
             )
-    if any(
-        segment.precision is not None and segment.precision.loss_scale is not None for segment in resolution.segments
-    ):
-        yield "its losses are scaled for float16", f"write precision='bf16-mixed', or {one_device}"
     if len(resolution.segments) > 1:
         frameworks = ", ".join(dict.fromkeys(backend.framework for backend in resolution.backends))
         yield (
