@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).with_name("device_replica_script.py")
-EPOCHS = 15 if os.environ.get("ANYACCEL_TEST_FULL") else 1
+IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
+EPOCHS = 15 if IS_FULL else 1
 """Of 7 steps each: 105 in all where everything is tested."""
 
 
@@ -37,7 +38,7 @@ def test_sums_in_a_fixed_order_are_equal_to_the_last_bit(told: dict[str, Any], n
     assert told[f"fixed {n}"] == told["fixed 1"]
 
 
-@pytest.mark.parametrize("which", ["scaled 2", "scaled fixed 1"])
+@pytest.mark.parametrize("which", ["scaled 2", *(["scaled fixed 1"] if IS_FULL else [])])
 def test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all(told: dict[str, Any], which: str) -> None:
     alone, shared = told["scaled 1"], told[which]
     ratios = [after / before for before, after in itertools.pairwise(alone["scales"])]
@@ -47,6 +48,7 @@ def test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all(told: dict[s
     np.testing.assert_allclose(shared["values"], alone["values"], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.skipif(not IS_FULL, reason="compiles for long, and is the same code for all frameworks")
 def test_scaled_steps_in_a_fixed_order_are_equal_to_the_last_bit(told: dict[str, Any]) -> None:
     np.testing.assert_equal(told["scaled fixed 2"], told["scaled fixed 1"])
 

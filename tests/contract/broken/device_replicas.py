@@ -77,7 +77,7 @@ class SumsInAnyOrder(NumpyBackend):
         return super().weighted_sums(*zip(*pairs, strict=True))
 
 
-@fault("compute", "test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all[False]")
+@fault("compute", "test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all")
 class SumsOfWhatIsFinite(NumpyBackend):
     def weighted_sums(self, tensors, weights):
         finite = [[x if x is None or np.isfinite(np.asarray(x)).all() else None for x in each] for each in tensors]
