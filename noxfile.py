@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ FRAMEWORKS = (
 CORE = ("--editable", "core")
 GROUPS = nox.project.load_toml("pyproject.toml")
 SUPPORTED = nox.project.python_versions(nox.project.load_toml("core/pyproject.toml"))
+
+# Settings of pip, and the variables by which uv takes the same.
+OF_PIP = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "constraint": "UV_CONSTRAINT",
+    "cert": "SSL_CERT_FILE",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+}
 
 
 def show_pyenv() -> None:
@@ -50,7 +61,22 @@ def is_found(version: str) -> bool:
     return answer.returncode == 0 and answer.stdout.startswith(f"Python {version}.")
 
 
+def show_pip_settings() -> None:
+    """Let uv take packages from where pip is set up to take them; it does not read pip's settings itself."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    settings = dict(re.findall(r"^(?:global|user|site|:env:)\.([\w-]+)='(.*)'$", listed, flags=re.MULTILINE))
+    settings["find-links"] = ",".join(settings.get("find-links", "").split())
+    for name, variable in OF_PIP.items():
+        if settings.get(name):
+            os.environ.setdefault(variable, settings[name])
+    os.environ.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")  # as pip: the newest of all indexes
+
+
 show_pyenv()
+if shutil.which("uv") or find_spec("uv"):
+    show_pip_settings()
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(version)] or [RUNNING]
 # Small networks crawl where the threads of several processes share a core.
@@ -73,7 +99,7 @@ OF_NO_FRAMEWORK = (
 MAIN = FOUND[0]  # the oldest found: sessions that run once run where the least is promised
 
 nox.needs_version = ">=2025.5.1"
-nox.options.default_venv_backend = "virtualenv"
+nox.options.default_venv_backend = "uv|virtualenv"  # uv unpacks a wheel once, and links it into each session
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
 # What a change must pass, the longest first. Core's tests run twice: on the newest Python found, and with the oldest
@@ -126,8 +152,11 @@ def python_files(folder: str) -> list[str]:
 def install(session: nox.Session, *arguments: str) -> None:
     """Install without compiling every module to bytecode, and without an environment for each build of this tree.
 
-    Python compiles what is imported; of a framework that is a small part.
+    Python compiles what is imported; of a framework that is a small part. What is compiled is kept for all processes of
+    all sessions, also where containers switch that off: of the start of a short process it is the larger half.
     """
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
+    session.env["PYTHONPYCACHEPREFIX"] = str(session.cache_dir / "bytecode")
     if "--editable" in arguments:
         session.install("--no-compile", *group("editable"))
         arguments = ("--no-build-isolation", *arguments)
@@ -294,14 +323,14 @@ def mixed(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 @nox.parametrize("name", [nox.param(name, id=name) for name in ("torchrun", "openmpi", "mpich", "ray")])
 def launchers(session: nox.Session, name: str) -> None:
-    """One script by a launcher: torchrun and a stand-in for srun, mpirun of Open MPI and of MPICH, Ray on a cluster.
+    """One script of each framework by a launcher: torchrun and a stand-in for srun, mpirun of Open MPI and MPICH, Ray.
 
     `backend` runs a sample. No Slurm is installed: its variables are set by the stand-in.
     """
-    others = ("jax", "tensorflow") if name == "ray" else ()
-    of_ray = ("ray", *others) if name == "ray" else ()
-    libraries = () if name == "torchrun" else (name, *others)
-    install(session, *editable("torch", *of_ray), *group("test", "guests", "torch", *libraries))
+    frameworks = ("torch", "jax", "tensorflow")
+    plugins = (*frameworks, "ray") if name == "ray" else frameworks
+    libraries = () if name == "torchrun" else (name,)
+    install(session, *editable(*plugins), *group("test", "guests", *frameworks, *libraries))
     env = {"ANYACCEL_TEST_FULL": "1", **ONE_THREAD}
     tests = {"ray": ["plugins/ray/tests"], "torchrun": ["plugins/torch/tests/test_launchers.py"]}
     of_mpi = ["plugins/torch/tests/test_launchers.py", "-k", "mpirun"]
@@ -310,10 +339,16 @@ def launchers(session: nox.Session, name: str) -> None:
 
 @nox.session(python=MAIN)
 def kills(session: nox.Session) -> None:
-    """A thousand processes that write checkpoints, killed at random instants, and 20 replicas; `kit` kills a sample."""
+    """A thousand processes that write checkpoints, killed at random instants, and replicas of each framework.
+
+    `kit` and `backend` kill a sample.
+    """
     install(session, *editable(*PLUGINS), *group("test", "guests", *PLUGINS))
     env = {"ANYACCEL_TEST_KILLS": "1000", **ONE_THREAD, **compiled_once(session)}
     session.run("pytest", "plugins/torch/tests/test_replica_restarts.py", *session.posargs, env=env)
+    for name in ("jax", "tensorflow"):
+        of_all = {"ANYACCEL_TEST_FULL": "1", **env}
+        session.run("pytest", f"plugins/{name}/tests/test_replicas.py", "-k", "killed or number", env=of_all)
     session.run("pytest", "tests/integration/test_kills.py", "-rP", *spread(), *session.posargs, env=env)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from anyaccel import install_hints
 from anyaccel.install_hints import HINTS, install_line
 
+# Where the build backend is installed, pip need not install it for each build; `nox -s thirdparty` builds in isolation.
+OPTIONS = ["--no-build-isolation"] if find_spec("hatchling") else []
 PLUGINS = sorted({distribution for _, distribution in HINTS.values()})
 
 
@@ -35,7 +38,7 @@ def test_the_hint_for_a_plugin_installs_it(
     hint = install_line(distribution)
     assert ("folder of anyaccel's repository" in hint) is not is_clone
     where = tmp_path if is_clone else root  # with core in the clone the hint needs no certain folder
-    command = [*command_of(hint), "--no-deps", "--quiet", "--target", str(tmp_path / "site")]
+    command = [*command_of(hint), *OPTIONS, "--no-deps", "--quiet", "--target", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode and "hatchling" in done.stderr + done.stdout:
         pytest.skip("no index from which pip could take the build backend")

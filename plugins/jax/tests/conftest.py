@@ -21,6 +21,8 @@ from anyaccel_jax.backend import JaxBackend
 # the same process, and want settings of their own.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("KERAS_BACKEND", "jax")
+# On a GPU JAX multiplies float32 in TF32 unless it is told not to: three digits, and tests compare more.
+os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
 
 CPU = Device("cpu")
 
@@ -140,6 +142,15 @@ def x64() -> Callable[[bool], AbstractContextManager[None]]:
     from jax.experimental import enable_x64  # before JAX 0.8
 
     return enable_x64
+
+
+@pytest.fixture
+def arrays_on_cpu() -> Iterator[None]:
+    """New arrays are on the CPU, also where there is a GPU."""
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 @pytest.fixture(autouse=True)

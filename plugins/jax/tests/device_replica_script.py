@@ -8,6 +8,7 @@ import os
 import sys
 
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,50 @@ def trained(**settings) -> list[float]:
     phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=EPOCHS, **settings)
     results = aa.Experiment(graph_of(data), progress="none").run_phase(phase)
     return [epoch.loss for epoch in results.epochs]
+
+
+def scaled(**settings) -> dict[str, list[float]]:
+    """Losses of steps, loss scales, and what is left, in fp16-mixed; one row is more than float16 holds."""
+    spoiled, heard = X.copy(), []
+    spoiled[20] = 1e6
+
+    class Heard(aa.Callback):
+        def step_end(self, run):
+            heard.append((*run.step_losses().values(), run.loss_scale.scale))
+
+    scale = aa.LossScale(initial=1024.0, growth_interval=2)
+    settings |= {"precision": "fp16-mixed", "loss_scale": scale, "on_nan": "ignore", "callbacks": [Heard()]}
+    data = aa.FeatureSet.from_dict("d", {"x": spoiled, "y": Y}, ["x"], ["y"])
+    graph = aa.ModelGraph(
+        [aa.ModelNode("net", SequentialMLP((1,), hidden_dim=16), data.reference())],
+        aa.Optimizer("adam", lr=0.01),
+        seed=3,
+    )
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    aa.Experiment(graph, progress="none").run_phase(phase)
+    values = [float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array)]
+    return {
+        "losses": [loss for loss, _ in heard],
+        "scales": [scale for _, scale in heard],
+        "steps": [graph.optimizer_states["net"].step],
+        "values": values,
+    }
+
+
+def double(**settings) -> list[float]:
+    """Losses of a model in float64 whose classes have weights, and its values."""
+    columns = {"x": X.astype(np.float64), "y": (X[:, :2] > 0).sum(1)}
+    data = aa.FeatureSet.from_dict("d", columns, ["x"], ["y"])
+    losses = [aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), on="net")]
+    graph = aa.ModelGraph(
+        [aa.ModelNode("net", SequentialMLP((3,), dtype="float64"), data.reference())],
+        aa.Optimizer("adam", lr=0.01),
+        seed=3,
+    )
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    results = aa.Experiment(graph, progress="none").run_phase(phase)
+    return [results.loss[0], *(float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array))]
 
 
 def by_hand(n: int) -> list[float]:
@@ -76,7 +121,13 @@ def by_hand(n: int) -> list[float]:
 def main() -> None:
     told = {f"replicas {n}": trained(accelerator="cpu", replicas=n) for n in (1, 2, 4)}
     told |= {f"fixed {n}": trained(accelerator="cpu", replicas=n, deterministic=True) for n in (1, 2, 4, 8)}
-    print(json.dumps({**told, "by hand": by_hand(4)}))
+    told |= {f"scaled {n}": scaled(accelerator="cpu", replicas=n) for n in (1, 2)}
+    told["scaled divided"] = scaled(accelerator="cpu", replicas=2, sharding="full")
+    told |= {f"scaled fixed {n}": scaled(accelerator="cpu", replicas=n, deterministic=True) for n in (1, 2)}
+    told |= {"by hand": by_hand(4)}
+    jax.config.update("jax_enable_x64", True)
+    told |= {f"double {n}": double(accelerator="cpu", replicas=n) for n in (1, 2)}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

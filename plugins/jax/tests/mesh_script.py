@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU
 
 import flax.linen as nn
 import jax

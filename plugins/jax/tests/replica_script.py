@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU, which two processes cannot share
+
 import jax
 import numpy as np
 from flax import nnx

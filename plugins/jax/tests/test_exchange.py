@@ -33,7 +33,7 @@ def aligned(count: int) -> np.ndarray:
 def test_jax_itself_aliases_aligned_arrays() -> None:
     """The reason for the copy in `from_host`: if this test fails, the copy is no longer needed."""
     array = aligned(16)
-    taken = jax.device_put(array, may_alias=False)
+    taken = jax.device_put(array, jax.devices("cpu")[0], may_alias=False)
     array[:] = 7
     assert float(taken[0]) == 7
 
@@ -293,7 +293,7 @@ class TestWithTorch:
             return jax.lax.fori_loop(0, 60, lambda i, a: a @ a / 400.0, a)
 
         result = long(jnp.ones((400, 400)))
-        np.testing.assert_array_equal(torch.from_dlpack(result).numpy(), np.ones((400, 400), "f4"))
+        np.testing.assert_array_equal(torch.from_dlpack(result).cpu().numpy(), np.ones((400, 400), "f4"))
 
 
 # -- rows and scalars --------------------------------------------------------------------------------------------------

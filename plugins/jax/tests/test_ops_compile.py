@@ -23,6 +23,7 @@ from anyaccel.specs import Optimizer, Schedule
 from anyaccel_jax import Function, JaxBackend, SequentialMLP
 
 CPU = Device("cpu")
+pytestmark = pytest.mark.usefixtures("arrays_on_cpu")
 ADAM = Optimizer("adam", lr=0.01, schedule=Schedule("cosine", steps=40), clip_norm=0.5)
 Data = tuple[np.ndarray, np.ndarray, np.ndarray]
 Make = Callable[..., Any]

@@ -13,7 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, PhaseError
-from anyaccel_jax import Linen, SequentialMLP
+from anyaccel_jax import JaxBackend, Linen, SequentialMLP
 
 N, BATCH = 96, 16
 RANDOM = np.random.default_rng(0)
@@ -181,3 +181,12 @@ def test_a_model_that_is_computed_again_gives_the_same_numbers(precision: str | 
         network = graph(SequentialMLP((3,), n_layers=3, hidden_dim=16, dropout=0.3), remat=remat)
         losses.append(train(network, data(), precision=precision).loss)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6 if precision is None else 1e-3)
+
+
+def test_products_in_tf32_by_default_are_said() -> None:
+    note, model = JaxBackend().float32_note, mlp()
+    with jax.default_matmul_precision("default"):
+        assert "JAX multiplies float32 in TF32 on gpu:0 by default" in note(model, aa.Device("gpu"))
+        assert note(model, aa.Device("cpu")) == ""
+    with jax.default_matmul_precision("highest"):
+        assert note(model, aa.Device("gpu")) == ""

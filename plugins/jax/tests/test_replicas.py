@@ -18,7 +18,8 @@ from flax import nnx
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.replicas import join
-from anyaccel_jax import SequentialMLP
+from anyaccel_jax import SequentialMLP, runtime_config
+from anyaccel_jax.cluster import own_gpu
 
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
@@ -148,22 +149,56 @@ def test_one_that_fails_has_its_traceback_and_the_others_an_error_that_says_wher
     assert "another replica has ended, or does not answer" in message
 
 
+def resumed(folder: Path, launcher: list[str], plan: list[int] | None, *, check: bool = True) -> None:
+    """Train with checkpoints, by `python` and these arguments; the plan says which replica is killed, and when."""
+    folder.mkdir(exist_ok=True)
+    if plan is not None:
+        (folder / "kill.json").write_text(json.dumps(plan))
+    command = [sys.executable, *launcher, str(SCRIPT), str(folder), "resumed"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+    assert done.returncode == 0 or not check, done.stderr[-2000:]
+    assert (folder / "killed").exists() == (plan is not None)
+
+
+def run_of(size: int, restarts: int = 0) -> list[str]:
+    return ["-m", "anyaccel", "run", "--replicas", str(size), "--max-restarts", str(restarts)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run of three replicas tells that nobody kills."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    resumed(folder, run_of(3), None)
+    return told(folder, "resumed", 0)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="a sample is run; ANYACCEL_TEST_FULL=1 runs all")
-def test_a_run_of_which_a_process_was_killed_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
-    states = []
-    for victim in (None, 0, 1):
-        folder = tmp_path / str(victim)
-        folder.mkdir()
-        if victim is not None:
-            (folder / "kill.json").write_text(json.dumps([victim, 10, signal.SIGKILL]))
-        launcher = ["-m", "anyaccel", "run", "--replicas", "2", "--max-restarts", "1"]
-        command = [sys.executable, *launcher, str(SCRIPT), str(folder), "resumed"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert (folder / "killed").exists() == (victim is not None)
-        states += [told(folder, "resumed", rank)["state"] for rank in (0, 1)]
-    assert all(state == states[0] for state in states)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("launcher", ["anyaccel", "torchrun"])
+def test_a_run_of_which_a_process_was_killed_ends_as_the_undisturbed_one(
+    undisturbed: dict[str, Any], tmp_path: Path, launcher: str, victim: int
+) -> None:
+    """To the last bit; the launcher starts all anew."""
+    command = run_of(3, restarts=1)
+    if launcher == "torchrun":
+        pytest.importorskip("torch")
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "--max-restarts", "1"]
+    resumed(tmp_path, command, [victim, (7, 21, 30)[victim], signal.SIGKILL])
+    for rank in range(3):
+        assert told(tmp_path, "resumed", rank)["state"] == undisturbed["state"]
+        assert told(tmp_path, "resumed", rank)["epochs"] == undisturbed["epochs"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="a sample is run; ANYACCEL_TEST_FULL=1 runs all")
+def test_replicas_of_another_number_go_on(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    """Three end within an epoch and two go on, with the losses of one that nobody killed."""
+    resumed(tmp_path, run_of(3), [1, 10, signal.SIGKILL], check=False)
+    assert not (tmp_path / "resumed-0.json").exists()
+    resumed(tmp_path, run_of(2), [1, 10, signal.SIGKILL])
+    for rank in range(2):
+        np.testing.assert_allclose(told(tmp_path, "resumed", rank)["epochs"], undisturbed["epochs"], rtol=1e-6)
 
 
 @pytest.fixture
@@ -184,6 +219,30 @@ def train(model: Any, **settings: Any) -> None:
 def test_a_framework_that_has_started_is_refused() -> None:
     with pytest.raises(FrameworkError, match=r"JAX has started in replica 1 of 2 .*top of the script.*join\('jax'\)"):
         train(SequentialMLP((1,)))
+
+
+@pytest.mark.usefixtures("second_of_two")
+@pytest.mark.parametrize(
+    ("count", "local", "masked", "expected"),
+    [(4, "2", "", {"local_device_ids": [2]}), (1, "1", "3", {}), (0, "1", "", {}), (4, "", "", {})],
+    ids=["several GPUs", "one for each process", "none", "the launcher does not say"],
+)
+def test_each_process_has_a_gpu_of_its_own(
+    count: int, local: str, masked: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_config, "expected_count", lambda kind: count if kind == "gpu" else 1)
+    monkeypatch.setenv("LOCAL_RANK", local)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", masked)
+    assert own_gpu(1, 2) == expected
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_config, "expected_count", lambda kind: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(FrameworkError, match=r"replica 1 of 2 is number 1 on its machine.*1 GPU there.*JAX_PLATFORMS"):
+        own_gpu(1, 2)
 
 
 @pytest.mark.usefixtures("second_of_two")

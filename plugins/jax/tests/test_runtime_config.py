@@ -23,6 +23,11 @@ MEMORY = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XL
 A, B = NvidiaGpu("Card", "GPU-aaaa-1", 8000), NvidiaGpu("Card", "GPU-bbbb-2", 8000)
 
 
+def cpus(printed: str) -> str:
+    """Of the devices printed, the CPUs: this machine may have a GPU."""
+    return " ".join(name for name in printed.split() if not name.startswith("gpu:"))
+
+
 def run(code: str, **environment: str) -> str:
     """The output of a new process in which `b` is a backend and JAX has not started."""
     given = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
@@ -38,7 +43,7 @@ STARTED = "from anyaccel_jax.runtime_config import is_started; print(is_started(
 
 
 def test_devices_are_listed_without_starting_jax() -> None:
-    assert run(f"print(*b.devices()); {STARTED}").split() == ["cpu:0", "False"]
+    assert cpus(run(f"print(*b.devices()); {STARTED}")) == "cpu:0 False"
     assert run(
         f"print(b.unavailable_reason(Device('gpu')), b.device_info(Device('cpu')).name != ''); {STARTED}"
     ).endswith("False")
@@ -53,13 +58,14 @@ def test_the_count_of_cpus_is_that_of_jax_itself(environment: dict[str, str]) ->
     before, after = run(
         "import jax; print(*b.devices()); jax.devices(); print(*b.devices())", **environment
     ).splitlines()
-    assert before == after == "cpu:0 cpu:1 cpu:2"
+    assert before == after
+    assert cpus(after) == "cpu:0 cpu:1 cpu:2"
 
 
 def test_the_hints_for_more_devices_and_wider_dtypes_work() -> None:
     reason = run("print(b.unavailable_reason(Device('cpu', 2)))")
     code = reason.partition("call ")[2].partition(" before")[0]
-    assert run(f"import jax; {code}; print(*b.devices())") == "cpu:0 cpu:1 cpu:2"
+    assert cpus(run(f"import jax; {code}; print(*b.devices())")) == "cpu:0 cpu:1 cpu:2"
     put = "print(b.from_host(np.ones(3), Device('cpu')).dtype)"
     message = run(f"import numpy as np\ntry:\n    {put}\nexcept Exception as error:\n    print(error)")
     code = message.partition("call ")[2].partition(" (or")[0]
@@ -67,8 +73,8 @@ def test_the_hints_for_more_devices_and_wider_dtypes_work() -> None:
 
 
 def test_platforms_that_are_switched_off_have_no_devices() -> None:
-    message = run("print([b.devices(), b.unavailable_reason(Device('cpu'))])", JAX_PLATFORMS="cuda")
-    assert message == "[[], \"JAX is restricted to the platforms 'cuda'\"]"
+    message = run("print([b.devices(), b.unavailable_reason(Device('cpu'))])", JAX_PLATFORMS="tpu")
+    assert message == "[[], \"JAX is restricted to the platforms 'tpu'\"]"
 
 
 def test_a_broken_jax_breaks_no_listing(tmp_path: Path) -> None:
@@ -206,7 +212,7 @@ def test_the_cpu_has_the_machines_memory(backend: JaxBackend) -> None:
         ({}, "cpu:0"),
         ({"JAX_NUM_CPU_DEVICES": "3"}, "cpu:0 cpu:1 cpu:2"),
         ({"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "cpu:0 cpu:1"),
-        ({"JAX_PLATFORMS": "cuda"}, ""),
+        ({"JAX_PLATFORMS": "tpu"}, ""),
     ],
 )
 def test_jax_has_the_devices_that_were_expected_of_it(environment: dict[str, str], expected: str) -> None:
@@ -215,7 +221,7 @@ def test_jax_has_the_devices_that_were_expected_of_it(environment: dict[str, str
         "early = 'jax' in sys.modules; import jax;"
         "print(early, before == b.devices(), reason == b.unavailable_reason(Device('gpu')), *before)"
     )
-    assert run(code, **environment) == f"False True True {expected}".rstrip()
+    assert cpus(run(code, **environment)) == f"False True True {expected}".rstrip()
 
 
 def test_the_vendor_is_told_where_the_system_does_not_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,11 +23,13 @@ from anyaccel_jax import transfer_observer
 from anyaccel_jax.error_translation import translate_errors
 
 NP = np.ones(3, "float32")
+pytestmark = pytest.mark.usefixtures("arrays_on_cpu")
 
 
 @pytest.fixture(scope="module")
 def x() -> jax.Array:
-    return jnp.arange(3.0)
+    with jax.default_device(jax.devices("cpu")[0]):
+        return jnp.arange(3.0)
 
 
 @jax.jit
@@ -150,7 +153,8 @@ print(json.dumps({kind: total.transfers for kind, total in moved.by("kind").item
 
 def test_counts_are_those_of_the_transfer_guard() -> None:
     """Which logs each transfer; those of numbers, which it does not let pass either, are not in this work."""
-    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False)
+    on_cpus = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, check=False, env=on_cpus)
     assert done.returncode == 0, done.stderr
     logged = re.findall(r"(host-to-device|device-to-device) transfer:", done.stderr)
     counts = {kind: logged.count(kind.replace(" ", "-")) for kind in ("host to device", "device to device")}
@@ -198,7 +202,7 @@ def add(here: jax.Array, there: jax.Array) -> str:
 
 def test_an_error_names_the_line_the_arrays_and_who_moved_them() -> None:
     """Arrays that a model holds are moved by JAX itself; outside of compiled functions it refuses."""
-    here = jax.device_put(jnp.ones(1), jax.devices()[0])
+    here = jax.device_put(jnp.ones(1), jax.devices("cpu")[0])
     with aa.ledger():
         there = aa.move(jnp.ones(1), "cpu:1")  # moves
         text = add(here, there)

@@ -1,4 +1,4 @@
-"""Trains with checkpoints and goes on from the newest; a replica kills itself or raises once, if the plan says so."""
+"""Trains with checkpoints and goes on from the newest; a replica kills itself, raises or waits once, by the plan."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ class Disturbed(aa.Callback):
         if PLAN.get("rank") != RANK or self.before + run.step != PLAN["step"] or (OUT / "done").exists():
             return
         (OUT / "done").touch()
+        if PLAN["do"] == "wait":
+            while not (OUT / "gone").exists():
+                time.sleep(0.05)
+            return
         if PLAN["do"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("a fault of one replica")

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,6 +180,30 @@ def test_an_elastic_run_takes_the_replicas_that_there_is_place_for(tmp_path: Pat
     alone = resumed(tmp_path / "alone", [], {})
     told = resumed(tmp_path / "elastic", [*RAY, "--replicas", "1:3"], {}, head)
     assert told["size"] == 2
+    np.testing.assert_allclose(told["losses"], alone["losses"], rtol=1e-6)
+
+
+@FULL
+def test_a_run_that_loses_a_node_goes_on_with_fewer_replicas(tmp_path: Path, head: str) -> None:
+    """Three replicas on two nodes, of which one ends within an epoch: the losses are those of an undisturbed run."""
+    alone, folder = resumed(tmp_path / "alone", [], {}), tmp_path / "lost"
+
+    def end(second: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + 200
+        while not (folder / "done").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        second.terminate()
+        second.wait(60)
+        (folder / "gone").touch()
+
+    with node(f"--address={head}", "--num-cpus=1") as second:
+        wait_for_cpus(head, 3)
+        watcher = threading.Thread(target=end, args=(second,))
+        watcher.start()
+        elastic = [*RAY, "--replicas", "2:3", "--max-restarts", "2"]
+        told = resumed(folder, elastic, {"do": "wait", "rank": 0, "step": 19}, head)
+        watcher.join()
+    assert told["size"] == 2 and "goes on from" in told["events"][0]
     np.testing.assert_allclose(told["losses"], alone["losses"], rtol=1e-6)
 
 

@@ -22,9 +22,10 @@ X = np.random.default_rng(0).normal(size=(107, 5)).astype(np.float32)
 Y = (2 * X[:, :1] + np.sin(X[:, 1:2])).astype(np.float32)
 
 
-def model_of() -> keras.Model:
+def model_of(dtype: str = "float32", n_outputs: int = 1) -> keras.Model:
     keras.utils.set_random_seed(0)
-    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)])
+    dense = [keras.layers.Dense(16, activation="relu", dtype=dtype), keras.layers.Dense(n_outputs, dtype=dtype)]
+    return keras.Sequential([keras.Input((5,), dtype=dtype), *dense])
 
 
 def trained(**settings) -> list[float]:
@@ -35,6 +36,44 @@ def trained(**settings) -> list[float]:
     graph = aa.ModelGraph([aa.ModelNode("net", model_of(), data.reference())], aa.Optimizer("adam", lr=0.01))
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     return [epoch.loss for epoch in results.epochs]
+
+
+def scaled(**settings) -> dict[str, list[float]]:
+    """Losses of steps, loss scales, and what is left, in fp16-mixed; one row is more than float16 holds."""
+    spoiled, heard = X.copy(), []
+    spoiled[20] = 1e6
+
+    class Heard(aa.Callback):
+        def step_end(self, run):
+            heard.append((*run.step_losses().values(), run.loss_scale.scale))
+
+    scale = aa.LossScale(initial=1024.0, growth_interval=2)
+    settings |= {"precision": "fp16-mixed", "loss_scale": scale, "on_nan": "ignore", "callbacks": [Heard()]}
+    data = aa.FeatureSet.from_dict("d", {"x": spoiled, "y": Y}, ["x"], ["y"])
+    nodes = [aa.ModelNode("net", model_of(), data.reference())]
+    graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=0.01))
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    aa.Experiment(graph, progress="none").run_phase(phase)
+    values = [float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array)]
+    return {
+        "losses": [loss for loss, _ in heard],
+        "scales": [scale for _, scale in heard],
+        "steps": [graph.optimizer_states["net"].step],
+        "values": values,
+    }
+
+
+def double(**settings) -> list[float]:
+    """Losses of a model in float64 whose classes have weights, and its values."""
+    columns = {"x": X.astype(np.float64), "y": (X[:, :2] > 0).sum(1)}
+    data = aa.FeatureSet.from_dict("d", columns, ["x"], ["y"])
+    losses = [aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), on="net")]
+    nodes = [aa.ModelNode("net", model_of("float64", 3), data.reference())]
+    graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=0.01))
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    results = aa.Experiment(graph, progress="none").run_phase(phase)
+    return [results.loss[0], *(float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array))]
 
 
 def by_hand(n: int) -> list[float]:
@@ -81,6 +120,9 @@ def main() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
     told = {f"replicas {n}": trained(accelerator="cpu", replicas=n) for n in (1, 2, 4)}
     told |= {f"fixed {n}": trained(accelerator="cpu", replicas=n, deterministic=True) for n in (1, 2, 4, 8)}
+    told |= {f"scaled {n}": scaled(accelerator="cpu", replicas=n) for n in (1, 2)}
+    told |= {f"scaled fixed {n}": scaled(accelerator="cpu", replicas=n, deterministic=True) for n in (1, 2)}
+    told |= {f"double {n}": double(accelerator="cpu", replicas=n) for n in (1, 2)}
     print(json.dumps({**told, "by hand": by_hand(2)}))
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import anyaccel as aa
 from anyaccel.errors import CapabilityError
-from anyaccel_tensorflow import SequentialMLP
+from anyaccel_tensorflow import SequentialMLP, TensorFlowBackend
 
 N, BATCH = 96, 16
 RANDOM = np.random.default_rng(0)
@@ -160,3 +160,11 @@ def test_a_model_that_is_computed_again_gives_the_same_numbers(compile_: str) ->
         model = layers()
         losses.append(train(graph(model, remat=remat), data(), compile=compile_).loss)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_products_in_tf32_by_default_are_said() -> None:
+    backend = TensorFlowBackend()
+    assert "TensorFlow multiplies float32 in TF32 on gpu:0 by default" in backend.float32_note(None, aa.Device("gpu"))
+    assert backend.float32_note(None, aa.Device("cpu")) == ""
+    with backend.matmul_precision(False):
+        assert backend.float32_note(None, aa.Device("gpu")) == ""

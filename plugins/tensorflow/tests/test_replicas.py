@@ -107,23 +107,56 @@ def test_one_that_fails_has_its_traceback_and_the_others_an_error_that_says_wher
     assert "said of replica 1. Available: errors of the other replicas" in message
 
 
+def resumed(folder: Path, launcher: list[str], plan: list[int] | None, *, check: bool = True) -> None:
+    """Train with checkpoints, by `python` and these arguments; the plan says which replica is killed, and when."""
+    folder.mkdir(exist_ok=True)
+    if plan is not None:
+        (folder / "kill.json").write_text(json.dumps(plan))
+    command = [sys.executable, *launcher, str(SCRIPT), str(folder), "resumed"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0 or not check, done.stderr[-2000:]
+    assert (folder / "killed").exists() == (plan is not None)
+
+
+def run_of(size: int, restarts: int = 0) -> list[str]:
+    return ["-m", "anyaccel", "run", "--replicas", str(size), "--max-restarts", str(restarts)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run of three replicas tells that nobody kills."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    resumed(folder, run_of(3), None)
+    return told(folder, "resumed", 0)
+
+
 @pytest.mark.slow
 @WHOLE
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_run_of_which_a_process_was_killed_ends_as_the_undisturbed_one(tmp_path: Path, victim: int) -> None:
-    states = []
-    for plan in (None, [victim, 10, signal.SIGKILL]):
-        folder = tmp_path / str(plan is None)
-        folder.mkdir()
-        if plan is not None:
-            (folder / "kill.json").write_text(json.dumps(plan))
-        launcher = ["-m", "anyaccel", "run", "--replicas", "2", "--max-restarts", "1"]
-        command = [sys.executable, *launcher, str(SCRIPT), str(folder), "resumed"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert (folder / "killed").exists() == (plan is not None)
-        states += [told(folder, "resumed", rank)["state"] for rank in (0, 1)]
-    assert all(state == states[0] for state in states)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("launcher", ["anyaccel", "torchrun"])
+def test_a_run_of_which_a_process_was_killed_ends_as_the_undisturbed_one(
+    undisturbed: dict[str, Any], tmp_path: Path, launcher: str, victim: int
+) -> None:
+    """To the last bit; the launcher starts all anew."""
+    command = run_of(3, restarts=1)
+    if launcher == "torchrun":
+        pytest.importorskip("torch")
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "--max-restarts", "1"]
+    resumed(tmp_path, command, [victim, (7, 21, 30)[victim], signal.SIGKILL])
+    for rank in range(3):
+        assert told(tmp_path, "resumed", rank)["state"] == undisturbed["state"]
+        assert told(tmp_path, "resumed", rank)["epochs"] == undisturbed["epochs"]
+
+
+@pytest.mark.slow
+@WHOLE
+def test_replicas_of_another_number_go_on(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    """Three end within an epoch and two go on, with the losses of one that nobody killed."""
+    resumed(tmp_path, run_of(3), [1, 10, signal.SIGKILL], check=False)
+    assert not (tmp_path / "resumed-0.json").exists()
+    resumed(tmp_path, run_of(2), [1, 10, signal.SIGKILL])
+    for rank in range(2):
+        np.testing.assert_allclose(told(tmp_path, "resumed", rank)["epochs"], undisturbed["epochs"], rtol=1e-6)
 
 
 @pytest.fixture

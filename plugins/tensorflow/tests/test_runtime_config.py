@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import subprocess
 import sys
@@ -21,14 +22,15 @@ from anyaccel_tensorflow.backend import TensorFlowBackend
 CPU, GPU = Device("cpu"), Device("gpu")
 
 
-def child(code: str, **environment: str) -> str:
-    """The output of a new interpreter."""
+def child(code: str, given: str = "") -> str:
+    """The output of a new interpreter, with this input."""
     known = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-c", code],
+        input=given,
         capture_output=True,
         text=True,
-        env={**os.environ, **known, **environment},
+        env={**os.environ, **known},
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -47,40 +49,87 @@ def started(n):
 """
 
 
-def test_asking_about_devices_starts_nothing() -> None:
+# Runs pieces of code, each in a fork of a process that has imported TensorFlow and not started it: imports are slow.
+IN_FORKS = """
+import json, os, sys
+import keras, tensorflow
+
+printed = []
+for code in json.load(sys.stdin):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.dup2(writing, 1)
+        exec(code, {})
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as output:
+        printed.append(output.read())
+    os.wait()
+print(json.dumps(printed))
+"""
+ASKING = f"""
+import tensorflow as tf
+{STARTED}
+assert not started(2)
+from anyaccel import Device
+from anyaccel_tensorflow import TensorFlowBackend
+b = TensorFlowBackend()
+print([str(d) for d in b.devices()], b.unavailable_reason(Device('cpu', 7)), bool(b.unavailable_reason(Device('gpu'))),
+      b.device_info(Device('cpu')).memory_space, b.device_string(Device('cpu', 1)), b.device_of([]))
+print(started(3))
+print([str(d) for d in b.devices()])
+tf.constant(1.0)
+print(started(4))
+"""
+NOT_BUILT = f"""
+import tensorflow as tf, keras
+from anyaccel_tensorflow import TensorFlowBackend
+{STARTED}
+model = keras.Sequential([keras.layers.Dense(2)])
+b = TensorFlowBackend()
+print(b.owns(model), b.device_of(model), b.dtype_of(model), started(2))
+"""
+ACTS = (
+    "b.from_host(np.ones(2), Device('cpu'))",
+    "b.move(tf.constant(1.0), Device('cpu', 1))",
+    "b.scope(Device('cpu')).__enter__()",
+    "b.infer(SequentialMLP(), [TensorSpec((3,), 'float32')], 0)",
+)
+SEEN_BY = f"""
+import numpy as np, tensorflow as tf
+from anyaccel import Device
+from anyaccel.segment import TensorSpec
+from anyaccel_tensorflow import TensorFlowBackend, SequentialMLP, runtime_config
+{STARTED}
+started(2); b, seen, real = TensorFlowBackend(), [], tf.config.get_visible_devices
+def visible(kind):
+    seen.extend([started(3)] if kind == 'GPU' else [])
+    return real(kind)
+tf.config.get_visible_devices = visible
+"""
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, str]:
+    """What pieces of code print, by their names: each begins with a TensorFlow that nothing has started."""
+    codes = {"asking": ASKING, "not built": NOT_BUILT, **{act: f"{SEEN_BY}\n{act}\nprint(seen)" for act in ACTS}}
+    if not hasattr(os, "fork"):
+        return {name: child(code) for name, code in codes.items()}
+    return dict(zip(codes, json.loads(child(IN_FORKS, json.dumps(list(codes.values())))), strict=True))
+
+
+def test_asking_about_devices_starts_nothing(printed: dict[str, str]) -> None:
     """Two logical CPUs that are configured but not created yet are listed, and can still be reconfigured."""
-    code = (
-        "import tensorflow as tf\n"
-        + STARTED
-        + "assert not started(2)\n"
-        + "from anyaccel import Device\n"
-        + "from anyaccel_tensorflow import TensorFlowBackend\n"
-        + "b = TensorFlowBackend()\n"
-        + "print([str(d) for d in b.devices()], b.unavailable_reason(Device('cpu', 7)),\n"
-        + "      bool(b.unavailable_reason(Device('gpu'))),\n"
-        + "      b.device_info(Device('cpu')).memory_space, b.device_string(Device('cpu', 1)), b.device_of([]))\n"
-        + "print(started(3))\n"
-        + "print([str(d) for d in b.devices()])\n"
-        + "tf.constant(1.0)\n"
-        + "print(started(4))\n"
-    )
-    lines = child(code).splitlines()
+    lines = printed["asking"].splitlines()
     message = "TensorFlow has 2 logical CPUs; configure more before it is first used"
     assert lines[0].startswith(f"['cpu:0', 'cpu:1'] {message}")
     assert lines[0].endswith("True host /CPU:1 None")
     assert lines[1:] == ["False", "['cpu:0', 'cpu:1', 'cpu:2']", "True"]
 
 
-def test_a_keras_model_that_is_not_built_is_asked_without_starting() -> None:
-    code = (
-        "import tensorflow as tf, keras\n"
-        "from anyaccel_tensorflow import TensorFlowBackend\n"
-        + STARTED
-        + "model = keras.Sequential([keras.layers.Dense(2)])\n"
-        "b = TensorFlowBackend()\n"
-        "print(b.owns(model), b.device_of(model), b.dtype_of(model), started(2))\n"
-    )
-    assert child(code) == "True None float32 False"
+def test_a_keras_model_that_is_not_built_is_asked_without_starting(printed: dict[str, str]) -> None:
+    assert printed["not built"].strip() == "True None float32 False"
 
 
 def test_without_tensorflow_there_are_no_devices_and_a_hint_to_install_it(tmp_path: Any) -> None:
@@ -227,27 +276,8 @@ def test_memory_growth_is_set_once(machine: Machine) -> None:
     assert machine.growth == {}
 
 
-def test_growth_is_really_set_before_tensorflow_starts() -> None:
+@pytest.mark.parametrize("act", ACTS)
+def test_growth_is_really_set_before_tensorflow_starts(printed: dict[str, str], act: str) -> None:
     """Without a GPU nothing is set; but every entry point asks for GPUs before anything starts."""
-    for act in (
-        "b.from_host(np.ones(2), Device('cpu'))",
-        "b.move(tf.constant(1.0), Device('cpu', 1))",
-        "b.scope(Device('cpu')).__enter__()",
-        "b.infer(SequentialMLP(), [TensorSpec((3,), 'float32')], 0)",
-    ):
-        code = (
-            "import numpy as np, tensorflow as tf\n"
-            "from anyaccel import Device\n"
-            "from anyaccel.segment import TensorSpec\n"
-            "from anyaccel_tensorflow import TensorFlowBackend, SequentialMLP, runtime_config\n"
-            + STARTED
-            + "started(2); b, seen, real = TensorFlowBackend(), [], tf.config.get_visible_devices\n"
-            "def visible(kind):\n"
-            "    seen.extend([started(3)] if kind == 'GPU' else [])\n"
-            "    return real(kind)\n"
-            "tf.config.get_visible_devices = visible\n"
-            f"{act}\n"
-            "print(seen)\n"
-        )
-        first = "[True" if "tf.constant" in act else "[False"  # there the user's own tensor has started it
-        assert child(code).startswith(first), act
+    first = "[True" if "tf.constant" in act else "[False"  # there the user's own tensor has started it
+    assert printed[act].startswith(first)

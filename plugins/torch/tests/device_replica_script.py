@@ -37,7 +37,8 @@ def model_of(kind: str) -> torch.nn.Module:
     torch.manual_seed(0)
     if kind == "switch":
         return Switch()
-    return torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.ReLU(), torch.nn.Dropout(0.0), torch.nn.Linear(16, 1))
+    last = torch.nn.Linear(16, 3 if kind == "classes" else 1)
+    return torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.ReLU(), torch.nn.Dropout(0.0), last)
 
 
 def trained(kind: str = "plain", epochs: int = EPOCHS, **settings) -> list[float]:
@@ -48,6 +49,19 @@ def trained(kind: str = "plain", epochs: int = EPOCHS, **settings) -> list[float
     graph = aa.ModelGraph([aa.ModelNode("net", model_of(kind), data.reference())], aa.Optimizer("adam", lr=0.01))
     results = aa.Experiment(graph, progress="none").run_phase(phase)
     return [epoch.loss for epoch in results.epochs]
+
+
+def double(**settings) -> list[float]:
+    """Losses of a model in float64 whose classes have weights, and its values."""
+    columns = {"x": X.astype(np.float64), "y": (X[:, :2] > 0).sum(1)}
+    data = aa.FeatureSet.from_dict("d", columns, ["x"], ["y"])
+    losses = [aa.AppliedLoss(aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), on="net")]
+    graph = aa.ModelGraph(
+        [aa.ModelNode("net", model_of("classes").double(), data.reference())], aa.Optimizer("adam", lr=0.01)
+    )
+    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=16, n_epochs=1, **settings)
+    results = aa.Experiment(graph, progress="none").run_phase(phase)
+    return [results.loss[0], *(float(value) for _, array in sorted(graph.state().items()) for value in np.ravel(array))]
 
 
 def by_hand() -> list[float]:
@@ -71,6 +85,7 @@ def main() -> None:
     told = {f"replicas {n}": trained(accelerator="sim", replicas=n) for n in (1, 2, 4)}
     told |= {f"fixed {n}": trained(accelerator="sim", replicas=n, deterministic=True) for n in (1, 2, 4, 8)}
     told |= {f"switch {n}": trained("switch", 1, accelerator="sim", replicas=n) for n in (1, 8)}
+    told |= {f"double {n}": double(accelerator="sim", replicas=n) for n in (1, 2)}
     print(json.dumps({**told, "by hand": by_hand()}))
 
 

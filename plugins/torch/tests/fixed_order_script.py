@@ -67,6 +67,7 @@ def trained(name: str, make: Any = deep, optimizer: Any = None, resume: str = "n
         "losses": [[epoch.loss, epoch.validation.get("loss")] for epoch in results.epochs],
         "state": {key: np.asarray(value).tobytes().hex() for key, value in graph.state().items()},
         "events": [event.message for event in results.events if event.kind == "checkpoint"],
+        "skipped": [event.message for event in results.events if event.kind == "precision"],
     }
     (OUT / f"{name}-{RANK}.json").write_text(json.dumps(told))
 
@@ -86,6 +87,12 @@ def accumulated() -> None:
     """Steps of three batches, with losses that weigh rows."""
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")
     trained("accumulated", n_epochs=1, accumulate=3, losses=[loss])
+
+
+def scaled() -> None:
+    """Losses scaled by so much that gradients are not finite in float16, until the scale has shrunk."""
+    scale = aa.LossScale(initial=2.0**24, growth_interval=2)
+    trained("scaled", precision="fp16-mixed", loss_scale=scale)
 
 
 def switch() -> None:
@@ -131,7 +138,7 @@ def resumed() -> None:
 
 
 if __name__ == "__main__":
-    functions = (plain, many, accumulated, switch, source, unbroken, broken, resumed)
+    functions = (plain, many, accumulated, scaled, switch, source, unbroken, broken, resumed)
     ways = {each.__name__: each for each in functions}
     for way in sys.argv[2].split(","):
         ways[way]()

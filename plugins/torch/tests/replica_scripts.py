@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,14 +126,18 @@ def unused() -> None:
 
 
 def disagree() -> None:
-    """One thing after the other is another one in each replica; tells the errors, and whether nothing was trained."""
+    """One thing after the other is another one in each replica, and then one device of both.
+
+    Tells the errors, and whether nothing was trained.
+    """
     main: Any = sys.modules["__main__"]
     script, messages = Path(__file__), {}
-    for what in ("model", "seed", "data", "setting", "optimizer", "code"):
+    for what in ("model", "seed", "data", "setting", "optimizer", "code", "device"):
         rows = data(110 + RANK * (what == "data"))
         model, own = model_of(seed=RANK * (what == "model")), RANK * (what == "seed")
         optimizer = aa.Optimizer("sgd", lr=1e-2 * (1 + RANK * (what == "optimizer")))
-        graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], optimizer, seed=own)
+        on = "sim:1" if what == "device" else None
+        graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference(), accelerator=on)], optimizer, seed=own)
         losses = [aa.AppliedLoss("mse", on="net")]
         phase = aa.TrainPhase("train", data=rows, losses=losses, n_epochs=1 + RANK * (what == "setting"))
         before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -170,10 +175,32 @@ def fail() -> None:
         raise
 
 
-def deep_model() -> torch.nn.Module:
+class Listed(torch.nn.Sequential):
+    """Remembers the first number of each row that it trains with, which no two rows share."""
+
+    rows: list[float]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.rows = x[:, 0].tolist()
+        return super().forward(x)
+
+
+class Lists(aa.Callback):
+    """Adds the rows of each step to a file of this replica."""
+
+    def __init__(self, model: Listed) -> None:
+        self.model, self.attempt = model, int((OUT / "killed").exists())
+
+    def step_end(self, run: Any) -> None:
+        with (OUT / f"rows-{RANK}.jsonl").open("a") as file:
+            file.write(json.dumps([self.attempt, run.epoch, run.step, self.model.rows]) + "\n")
+
+
+def deep_model() -> Listed:
     """A model with dropout, which draws random numbers in every step."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(32, 3))
+    return Listed(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(32, 3))
 
 
 class Killed(aa.Callback):
@@ -197,7 +224,7 @@ class Killed(aa.Callback):
 def resumed(dropout: bool = True) -> None:
     """Go on from the newest checkpoint, and tell weights to the last bit, losses and steps."""
     rows = data()
-    model = deep_model() if dropout else model_of()
+    model = deep_model() if dropout else Listed(*model_of().children())
     every: Any = json.loads(os.environ.get("EVERY", "4"))
     checkpoint = aa.Checkpoint(OUT / "checkpoints", every=every, wait=True)
     phase = aa.TrainPhase(
@@ -208,7 +235,7 @@ def resumed(dropout: bool = True) -> None:
         n_epochs=4,
         validation="val",
         checkpoint=checkpoint,
-        callbacks=[Killed(OUT)],
+        callbacks=[Lists(model), Killed(OUT)],
     )
     graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2, clip_norm=1.0))
     try:
@@ -246,6 +273,42 @@ def stop() -> None:
     tell("stop", epochs=len(results.epochs))
 
 
+class Centres(torch.nn.Module):
+    """Takes a mean over rows off: that of this batch, or one that it keeps in a buffer."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.layer, self.keeps = torch.nn.Linear(20, 3), keeps
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)
+        if self.keeps and self.training:
+            self.mean = 0.5 * self.mean + 0.5 * out.detach().mean(0)
+        return out - (self.mean if self.keeps else out.mean(0))
+
+
+def rmse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """No mean over rows."""
+    return (outputs - targets).square().mean().sqrt()
+
+
+def mixed() -> None:
+    """Models and losses that take the rows of a whole batch, and a buffer of each replica's own rows."""
+    torch.manual_seed(0)
+    rows, made = data(130), {"model": Centres(keeps=False), "buffer": Centres(keeps=True), "loss": model_of()}
+    for name, model in made.items():
+        losses = [aa.AppliedLoss(rmse if name == "loss" else "mse", on="net")]
+        graph = graph_of(rows, model, aa.Optimizer("sgd", lr=1e-2))
+        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=13)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            aa.Experiment(graph).run_phase(phase)
+        messages = [str(each.message) for each in told if "Hint" in str(each.message)]
+        aa.Experiment(graph).run_phase(phase)  # all begin alike again
+        tell(f"mixed-{name}", messages=messages, buffers=[each.tolist() for each in model.buffers()])
+
+
 def leave() -> None:
     """Leave the group when much of torch has been imported since it was joined, and tell which threads are left."""
     rows = data()
@@ -259,7 +322,7 @@ def leave() -> None:
 
 
 if __name__ == "__main__":
-    functions = (train, beside_ddp, unused, disagree, fail, stop, leave, resumed, resumed_without_dropout)
+    functions = (train, beside_ddp, unused, disagree, fail, stop, mixed, leave, resumed, resumed_without_dropout)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from replica_scripts import OUT, RANK, data, graph_of, model_of, tell
+from replica_scripts import OUT, RANK, data, graph_of, model_of, rmse, tell
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -26,11 +27,11 @@ SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
 
 
-def classes() -> aa.FeatureSet:
+def classes(dtype: str = "float32") -> aa.FeatureSet:
     """Sequences of 6 positions with a class each, some ignored, masks, and weights of samples; 102 rows."""
     rng = np.random.default_rng(1)
     n, positions = 102, 6
-    x = rng.normal(size=(n, positions, 8)).astype(np.float32)
+    x = rng.normal(size=(n, positions, 8)).astype(dtype)
     y = rng.integers(0, 4, size=(n, positions))
     y[rng.random(y.shape) < 0.4] = -100
     y[:7] = -100  # the share of a replica may have no position that counts
@@ -57,14 +58,15 @@ def losses_of(name: str) -> list[aa.AppliedLoss]:
 
 def weighted() -> None:
     """Weighted losses over ragged shares, also accumulated."""
-    rows = classes()
-    for name in ("ignore_index", "class_weights", "two"):
+    for name in ("ignore_index", "class_weights", "two", "double"):
+        rows = classes("float64" if name == "double" else "float32")
         for accumulate in (1, 2):
             torch.manual_seed(0)
             model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+            model = model.double() if name == "double" else model
             graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
             sampler = aa.SimpleSampler(7)
-            losses = losses_of(name)
+            losses = losses_of("two" if name == "double" else name)
             phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=3, accumulate=accumulate)
             results = aa.Experiment(graph).run_phase(phase)
             epochs = [[epoch.loss, *epoch.losses.values()] for epoch in results.epochs]
@@ -165,6 +167,17 @@ def refused() -> None:
             function()
         except AnyaccelError as error:
             tell(function.__name__, message=str(error))
+
+
+def no_mean() -> None:
+    """A loss that is no mean over rows, of divided parameters."""
+    rows = data(130)
+    graph = graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))
+    losses = [aa.AppliedLoss(rmse, on="net")]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=rows, losses=losses, sampler=13, sharding="full"))
+    tell("no_mean", messages=[str(each.message) for each in told if "Hint" in str(each.message)])
 
 
 class CountsRows(torch.nn.Module):
@@ -596,14 +609,8 @@ class Residual(torch.nn.Module):
 def parallelized() -> None:
     """A model that its user has parallelized by its plan: each process has all rows, and a part of two layers."""
     rows = data(300)
-    torch.manual_seed(0)
-    model = Residual()
-    parts = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    if SIZE > 1:
-        styles = {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel()}
-        mesh = init_device_mesh("cpu", (SIZE,))
-        parallelize_module(model, mesh, {name: styles[style] for name, style in model.tp_plan.items()})
-        parts = {name: getattr(p, "to_local", lambda p=p: p)().numel() for name, p in model.named_parameters()}
+    model = divided_residual()
+    parts = {name: getattr(p, "to_local", lambda p=p: p)().numel() for name, p in model.named_parameters()}
     graph = graph_of(rows, model, aa.Optimizer("adam", lr=1e-2))
     losses = [aa.AppliedLoss("mse", on="net")]
     phase = aa.TrainPhase(
@@ -618,7 +625,62 @@ def parallelized() -> None:
             aa.Experiment(graph).run_phase(aa.TrainPhase("shared", data="train", losses=losses, sampler=64))
         except AnyaccelError as error:
             message = str(error)
-    tell("parallelized", epochs=epochs, values=values, parts=parts, message=message)
+    limited = {name: parallelized_losses(**settings) for name, settings in LIMITED.items()}
+    tell("parallelized", epochs=epochs, values=values, parts=parts, message=message, limited=limited)
+
+
+def divided_residual() -> Residual:
+    """The model, in several processes parallelized by its plan."""
+    torch.manual_seed(0)
+    model = Residual()
+    if SIZE > 1:
+        styles = {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel()}
+        mesh = init_device_mesh("cpu", (SIZE,))
+        parallelize_module(model, mesh, {name: styles[style] for name, style in model.tp_plan.items()})
+    return model
+
+
+LIMITED: dict[str, dict[str, Any]] = {
+    "norm": {"optimizer": aa.Optimizer("adam", lr=1e-2, clip_norm=0.05)},
+    "norm of accumulated": {"optimizer": aa.Optimizer("sgd", lr=0.1, clip_norm=0.05), "accumulate": 2},
+    "value": {"optimizer": aa.Optimizer("sgd", lr=0.1, clip_value=0.001)},
+    "scaled": {
+        "optimizer": aa.Optimizer("adam", lr=1e-2, clip_norm=0.05),
+        "precision": "fp16-mixed",
+        "loss_scale": aa.LossScale(initial=2.0**10, growth_interval=3),
+        "spoiled": True,
+        "compile": "steps" if SIZE > 1 else "off",
+    },
+    "fixed order": {"optimizer": aa.Optimizer("adam", lr=1e-2), "deterministic": True},
+}
+
+
+def parallelized_losses(optimizer: aa.Optimizer, *, spoiled: bool = False, **settings: Any) -> dict[str, Any]:
+    """Losses of the model's steps, of which one may have more than float16 holds, and what is told meanwhile."""
+    x = np.random.default_rng(2).normal(size=(128, 20)).astype(np.float32)
+    y = np.tanh(x[:, :3])
+    x[70] *= 1e6 if spoiled else 1
+    rows = aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"])
+    graph = graph_of(rows, divided_residual(), optimizer)
+    watch = ReadsScale()
+    phase = aa.TrainPhase(
+        "train",
+        data=rows,
+        losses=[aa.AppliedLoss("mse", on="net")],
+        sampler=16,
+        n_epochs=2,
+        replicas=1,
+        on_nan="ignore",
+        callbacks=[watch],
+        **{"compile": "off", **settings},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # steps of divided parameters are not compiled
+        results = aa.Experiment(graph).run_phase(phase)
+    values = [value for array in graph.state().values() for value in array.ravel().tolist()]
+    told = [event.message for event in results.events if event.kind == "compile"]
+    steps = graph.optimizer_states["net"].step
+    return {"losses": results.loss.tolist(), "values": values, "scale": watch.scale, "steps": steps, "told": told}
 
 
 class ReadsScale(aa.Callback):
@@ -701,7 +763,7 @@ if __name__ == "__main__":
         lose,
         nodes,
     )
-    functions += (nodes, nodes_by_hand, nodes_memory, nodes_mixed, begin, go_on, go_on_from_one, undisturbed)
+    functions += (nodes, nodes_by_hand, nodes_memory, nodes_mixed, begin, go_on, go_on_from_one, undisturbed, no_mean)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

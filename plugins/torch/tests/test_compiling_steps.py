@@ -22,6 +22,12 @@ from anyaccel_torch.program import TorchProgram
 
 CPU = Device("cpu")
 ROWS, BATCH = 1000, 10
+# Before torch 2.13 its compiler did not take the loop.
+ONE_LOOP = (
+    "all steps of a call in one compiled loop"
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    else "4 compiled steps a call, as the scan operator failed: InductorError"
+)
 
 
 class Table(nn.Module):
@@ -122,7 +128,7 @@ def programs(backend: TorchBackend) -> Iterator[Programs]:
     before, random = values(held[1]), torch.get_rng_state()
     compiled.compile(result.columns, result.orders, BATCH)
     assert all(map(torch.equal, before, values(held[1]))) and torch.equal(random, torch.get_rng_state())
-    assert compiled.compiled_as == "all steps of a call in one compiled loop"
+    assert compiled.compiled_as == ONE_LOOP
     assert all(state.step == 0 for state in compiled.optimizer_states().values())
     yield result
     plain.close()

@@ -16,6 +16,13 @@ from anyaccel.specs import Loss, Optimizer, Schedule
 from anyaccel_torch.backend import TorchBackend
 from anyaccel_torch.compiling import steps, strategies, toolchain_check
 
+# Before torch 2.13 its compiler did not take the loop.
+ONE_LOOP = (
+    "all steps of a call in one compiled loop"
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    else "4 compiled steps a call, as the scan operator failed: InductorError"
+)
+
 Make = Callable[..., Segment]
 RECIPES = [
     Optimizer("sgd", lr=0.1, clip_norm=0.2),
@@ -98,9 +105,7 @@ def test_compiled_optimizers_equal_torchs_own(
     monkeypatch.setattr(steps, "FLAT_UP_TO", 1000 if small else 1)
     eager = trained(backend, segment_of(mlp(), optimizer=recipe), False)
     compiled = trained(backend, segment_of(mlp(), optimizer=recipe), True)
-    assert compiled[1].compiled_as == (
-        "all steps of a call in one compiled loop" if small else "one compiled step a call"
-    )
+    assert compiled[1].compiled_as == (ONE_LOOP if small else "one compiled step a call")
     assert_close_training(eager, compiled)
 
 
@@ -195,7 +200,7 @@ def test_compiled_loop_supports_micro_batches(backend: TorchBackend, segment_of:
     eager, compiled = (
         trained(backend, segment_of(model(), optimizer=recipe), compile, 2, batch=20) for compile in (False, True)
     )
-    assert compiled[1].compiled_as == "all steps of a call in one compiled loop"
+    assert compiled[1].compiled_as == ONE_LOOP
     assert_close_training(eager, compiled, 1e-4)
 
 

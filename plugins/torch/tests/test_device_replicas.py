@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,26 +22,31 @@ EPOCHS = 15 if os.environ.get("ANYACCEL_TEST_FULL") else 2
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, list[float]]:
+def told() -> dict[str, Any]:
     done = subprocess.run([sys.executable, SCRIPT, str(EPOCHS)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    losses: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    losses: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return losses
 
 
 @pytest.mark.parametrize("which", ["replicas 2", "replicas 4", "fixed 1", "by hand"])
-def test_losses_are_those_of_one_device_and_of_a_step_by_hand(told: dict[str, list[float]], which: str) -> None:
+def test_losses_are_those_of_one_device_and_of_a_step_by_hand(told: dict[str, Any], which: str) -> None:
     assert len(told[which]) == EPOCHS
     np.testing.assert_allclose(told[which], told["replicas 1"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
-def test_sums_in_a_fixed_order_are_equal_to_the_last_bit(told: dict[str, list[float]], n: int) -> None:
+def test_sums_in_a_fixed_order_are_equal_to_the_last_bit(told: dict[str, Any], n: int) -> None:
     assert told[f"fixed {n}"] == told["fixed 1"]
 
 
+def test_training_in_double_precision_is_that_of_one_device(told: dict[str, Any]) -> None:
+    """Weights of losses are added up as precisely as the losses."""
+    np.testing.assert_allclose(told["double 2"], told["double 1"], rtol=1e-12, atol=1e-14)
+
+
 def test_a_parameter_that_only_some_shares_use_has_the_gradient_of_the_whole_batch(
-    told: dict[str, list[float]],
+    told: dict[str, Any],
 ) -> None:
     np.testing.assert_allclose(told["switch 8"], told["switch 1"], rtol=1e-6)
 

@@ -19,7 +19,7 @@ FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 SIZES = (2, 3, 4, 8) if FULL else (2,)
 N_ROWS = 105 if FULL else 101
 """The last batch has 9 rows, or 5, which two processes share unevenly."""
-WAYS = ("plain", "accumulated", "switch", "source", *(["many"] if FULL else []))
+WAYS = ("plain", "accumulated", "scaled", "switch", "source", *(["many"] if FULL else []))
 
 
 def run(ways: str, folder: Path, size: int) -> None:
@@ -55,6 +55,7 @@ def test_losses_and_values_are_equal_to_the_last_bit(folders: dict[int, Path], s
         one = told(folders[size], way, rank)
         assert one["losses"] == expected["losses"]
         assert one["state"] == expected["state"]
+        assert one["skipped"] == expected["skipped"] and bool(one["skipped"]) is (way == "scaled")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The same script by every launcher that is here: the numbers are those of one process.
+"""The same script by every launcher that is here: the numbers are those of one process, in torch, JAX and TensorFlow.
 
 mpirun is that of Open MPI or MPICH where it is installed; the variables of srun, and of mpirun where there is none, are
 set by a stand-in. The sessions `launchers` of nox install what they run.
@@ -42,6 +42,7 @@ LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
     "anyaccel": [sys.executable, "-m", "anyaccel", "run", "--replicas", "2"],
 }
+OTHERS = ("jax", "tensorflow")
 PYTHON_IS_GIVEN = ("torchrun", "anyaccel")
 SAMPLE = ["srun"]
 
@@ -51,14 +52,16 @@ def told(folder: Path, size: int) -> list[Any]:
     return [json.loads((folder / f"unused-{rank}.json").read_text()) for rank in range(size)]
 
 
-def run(launcher: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the script; as root, too, where Open MPI asks for permission, and on fewer cores than processes."""
+def run(launcher: list[str], folder: Path, script: Path = SCRIPTS) -> subprocess.CompletedProcess[str]:
+    """Run a script; as root, too, where Open MPI asks for permission, and on fewer cores than processes."""
+    way = ["unused", str(folder)] if script == SCRIPTS else [str(folder), "plain"]
     allowed = {
+        "ANYACCEL_TEST_FULL": "0",  # which other frameworks train for long
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    command = [*launcher, str(SCRIPTS), "unused", str(folder)]
+    command = [*launcher, str(script), *way]
     env = {**os.environ, **allowed}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
 
@@ -80,3 +83,25 @@ def test_the_same_script_gives_the_numbers_of_one_process(alone: Any, tmp_path: 
         assert one["loss"] == pytest.approx(alone["loss"], rel=1e-6)
         for own, other in zip(one["weights"], alone["weights"], strict=True):
             np.testing.assert_allclose(own, other, atol=2e-6)
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The script of another framework, and what one process tells of it."""
+    pytest.importorskip(f"anyaccel_{request.param}")
+    script = HERE.parents[1] / request.param / "tests" / "replica_script.py"
+    folder = tmp_path_factory.mktemp(request.param)
+    assert run([sys.executable], folder, script).returncode == 0
+    return script, json.loads((folder / "plain-0.json").read_text())
+
+
+@pytest.mark.skipif(not FULL, reason="the plugins' own tests start a sample")
+@pytest.mark.parametrize("name", [*LAUNCHERS])
+def test_other_frameworks_give_the_numbers_of_one_process(other: tuple[Path, Any], tmp_path: Path, name: str) -> None:
+    script, alone = other
+    python = [] if name in PYTHON_IS_GIVEN else [sys.executable]
+    answer = run([*LAUNCHERS[name], *python], tmp_path, script)
+    assert answer.returncode == 0, answer.stderr
+    both = [json.loads((tmp_path / f"plain-{rank}.json").read_text()) for rank in range(2)]
+    assert both[0] == both[1]
+    np.testing.assert_allclose(both[0]["epochs"], alone["epochs"], rtol=1e-6)

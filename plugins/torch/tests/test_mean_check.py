@@ -1,4 +1,4 @@
-"""Losses that are no means over rows, where batches are accumulated: told by their values, and only then."""
+"""Losses that are no means over rows, and models that mix rows, where batches are accumulated: told by their values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_sum_is_told_with_both_values() -> None:
     (message,) = accumulated(on_logits(lambda logits, x: (logits**2).sum()))
     with torch.no_grad():
         expected = float((Tagger()(torch.tensor(COLUMNS["x"][:4]))["logits"] ** 2).sum())
-    assert f"the loss 'net' is no mean over rows: over the first batch it is {expected:.6g}, and" in message
+    assert f"the loss 'net' is no mean over rows: over one batch it is {expected:.6g}, and" in message
     assert f"two halves is {expected / 2:.6g}. A step is not that of one batch of all rows. Hint: return the" in message
 
 
@@ -77,6 +77,39 @@ def test_a_mean_over_tokens_of_the_models_own_is_told_and_the_hint_counts_them()
 
 def test_a_contrast_within_the_batch_is_told() -> None:
     assert accumulated(on_logits(lambda logits, x: (logits[:, None] - logits[None]).abs().max()))
+
+
+def test_it_is_told_where_all_tokens_of_the_first_batch_count() -> None:
+    model, first = Tagger(), np.arange(ROWS)[:, None] < 4
+    columns = {**COLUMNS, "labels": np.where(first, np.abs(COLUMNS["labels"]) % 5, COLUMNS["labels"])}
+    data = aa.FeatureSet.from_dict("data", columns, ["x"], ["labels"])
+    upstream = {"x": data.reference("x"), "labels": data.reference("labels")}
+    graph = aa.ModelGraph([aa.ModelNode("net", model, upstream)], aa.Optimizer("sgd", lr=0.1))
+    losses = [aa.AppliedLoss.from_output("net")]
+    phase = aa.TrainPhase("t", data="all", losses=losses, sampler=aa.SimpleSampler(4), accumulate=2)
+    with pytest.warns(UserWarning, match="the loss 'net' is no mean over rows: over one batch"):
+        aa.Experiment("e", graph, progress="none").run_phase(phase)
+
+
+def test_a_small_part_that_is_no_mean_is_told_unless_16_bits_hide_it() -> None:
+    loss = on_logits(lambda logits, x: (logits**2).mean() + 1e-3 * logits.mean(0).square().sum())
+    assert accumulated(loss)
+    assert accumulated(loss, precision="bf16-mixed") == []
+
+
+class Centred(Tagger):
+    """Mixes the rows of a batch."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        return super().forward(x - x.mean(0))
+
+
+def test_a_model_that_mixes_rows_is_told_also_beside_a_named_loss() -> None:
+    named = aa.Loss("cross_entropy", ignore_index=-100)
+    loss = aa.AppliedLoss(named, on="net", inputs=["outputs.logits", "data.labels"])
+    (message,) = accumulated(loss, Centred())
+    assert "accumulates batches, and the loss 'net' has the rows of a batch mixed by its model" in message
+    assert message.endswith("Hint: let the model compute each row by itself; or leave accumulate out")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import anyaccel as aa
-from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.precision import LossScale
+from anyaccel_torch.backend import TorchBackend
 
 N, BATCH = 96, 16
+IS_FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(N, 6)).astype("float32")
 Y = RANDOM.integers(0, 3, N)
@@ -231,8 +237,10 @@ def test_an_evaluation_is_computed_in_its_precision() -> None:
     assert values[1] == pytest.approx(expected, rel=1e-6) and values[0] != values[1]
 
 
-def test_compiled_steps_are_computed_in_mixed_precision() -> None:
-    eager, _ = train(graph(mlp(), data()), data(), n_epochs=2, precision="bf16-mixed")
+@pytest.mark.parametrize("precision", ["fp16-mixed", *(("bf16-mixed", "bf16", "float64") if IS_FULL else ())])
+def test_compiled_steps_are_computed_in_a_precision(precision: str) -> None:
+    """With a loss scale where it is fp16, too."""
+    eager, _ = train(graph(mlp(), data()), data(), n_epochs=2, precision=precision)
     network = graph(mlp(), data())
     phase = aa.TrainPhase(
         "train",
@@ -241,9 +249,10 @@ def test_compiled_steps_are_computed_in_mixed_precision() -> None:
         sampler=aa.SimpleSampler(BATCH),
         n_epochs=2,
         compile="steps",
-        precision="bf16-mixed",
+        precision=precision,
     )
     results = network.run(phase)
+    assert any("steps compiled" in event.message for event in results.events)
     per_epoch = np.mean(np.reshape(eager.losses, (2, -1)), axis=1)
     np.testing.assert_allclose([epoch.loss for epoch in results.epochs], per_epoch, rtol=5e-3)
 
@@ -266,10 +275,43 @@ def test_matmul_precision_holds_for_the_phase_alone() -> None:
         train(graph(mlp(), rows), rows, matmul_precision="lowest")
 
 
+def test_matmul_precisions_of_two_threads_are_one_or_refused() -> None:
+    """The setting is of the whole process: a phase of another thread shares it, and is refused with another value."""
+    rows, before, stands = data(), torch.get_float32_matmul_precision(), []
+    losses = [aa.AppliedLoss("cross_entropy", on="net")]
+
+    def other(value: str) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            phase = aa.TrainPhase("other", data=rows, losses=losses, matmul_precision=value, compile="off")
+            return pool.submit(graph(mlp(), rows).run, phase).exception()
+
+    class Beside(aa.Callback):
+        def epoch_end(self, run: object) -> None:
+            errors = other("medium"), other("high")
+            stands.append((*errors, torch.get_float32_matmul_precision()))
+
+    phase = aa.TrainPhase("t", data=rows, losses=losses, matmul_precision="medium", callbacks=[Beside()], compile="off")
+    graph(mlp(), rows).run(phase)
+    ((shared, refused, during),) = stands
+    assert shared is None and during == "medium" and torch.get_float32_matmul_precision() == before
+    assert isinstance(refused, PhaseError) and "a phase of another thread has 'medium'" in str(refused)
+
+
 def test_narrow_parameters_are_refused_in_mixed_precision() -> None:
     rows = data()
     with pytest.raises(CapabilityError, match=r"its parameters are bfloat16.*convert the model to float32"):
         train(graph(mlp().bfloat16(), rows), rows, precision="bf16-mixed")
+
+
+def test_float16_is_refused_on_a_cpu_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is planned; a CPU's module says what it autocasts to, as those of other devices do."""
+    monkeypatch.setattr(torch.cpu, "get_amp_supported_dtype", lambda: [torch.bfloat16], raising=False)
+    rows = data()
+    network, losses = graph(mlp(), rows), [aa.AppliedLoss("mse", on="net")]
+    expected = r"precision='fp16-mixed' on cpu:0: torch has no autocast to float16 on 'cpu'.*'bf16-mixed'"
+    with pytest.raises(CapabilityError, match=expected):
+        aa.Experiment(network).plan(aa.TrainPhase("t", data=rows, losses=losses, precision="fp16-mixed"))
+    train(network, rows, precision="bf16-mixed")
 
 
 # -- values that are computed again ------------------------------------------------------------------------------------
@@ -349,6 +391,26 @@ def test_what_is_computed_again_begins_with_the_buffers_of_the_first_time(precis
         assert torch.equal(mine, theirs)
 
 
+class Cached(nn.Module):
+    """Computes its second half once, as attention does that keeps keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.kept = nn.Linear(6, 6), nn.Linear(6, 6), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = self.second(x) if self.kept is None else self.kept
+        self.kept = kept
+        return self.first(x) * kept
+
+
+def test_a_block_that_keeps_values_for_its_next_call_cannot_be_computed_again() -> None:
+    torch.manual_seed(0)
+    network = graph(nn.Sequential(Cached(), nn.Linear(6, 3)), data(), remat="0")
+    with pytest.raises(FrameworkError, match=r"computed again in the backward pass is not what .*or leave remat out"):
+        train(network, data())
+
+
 def test_a_plain_sequence_is_cut_into_parts() -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.ReLU())]
@@ -370,3 +432,12 @@ def test_a_model_without_such_parts_is_refused() -> None:
     rows = data()
     with pytest.raises(CapabilityError, match="remat='blocks', and torch finds no such parts in a Linear"):
         train(graph(nn.Linear(6, 3), rows, remat="blocks"), rows)
+
+
+def test_convolutions_in_tf32_by_default_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = TorchBackend().float32_note
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv1d(3, 2, 1)), torch.nn.Flatten())
+    assert "torch computes convolutions of float32 in TF32 on gpu:1 by default" in note(model, aa.Device("gpu", 1))
+    assert note(model, aa.Device("cpu")) == "" == note(torch.nn.Linear(3, 1), aa.Device("gpu"))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert note(model, aa.Device("gpu")) == ""

@@ -40,7 +40,9 @@ def train(net, optimizer, loader):
 def test_a_loop_by_hand_is_the_same(accelerator):
     net, optimizer, loader = parts()
     prepared = aa.prepare(net, optimizer, loader, accelerator=accelerator)
-    assert train(*prepared) == train(*parts())
+    on_cpu = next(net.parameters()).device.type == "cpu"
+    expected = train(*parts())
+    assert train(*prepared) == (expected if on_cpu else pytest.approx(expected, rel=1e-4))
     assert prepared[0] is net and prepared[1] is optimizer
 
 

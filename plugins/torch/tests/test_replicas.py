@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import anyaccel as aa
-from anyaccel.errors import PhaseError
+from anyaccel.errors import ConfigError, PhaseError
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -30,7 +30,8 @@ def run(names: str, folder: Path, size: int, *, by: str = "anyaccel") -> subproc
         "none": [],
     }
     command = [sys.executable, *launchers[by], str(SCRIPTS), names, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    env = {**os.environ, "ANYACCEL_TORCH_SIMULATE": "2"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
 def succeeded(names: str, folder: Path, size: int, *, by: str = "anyaccel") -> Path:
@@ -54,7 +55,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two replicas tell of everything that succeeds."""
-    return succeeded("train,beside_ddp,unused,disagree,stop,leave", tmp_path_factory.mktemp("two"), 2)
+    return succeeded("train,beside_ddp,unused,disagree,stop,mixed,leave", tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,23 @@ def test_one_that_asks_to_stop_stops_all(two: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model", "the loss 'net' has the rows of a batch mixed by its model: over one batch it is "),
+        ("loss", "the loss 'net' is no mean over rows: over one batch it is "),
+        ("buffer", "the buffer 'net/buffers/mean' was not the same in all replicas"),
+    ],
+)
+def test_what_takes_the_rows_of_a_whole_batch_is_told_once_by_the_first(two: Path, name: str, message: str) -> None:
+    first, second = told(two, f"mixed-{name}", 2)
+    (own,) = first["messages"]
+    assert message in own and own.endswith("or write replicas=1")
+    assert second["messages"] == []
+    assert first["buffers"] == second["buffers"]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are listed by Linux")
 def test_no_thread_of_the_group_is_left_when_it_is_left(two: Path) -> None:
     for one in told(two, "leave", 2):
@@ -127,6 +145,17 @@ def test_replicas_that_disagree_are_refused_before_the_first_step(two: Path, wha
         message, is_untrained = one["messages"][what]
         assert f"the replicas disagree before the first step: {named}" in message
         assert "in replica 1 of those from 0 on" in message and hint in message
+        assert is_untrained
+
+
+@pytest.mark.slow
+def test_a_node_on_a_device_of_its_own_beside_replicas_is_refused(two: Path) -> None:
+    for one in told(two, "disagree", 2):
+        message, is_untrained = one["messages"]["device"]
+        assert (
+            "would train on one device: node 'net' on sim:1 in replica 0, node 'net' on sim:1 in replica 1" in message
+        )
+        assert "Hint: leave the accelerator of the node out" in message
         assert is_untrained
 
 
@@ -183,3 +212,13 @@ def test_a_loss_that_is_a_sum_is_refused() -> None:
         PhaseError, match=r"shares batches among replicas, and the loss .* is a sum over rows.*write replicas=1"
     ):
         shared_phase(torch.nn.Linear(3, 1), loss)
+
+
+def test_a_timeout_that_is_none_is_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in {**place, "ANYACCEL_REPLICA_TIMEOUT": "soon"}.items():
+        monkeypatch.setenv(name, value)
+    rows = aa.FeatureSet.from_dict("d", {"x": np.zeros((4, 2), "float32"), "y": np.zeros((4, 1), "float32")}, "x", "y")
+    graph = aa.ModelGraph([aa.ModelNode("net", torch.nn.Linear(2, 1), rows.reference())], "adam")
+    with pytest.raises(ConfigError, match=r"^ANYACCEL_REPLICA_TIMEOUT='soon' is no number of seconds above 0\. Hint: "):
+        aa.Experiment(graph).run_phase(aa.TrainPhase("t", data=rows, losses=[aa.AppliedLoss("mse", on="net")]))

@@ -18,13 +18,17 @@ import anyaccel as aa
 from anyaccel.errors import PhaseError
 
 if torch.distributed.is_available():
-    from anyaccel_torch.sharded_module import autocast_layers, blocks_of
+    from anyaccel_torch.sharded_module import autocast_layers, blocks_of, lacking_reason
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+    LACKING = lacking_reason()
+else:
+    LACKING = "this torch has no torch.distributed"
+
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
 SAME = "weighted,sources,evaluated,sharded,nodes,normalized,parallelized"
-WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two") for n in (1, 2)]
+WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two", "double") for n in (1, 2)]
 SHARDED = [f"sharded-{name}" for name in ("plain", "clipped", "accumulated", "weighted")]
 if os.environ.get("ANYACCEL_TEST_FULL"):
     SHARDED += ["sharded-clipped by value", "sharded-class"]
@@ -69,22 +73,30 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "checkpoints", folder / "from_one")
     more = ",nodes_mixed" if IS_FULL else ""
-    answer = run(
-        f"{SAME}{more},refused,memory,by_hand,nodes_by_hand,nodes_memory,mixed,begin,go_on_from_one,lose", folder, 2
-    )
+    apart = "refused,no_mean,memory,by_hand,nodes_by_hand,nodes_memory,mixed"
+    answer = run(f"{SAME}{more},{apart},begin,go_on_from_one,lose", folder, 2)
     assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
     return folder
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_mean_is_told_by_the_first(two: Path) -> None:
+    first, second = told(two, "no_mean", 2)
+    (message,) = first["messages"]
+    assert "shares batches among replicas, and the loss 'net' is no mean over rows" in message
+    assert second["messages"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*WEIGHTED, *SOURCES, *NORMALIZED])
 def test_losses_and_weights_are_those_of_one_process(alone: Path, two: Path, name: str) -> None:
     expected = told(alone, name, 1)[0]
+    rtol, atol = (1e-12, 1e-12) if "double" in name else (1e-6, 2e-5)
     for each in told(two, name, 2):
         assert each.get("steps") == expected.get("steps")
-        np.testing.assert_allclose(each["epochs"], expected["epochs"], rtol=1e-6)
+        np.testing.assert_allclose(each["epochs"], expected["epochs"], rtol=rtol)
         for own, other in zip(each["weights"], expected["weights"], strict=True):
-            np.testing.assert_allclose(own, other, atol=2e-5)
+            np.testing.assert_allclose(own, other, atol=atol)
 
 
 @pytest.mark.slow
@@ -222,6 +234,28 @@ def test_a_model_that_its_user_has_parallelized_trains_as_in_one_process(alone: 
         assert "write replicas=1" in each["message"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["norm", "norm of accumulated", "value", "scaled"])
+def test_gradients_of_a_parallelized_model_are_clipped_as_in_one_process(alone: Path, two: Path, name: str) -> None:
+    """By the norm of all parts; and where one is not finite, the step is skipped by all."""
+    expected = told(alone, "parallelized", 1)[0]["limited"][name]
+    tolerance = 1e-2 if name == "scaled" else 1e-5
+    for each in told(two, "parallelized", 2):
+        actual = each["limited"][name]
+        np.testing.assert_allclose(actual["losses"], expected["losses"], rtol=tolerance)
+        np.testing.assert_allclose(actual["values"], expected["values"], rtol=tolerance, atol=tolerance)
+        assert (actual["steps"], actual["scale"]) == (expected["steps"], expected["scale"])
+    if name == "scaled":
+        assert expected["steps"] == 14 and expected["scale"][1] == 2
+        assert "parameters are divided among processes" in actual["told"][0]
+
+
+@pytest.mark.slow
+def test_a_parallelized_model_has_the_same_bits_in_all_its_processes(two: Path) -> None:
+    first, second = (each["limited"]["fixed order"] for each in told(two, "parallelized", 2))
+    assert first["losses"] == second["losses"] and first["values"] == second["values"]
+
+
 @pytest.mark.usefixtures("second_of_two")
 def test_a_node_that_is_cast_as_a_whole_is_not_divided() -> None:
     with pytest.raises(PhaseError, match=r"has sharding, and node 'net' is cast to bfloat16 as a whole"):
@@ -304,8 +338,21 @@ def test_what_cannot_be_divided_is_refused() -> None:
         plan(node(linear), sharding="full offload")
     with pytest.raises(PhaseError, match=r"has sharding, and compile='steps'"):
         plan(node(linear), compile="steps")
+    scaled = torch.nn.Linear(3, 1)
+    scaled.scale = torch.nn.Parameter(torch.ones(()))
+    with pytest.raises(PhaseError, match=r"node 'net' has the parameter 'scale' without axes, .* shape \[1\] alone"):
+        plan(node(scaled))
     with pytest.raises(PhaseError, match=r"nodes 'a' and 'net' share a parameter"):
         plan(node(torch.nn.Sequential(linear), "a"), node(linear), losses=both)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_torch_that_cannot_divide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(PhaseError, match=r"has sharding, and torch \d.* cannot add up gradients of divided parameters"):
+        plan(node(torch.nn.Linear(3, 1)))
 
 
 @pytest.mark.usefixtures("second_of_two")

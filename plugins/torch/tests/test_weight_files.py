@@ -235,6 +235,7 @@ class Evil:
         ({"w": torch.ones(2).to_sparse()}, "w in .* is torch.float32 .torch.sparse_coo., which NumPy lacks"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_files_with_anything_else_are_refused_and_run_nothing(given, message, tmp_path):
     torch.save(given, tmp_path / "net.pt")
     model = made(2)

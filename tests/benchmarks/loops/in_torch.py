@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,8 +13,11 @@ from loops.turns import Turn, second_of_two
 from loops.workloads import Workload, workload
 
 
-def by_hand(name: str, device: str = "cpu") -> Turn:
-    """The loop that a careful user writes: resident tensors, slices in order, a fused optimizer, losses kept."""
+def by_hand(name: str, device: str = "cpu", *, autocast: bool = False) -> Turn:
+    """The loop that a careful user writes: resident tensors, slices in order, a fused optimizer, losses kept.
+
+    With `autocast` the forward pass is in bfloat16.
+    """
     work = workload(name)
     x, y = (column.to(device) for column in columns(work))
     model, optimizer, loss_of = made(work, device)
@@ -24,7 +27,8 @@ def by_hand(name: str, device: str = "cpu") -> Turn:
         losses = []
         for start in range(0, len(x), batch):
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(model(x[start : start + batch]), y[start : start + batch])
+            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=autocast):
+                loss = loss_of(model(x[start : start + batch]), y[start : start + batch])
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
@@ -33,21 +37,74 @@ def by_hand(name: str, device: str = "cpu") -> Turn:
     return second_of_two(epoch)
 
 
-def with_dataloader(name: str, *, gathered: bool = False) -> Turn:
+def by_graph(name: str) -> Turn:
+    """Steps that are captured once as a CUDA graph and replayed, as torch's documentation shows it."""
+    work = workload(name)
+    x, y = (column.to("cuda") for column in columns(work))
+    model, _, loss_of = made(work, "cuda")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    batch, kept = work.batch, torch.zeros(work.steps, device="cuda")
+    own_x, own_y, where = x[:batch].clone(), y[:batch].clone(), torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(model(own_x), own_y)
+        loss.backward()
+        optimizer.step()
+        kept.index_copy_(0, where, loss.detach().reshape(1))
+        where.add_(1)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    where.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def epoch() -> None:
+        where.zero_()
+        for start in range(0, len(x), batch):
+            own_x.copy_(x[start : start + batch])
+            own_y.copy_(y[start : start + batch])
+            graph.replay()
+        kept.mean().item()
+
+    return second_of_two(epoch)
+
+
+def with_dataloader(name: str, device: str = "cpu", *, gathered: bool = False) -> Turn:
     """The same with a DataLoader that shuffles; see `loader`."""
     work = workload(name)
-    model, optimizer, loss_of = made(work)
-    return over(loader(work, gathered), model, optimizer, loss_of, torch.Tensor.backward)
+    model, optimizer, loss_of = made(work, device)
+    batches: Iterable[Any] = loader(work, gathered, pin_memory=device != "cpu")
+    if device != "cpu":
+        batches = Moved(batches, device)
+    return over(batches, model, optimizer, loss_of, torch.Tensor.backward)
 
 
-def with_accelerate(name: str, *, gathered: bool = False) -> Turn:
+class Moved:
+    """Batches of a loader on a device, by copies that the host does not wait for."""
+
+    def __init__(self, batches: Iterable[Any], device: str) -> None:
+        self.batches, self.device = batches, device
+
+    def __iter__(self) -> Iterator[Any]:
+        return ([part.to(self.device, non_blocking=True) for part in batch] for batch in self.batches)
+
+
+def with_accelerate(name: str, device: str = "cpu", *, gathered: bool = False) -> Turn:
     """The loop of Hugging Face Accelerate."""
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
     work = workload(name)
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=device == "cpu")
     model, optimizer, loss_of = made(work)
-    model, optimizer, batches = accelerator.prepare(model, optimizer, loader(work, gathered))
+    rows = loader(work, gathered, pin_memory=device != "cpu")
+    model, optimizer, batches = accelerator.prepare(model, optimizer, rows)
     return over(batches, model, optimizer, loss_of, accelerator.backward)
 
 
@@ -81,17 +138,19 @@ def over(
     return second_of_two(epoch)
 
 
-def loader(work: Workload, gathered: bool) -> DataLoader[Any]:
+def loader(work: Workload, gathered: bool, *, pin_memory: bool = False) -> DataLoader[Any]:
     """A shuffling DataLoader in this process, which is faster than workers for data in memory.
 
     Args:
         work: the workload.
         gathered: take the rows of a batch from the tensors by one index, through the method `__getitems__` that
             torch's documentation offers for it, rather than sample by sample.
+        pin_memory: give batches in page-locked memory.
     """
     if gathered:
-        return DataLoader(Gathering(*columns(work)), batch_size=work.batch, shuffle=True, collate_fn=as_it_is)
-    return DataLoader(TensorDataset(*columns(work)), batch_size=work.batch, shuffle=True)
+        rows = Gathering(*columns(work))
+        return DataLoader(rows, work.batch, shuffle=True, collate_fn=as_it_is, pin_memory=pin_memory)
+    return DataLoader(TensorDataset(*columns(work)), work.batch, shuffle=True, pin_memory=pin_memory)
 
 
 class Gathering(TensorDataset):

@@ -53,12 +53,14 @@ WORKLOADS = {
     "tiny": Workload((50,), 1, (16, 16), batch=64, steps=400),
     "medium": Workload((784,), 10, (1024, 1024), batch=256, steps=16, classes=True),
     "cnn": Workload((1, 28, 28), 10, (8, 16), batch=64, steps=64, classes=True),
+    "large": Workload((1024,), 10, (4096, 4096, 4096), batch=4096, steps=16, classes=True),
     "wide": Workload((784,), 10, (512, 512), batch=256, steps=240, classes=True),
 }
 TITLES = {
     "tiny": "MLP 50-16-16-1, batch 64",
     "medium": "MLP 784-1024-1024-10, batch 256",
     "cnn": "CNN, 28 x 28, convolutions of 8 and 16 channels, batch 64",
+    "large": "MLP 1024-4096-4096-4096-10, batch 4096",
     "wide": "MLP 784-512-512-10, batch 256",
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 from anyaccel.numpy_backend import NumpyBackend
 
 from .faults import fault
@@ -73,3 +75,10 @@ class SumsInAnyOrder(NumpyBackend):
         pairs = list(zip(tensors, weights, strict=True))
         self.draws.shuffle(pairs)
         return super().weighted_sums(*zip(*pairs, strict=True))
+
+
+@fault("compute", "test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all[False]")
+class SumsOfWhatIsFinite(NumpyBackend):
+    def weighted_sums(self, tensors, weights):
+        finite = [[x if x is None or np.isfinite(np.asarray(x)).all() else None for x in each] for each in tensors]
+        return super().weighted_sums(finite, weights)

@@ -83,8 +83,28 @@ def test_a_launcher_of_a_plugin_gets_the_options(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_launcher_that_is_not_installed_is_refused(script: str) -> None:
-    with pytest.raises(ConfigError, match=r"on 'moon'\. Available: ray\. Hint: .* pip install anyaccel-moon"):
+    with pytest.raises(ConfigError, match=r"on 'moon'\. Available: ray\. Hint: leave --on out"):
         find_launcher("moon", {"ray": lambda: lambda options: 0})
     answer = CliRunner().invoke(group, ["run", "--on", "moon", "--replicas", "2", script])
     assert answer.exit_code == 2
     assert "no plugin here starts processes on 'moon'" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("slurm", "start the script by the command itself: srun --ntasks 2 python SCRIPT"),
+        ("MPI", "mpirun -n 2 python SCRIPT"),
+        ("torchrun", "torchrun --nproc-per-node 2 SCRIPT"),
+        ("ray", "install its plugin; .* python -m pip install ./plugins/ray"),
+    ],
+)
+def test_a_launcher_without_a_plugin_is_told_how_to_be_used(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        find_launcher(name, {})
+
+
+def test_a_wrong_option_before_the_script_is_named(script: str) -> None:
+    answer = CliRunner().invoke(group, ["run", "--replica", "2", script])
+    assert answer.exit_code == 2
+    assert "No such option" in answer.output and "--replicas" in answer.output

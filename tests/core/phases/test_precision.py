@@ -10,6 +10,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.adapter import VjpResult
 from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, GraphError, PhaseError, SpecError
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.rounding import rounded_vjp
 from anyaccel.phases import Phase
 from anyaccel.precision import LossScaleState, NodePrecision
@@ -230,3 +231,15 @@ def test_the_state_of_a_loss_scale_is_checked() -> None:
         with pytest.raises(ValueError, match="is not the state of a loss scale"):
             LossScaleState.from_dict(wrong)
     assert LossScaleState(2.0**127).after_step(aa.LossScale(growth_interval=1), finite=True).scale == 2.0**127
+
+
+def test_what_a_framework_makes_of_float32_by_default_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NumpyBackend, "float32_note", lambda self, model, device: f"halves on {device}", raising=False)
+    rows = data()
+
+    def notes(own: aa.ModelGraph, **settings: Any) -> tuple[str, ...]:
+        return aa.Experiment(own).plan(phase(rows, **settings)).notes
+
+    assert "halves on cpu:0" in notes(graph(rows))
+    assert "halves on cpu:0" in notes(graph(rows), precision="float32")
+    assert "halves on cpu:0" not in notes(graph(rows, precision="bf16-mixed"))

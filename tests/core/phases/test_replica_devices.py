@@ -99,6 +99,21 @@ def test_losses_that_weigh_rows_are_divided_by_the_weight_of_the_whole_batch(acc
     assert_same(trained(accelerator="sim:0", **settings), trained(accelerator="sim", replicas=4, **settings))
 
 
+def test_weights_of_losses_are_as_precise_as_a_model_in_double_precision() -> None:
+    """Those of classes, too."""
+    x = np.random.default_rng(0).normal(size=(RAGGED, 5))
+    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": (x[:, :2] > 0).sum(1)}, ["x"], ["y"])
+    loss, ends = aa.Loss("cross_entropy", class_weights=[0.1, 0.3, 0.7]), []
+    for where in ({"accelerator": "sim:0"}, {"accelerator": "sim", "replicas": 4}):
+        graph = graph_of(rows, model=aa.SequentialMLP((3,), dtype="float64"))
+        losses = [aa.AppliedLoss(loss, "net")]
+        results = aa.Experiment(graph, progress="none").run_phase(phase_of(rows, losses=losses, **where))
+        ends.append((results.loss, graph.state()))
+    np.testing.assert_allclose(ends[1][0], ends[0][0], rtol=1e-13)
+    for name, value in ends[0][1].items():
+        np.testing.assert_allclose(ends[1][1][name], value, rtol=1e-12, atol=1e-14)
+
+
 def test_a_fixed_order_of_summation_gives_the_same_bits_on_any_number_of_devices() -> None:
     def of(n: int) -> tuple[list[float], Mapping[str, np.ndarray]]:
         model = Sequential(Dense(8), Dropout(0.3), Dense(1))
@@ -359,9 +374,45 @@ def test_an_older_plugin_without_the_capability(monkeypatch: pytest.MonkeyPatch)
         aa.Experiment(graph_of(rows), progress="none").plan(phase_of(rows, accelerator="sim", replicas=2))
 
 
-def test_a_loss_scale() -> None:
-    message = r"its losses are scaled for float16.*bf16-mixed"
-    refused(PhaseError, message, accelerator="sim", replicas=2, precision="fp16-mixed")
+def scaled(**settings: Any) -> tuple[list[float], tuple[Any, ...], Mapping[str, np.ndarray]]:
+    """Losses of steps, where the loss scale and the optimizer stand, and the values; one row is more than float16."""
+    x = np.random.default_rng(0).normal(size=(RAGGED, 5)).astype(np.float32)
+    x[20] = 1e6
+    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+    graph, heard = graph_of(rows, aa.Optimizer("adam", lr=0.01, clip_norm=0.5)), []
+
+    class Heard(aa.Callback):
+        def step_end(self, run: Any) -> None:
+            heard.append((*run.step_losses().values(), run.loss_scale.scale, run.loss_scale.skipped))
+
+    scale = aa.LossScale(initial=1024.0, growth_interval=3)
+    given = {"precision": "fp16-mixed", "loss_scale": scale, "on_nan": "ignore", "callbacks": [Heard()]}
+    phase = phase_of(rows, losses=[aa.AppliedLoss("mse", on="net")], **given, **settings)
+    aa.Experiment(graph, progress="none").run_phase(phase)
+    losses, *stands = zip(*heard, strict=True)
+    return list(losses), (*stands, graph.optimizer_states["net"].step), graph.state()
+
+
+def test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all() -> None:
+    """The row that is too large is in the share of one of them; all follow one scale, which recovers."""
+    losses, stands, values = scaled(accelerator="sim:0")
+    assert stands[1][-1] == 3 and stands[2] == 9, "one step of four in each epoch, and the others counted"
+    assert 1024.0 in stands[0][stands[0].index(512.0) :]
+    for n in (2, 3):
+        shared = scaled(accelerator="sim", replicas=n)
+        assert shared[1] == stands
+        np.testing.assert_allclose(shared[0], losses, rtol=5e-3)
+        for name, value in values.items():
+            assert np.isfinite(value).all()
+            np.testing.assert_allclose(shared[2][name], value, rtol=1e-2, atol=5e-3)
+
+
+def test_scaled_losses_are_the_same_to_the_last_bit_in_a_fixed_order() -> None:
+    one, *others = (scaled(accelerator="sim", replicas=n, deterministic=True) for n in (1, 2, 4))
+    for other in others:
+        np.testing.assert_array_equal(other[0], one[0])
+        assert other[1] == one[1]
+        assert all(np.array_equal(other[2][name], value) for name, value in one[2].items())
 
 
 def test_a_precision_is_that_of_all_replicas() -> None:

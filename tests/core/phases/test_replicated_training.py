@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,13 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.backend import ComputingBackend, Program
-from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
+from anyaccel.errors import CapabilityError, ConfigError, FrameworkError, PhaseError
 from anyaccel.graph.resolve import resolve
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.loading.replica_share import ReplicaEpochs
 from anyaccel.phases.plan_request import plan_request
-from anyaccel.phases.replica_checks import check_shareable
+from anyaccel.phases.replica_checks import check_apart, check_shareable
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup
@@ -106,6 +107,77 @@ def test_more_replicas_than_devices_without_a_launcher_are_refused() -> None:
     rows = data()
     with pytest.raises(PhaseError, match=r"replicas=2, and this process has fewer devices .* cpu:0.*--replicas 2"):
         aa.Experiment(graph_of(rows)).run_phase(train(rows, replicas=2))
+
+
+# -- devices of processes ----------------------------------------------------------------------------------------------
+
+
+def planned(accelerator: Any, **settings: Any) -> str:
+    """The device of the node in a plan of this process."""
+    rows = data()
+    return str(aa.Experiment(graph_of(rows)).plan(train(rows, accelerator=accelerator, **settings)).device("net"))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_kind_is_a_device_of_its_own_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its place on its machine where the launcher says it; on the first of two machines, that is not the rank."""
+    with aa.simulate(3):
+        assert planned("sim") == planned(["sim:0", "sim:1"]) == "sim:1"
+        assert planned("sim", replicas=1) == planned("sim:0") == "sim:0"
+        assert planned("cpu") == planned(None) == "cpu:0"
+        monkeypatch.setenv("ANYACCEL_DEVICE", "sim")
+        assert planned(None) == "sim:1"
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        assert planned("sim") == planned(None) == "sim:0"
+        judged = aa.EvalPhase("e", data=data(), losses=[aa.AppliedLoss("mse", on="net")], accelerator="sim")
+        monkeypatch.setenv("LOCAL_RANK", "2")
+        assert str(aa.Experiment(graph_of(data())).plan(judged).device("net")) == "sim:2"
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_more_processes_on_a_machine_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    expected = r"asks for 'sim', and this is process 2 of those .*Available: sim:0, sim:1, one for each.*start 2 proc"
+    with aa.simulate(2), pytest.raises(PhaseError, match=expected):
+        planned("sim")
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_all_devices_of_a_machine_are_for_the_processes_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four processes on two machines with two devices each."""
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with aa.simulate(2):
+        assert planned("sim:*") == "sim:1"
+    with aa.simulate(3), pytest.raises(ConfigError, match=r"'sim:\*' is for 3 devices, one for each replica; .* of 2 "):
+        planned("sim:*")
+
+
+def apart(nodes: Mapping[str, str | None], other: Any, **settings: Any) -> None:
+    """Check the devices of these nodes beside those of another replica."""
+    rows = data()
+    models = [aa.ModelNode(n, aa.SequentialMLP((1,)), rows.reference(), accelerator=on) for n, on in nodes.items()]
+    losses = [aa.AppliedLoss("mse", on=name) for name in nodes]
+    graph = aa.ModelGraph(models, aa.Optimizer("sgd", lr=0.1))
+    with aa.simulate(2):
+        plan = aa.Experiment(graph).plan(aa.TrainPhase("train", data=rows, losses=losses, **settings))
+    check_apart("train", plan, lambda own: [own, own if other is None else other])
+
+
+def test_a_node_on_a_device_of_its_own_beside_replicas_is_refused() -> None:
+    expected = (
+        r"they would train on one device: node 'b' on sim:1 in replica 0, node 'b' on sim:1 in replica 1\. "
+        r"Available: accelerator='sim' of the phase gives .*Hint: leave the accelerator of the node out"
+    )
+    with pytest.raises(PhaseError, match=expected):
+        apart({"a": "cpu", "b": "sim:1"}, None)
+    apart({"a": "cpu", "b": "cpu"}, None)
+
+
+def test_replicas_on_one_device_are_refused_by_its_identity_or_machine() -> None:
+    with pytest.raises(PhaseError, match=r"node 'a' on sim:0 .* Hint: ask for the kind without a number"):
+        apart({"a": None}, None, accelerator="sim")
+    apart({"a": None}, [["another machine sim:0", "sim:0", "a", False]], accelerator="sim")
 
 
 def test_orders_are_told_before_the_first_step() -> None:
@@ -328,3 +400,13 @@ def test_in_a_fixed_order_all_have_the_losses_of_all_and_draw_alike() -> None:
     replicas = ReplicatedTraining("train", Launched(1, 2), {"numpy": OneOf({"mse": [3.0, 2.0]})}, fixed_order=True)
     assert replicas.total({"mse": (2.0, 1.0)}) == {"mse": (2.0, 1.0)} and not replicas.draws_apart
     assert ReplicatedTraining("train", Launched(1, 2), {"numpy": OneOf({})}).draws_apart
+
+
+def test_replicas_on_one_device_are_refused() -> None:
+    own, other = [["host GPU-1", "NVIDIA H200 (gpu:0)"]], [["host GPU-2", "NVIDIA H200 (gpu:1)"]]
+    place = Launched(0, 2)
+    ReplicatedTraining("train", place, {"numpy": OneOf(other)}).check_devices([tuple(own[0])])
+    ReplicatedTraining("train", place, {"numpy": OneOf([])}).check_devices([])
+    message = r"phase 'train': replicas 0 and 1 are both on NVIDIA H200 \(gpu:0\)\..*CUDA_VISIBLE_DEVICES"
+    with pytest.raises(PhaseError, match=message):
+        ReplicatedTraining("train", place, {"numpy": OneOf(own)}).check_devices([tuple(own[0])])

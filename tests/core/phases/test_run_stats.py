@@ -142,6 +142,8 @@ def test_activations_of_numpy_are_what_simulated_devices_count():
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
         ("NVIDIA H100 PCIe", "fp16", 756.5),
         ("NVIDIA H100 NVL", "bf16", None),  # another form, whose rate the table does not have
+        ("NVIDIA H200", "bf16", 989.4),
+        ("NVIDIA H200 NVL", "bf16", None),
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16", None),
         ("Tesla T4", "bf16", None),
         ("Tesla T4", "fp16", 65),

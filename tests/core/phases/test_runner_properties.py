@@ -1,8 +1,12 @@
-"""Any sequence of phases, interrupts, moves and changes of a graph equals the same sequence on the plain CPU."""
+"""Any sequence of phases, interrupts, moves and changes of a graph equals the same sequence on the plain CPU.
+
+A sample of them is run; ANYACCEL_TEST_FULL=1 runs four times as many.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 
 import numpy as np
 import pytest
@@ -247,5 +251,6 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert len(self.ours.history) == self.runs
 
 
-LifecycleMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=15, phases=[Phase.generate])
+EXAMPLES = 40 if os.environ.get("ANYACCEL_TEST_FULL") else 10
+LifecycleMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=15, phases=[Phase.generate])
 TestLifecycle = LifecycleMachine.TestCase

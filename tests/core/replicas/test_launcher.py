@@ -35,7 +35,7 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 def test_a_process_of_a_launcher_knows_its_rank() -> None:
     assert launched(WHOLE) == Launched(rank=1, size=3, address="127.0.0.1", port=29500)
-    assert launched(TORCHRUN) == Launched(rank=1, size=3, local_rank=1, address="127.0.0.1", port=29500)
+    assert launched(TORCHRUN) == Launched(1, 3, 1, "127.0.0.1", 29500, local_size=3)
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
@@ -59,7 +59,7 @@ def test_a_single_process_is_on_its_own() -> None:
 def test_the_environment_of_this_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert launched() == Launched(1, 3, 1, "127.0.0.1", 29500)
+    assert launched() == Launched(1, 3, 1, "127.0.0.1", 29500, local_size=3)
     assert not is_main_process()
     monkeypatch.setenv("RANK", "0")
     assert is_main_process()
@@ -72,11 +72,19 @@ def test_a_rank_beyond_the_replicas_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("RANK", "one"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "2.5"), ("MASTER_PORT", "http")],
+    [("RANK", "one"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "2.5")],
 )
 def test_what_is_no_number_is_refused(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"the environment has {name}='{text}', which is no number of processes"):
         launched({**WHOLE, name: text})
+
+
+@pytest.mark.parametrize("text", ["http", "-1", "0", "65536"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"MASTER_PORT='{text}', which is no port\. Available: 1 to 65535\. Hint: set"
+    ):
+        launched({**WHOLE, "MASTER_PORT": text})
 
 
 def test_a_step_of_slurm_meets_at_its_first_node_and_a_port_of_its_own() -> None:
@@ -95,6 +103,12 @@ def test_what_a_job_script_sets_for_the_meeting_point_counts() -> None:
     assert place == Launched(5, 8, 1, "gpu08-ib", 12345)
 
 
+@pytest.mark.parametrize(("text", "size"), [("4(x2)", 4), ("8", 8), ("4,2", None), ("2(x3),1", None), ("", None)])
+def test_slurm_says_how_many_tasks_a_node_has_where_all_have_as_many(text: str, size: int | None) -> None:
+    place = launched({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text})
+    assert place is not None and place.local_size == size
+
+
 def test_a_batch_script_of_slurm_is_one_process() -> None:
     """It has SLURM_PROCID and SLURM_NTASKS, but is no step that srun made."""
     assert launched({name: value for name, value in SLURM.items() if "STEP" not in name}) is None
@@ -105,7 +119,7 @@ def test_processes_of_mpirun_on_one_machine_need_no_address() -> None:
     assert place is not None
     assert (place.rank, place.size, place.local_rank, place.address) == (1, 2, 1, "127.0.0.1")
     assert 15_000 <= place.port < 30_000
-    assert launched(MPICH) == Launched(1, 2, 1, "127.0.0.1", 29500)
+    assert launched(MPICH) == Launched(1, 2, 1, "127.0.0.1", 29500, local_size=2)
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, MPICH])

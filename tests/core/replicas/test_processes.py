@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +36,22 @@ def test_each_process_gets_its_rank_and_the_same_address(tmp_path: Path) -> None
     assert {one["WORLD_SIZE"] for one in told} == {"3"}
     assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told}) == 1
     assert all(one["arguments"] == ["--epochs", "3"] for one in told)
+
+
+def test_ports_after_the_one_where_all_meet_are_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bound, asked = socket.socket.bind, []
+    refusals: list[Exception] = [OverflowError("bind(): port must be 0-65535."), OSError("in use")]
+
+    def bind(self: socket.socket, address: tuple[str, int]) -> None:
+        if address[1] and refusals:
+            raise refusals.pop()
+        bound(self, address)
+        asked.append(self.getsockname()[1])
+
+    monkeypatch.setattr(socket.socket, "bind", bind)
+    assert run_replicas([sys.executable, "-c", TELL, str(tmp_path)], 1) == 0
+    port = int(json.loads((tmp_path / "0").read_text())["MASTER_PORT"])
+    assert len(asked) == 5 and asked[2:] == [port, port + 1, port + 2]
 
 
 def test_threads_are_shared_out_unless_they_are_set(tmp_path: Path) -> None:

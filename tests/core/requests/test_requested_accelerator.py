@@ -118,11 +118,10 @@ def test_a_machine_of_several_frameworks_has_what_all_of_them_use():
 
 
 @pytest.mark.parametrize(
-    ("size", "rank", "local", "device"),
-    [(1, 0, "", None), (2, 0, "0", "gpu:1"), (2, 1, "1", "gpu:2"), (2, 1, "", "gpu:2")],
+    ("size", "rank", "device"),
+    [(1, 0, None), (2, 0, "gpu:1"), (2, 1, "gpu:2")],
 )
-def test_a_count_is_one_device_for_each_replica(size, rank, local, device, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", local)
+def test_a_count_is_one_device_for_each_replica(size, rank, device):
     request = RequestedAccelerator("H100:2")
     machine = machine_of(["cards"])
     if device is None:

@@ -29,7 +29,7 @@ Further modules hold what plugins have in common; import them by name, `from any
 - `step_profiler`, `xla_scopes`: profiles of steps, and the nodes that compiled operations belong to.
 - `step_costs`: operations and activations of a step.
 - `simulated_timing`: clocks of simulated devices.
-- `framework_settings`: global settings that hold while a phase runs.
+- `framework_settings`, `process_setting`: global settings that hold while a phase runs.
 - `layer_introspection`, `attribute_snapshot`: layers of a library that runs on several frameworks.
 """
 

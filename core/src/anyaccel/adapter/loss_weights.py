@@ -50,10 +50,15 @@ def expanded(factor: Any, ndim: int) -> Any:
     return factor if factor.ndim == ndim else factor[(..., *[None] * (ndim - factor.ndim))]
 
 
-def total_weight(ops: ArrayOps, term: LossTerm, inputs: Sequence[Any]) -> Any:
-    """The weight of a loss from the values of its `weight_inputs` alone, a scalar on their device."""
+def total_weight(ops: ArrayOps, term: LossTerm, inputs: Sequence[Any], dtype: Any = None) -> Any:
+    """The weight of a loss from the values of its `weight_inputs` alone, a scalar on their device.
+
+    It has this dtype; else that of the first column of weights, or float32 where there is none.
+    """
     settings, factors = term.loss.kwargs, list(inputs[len(inputs) - len(term.inputs[2:]) :])
-    like = factors[0] if factors else ops.astype(inputs[0], ops.xp.float32)
+    if dtype is None:
+        dtype = factors[0].dtype if factors else ops.xp.float32
+    like = cast(ops, factors[0] if factors else inputs[0], dtype)
     counts = target_counts(ops, inputs[0], settings, like) if len(inputs) > len(factors) else []
     return normalizer(ops, inputs[0], settings, product(ops, [*counts, *factors], like), like)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError, StateError
+from anyaccel.precision import LossScaleState, ScalesLosses
 from anyaccel.program import Program
 from anyaccel.segment import NodeState, Segment
 
@@ -96,7 +97,7 @@ def _moved_state(backend: ComputingBackend, state: NodeState, device: Device) ->
     return NodeState(state.step, slots)
 
 
-class ReplicatedProgram(Program):
+class ReplicatedProgram(Program, ScalesLosses):
     """Programs of one segment on several devices, which stay equal: every one steps with the gradients of all.
 
     Each step cuts its rows into shards of adjacent rows, one for each replica, or a fixed number of them. The gradients
@@ -320,6 +321,26 @@ class ReplicatedProgram(Program):
         self._total, self._is_set = None, False
         for program in self._programs:
             program.zero_grad()
+
+    # -- the loss scale --------------------------------------------------------------------------------------------
+
+    @property
+    def _scaled(self) -> list[ScalesLosses]:
+        return [cast("ScalesLosses", program) for program in self._programs]
+
+    def loss_scale_state(self) -> LossScaleState:
+        """As of `ScalesLosses`; that of every replica is the same."""
+        return self._scaled[0].loss_scale_state()
+
+    def load_loss_scale_state(self, state: LossScaleState) -> None:
+        """As of `ScalesLosses`, in every replica."""
+        for program in self._scaled:
+            program.load_loss_scale_state(state)
+
+    def update_loss_scale(self, *, finite: bool) -> None:
+        """As of `ScalesLosses`, in every replica: a step is skipped by all."""
+        for program in self._scaled:
+            program.update_loss_scale(finite=finite)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ class SegmentLayout:
         self.owner = {op.label: first[id(op.model)] for op in modelled}
         self.models: dict[str, Any] = {op.label: op.model for op in modelled if self.owner[op.label] == op.label}
         self.parameters = {label: dict(ops.parameters(model)) for label, model in self.models.items()}
+        self.weight_dtype = _double_dtype(ops, self.parameters)
         self.owner_device = {op.label: op.device for op in modelled if op.label in self.models}
         grouped = {node for group in segment.groups for node in group.nodes}
         self.trained = {
@@ -73,6 +74,12 @@ class SegmentLayout:
             if op.label in self.trained or names.intersection(op.inputs):
                 names.update(op.outputs)
         return names
+
+
+def _double_dtype(ops: ArrayOps, parameters: Mapping[str, Mapping[str, Any]]) -> Any:
+    """The dtype of 64 bits that some parameter has; None where none has."""
+    arrays = (array for held in parameters.values() for array in held.values())
+    return next((x.dtype for x in arrays if ops.kind(x) == "floating" and ops.itemsize(x) == 8), None)
 
 
 def _refuse_shared_parameters(parameters: Mapping[str, Mapping[str, Any]], trained: Set[str]) -> None:
@@ -213,7 +220,7 @@ class SegmentDataflow:
     def _summed_weights(self, columns: Mapping[str, Any]) -> Iterator[tuple[LossTerm, Any]]:
         for term, names in self.weighted.items():
             if all(columns.get(name) is not None for name in names):
-                yield term, total_weight(self.ops, term, [columns[name] for name in names])
+                yield term, total_weight(self.ops, term, [columns[name] for name in names], self.layout.weight_dtype)
 
 
 def _call_keywords(segment: Segment, op: Operation, *, training: bool) -> dict[str, Any]:

@@ -309,7 +309,7 @@ def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
 @group.command(
     cls=PlainCommand,
     short_help="Train with several processes.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option(
     "--replicas",

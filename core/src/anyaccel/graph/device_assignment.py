@@ -22,7 +22,7 @@ from anyaccel.graph.rejections import Wish, outranked, refused_candidates, unser
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
-from anyaccel.requests import RequestedAccelerator, on_machine
+from anyaccel.requests import at_device, on_machine
 from anyaccel.suggestions import kind_hint
 
 DEFAULT_DEVICE = "ANYACCEL_DEVICE"
@@ -58,7 +58,7 @@ class DeviceAssigner:
         accelerator: the phase's; None if it has none.
         strict: whether nodes that cannot run on the phase's device are an error; they run on the CPU otherwise.
         policy: name of the placement policy, if any.
-        replicas: devices that a request has got already; nodes without an accelerator of their own are on the first.
+        replicas: devices that the phase has got already; nodes without an accelerator of their own are on the first.
     """
 
     nodes: Mapping[str, Node]
@@ -126,8 +126,8 @@ class DeviceAssigner:
         )
 
     def _on_one_device(self, wanted: Accelerator, reason: str, framework: str) -> Accelerator:
-        if self.replicas and reason != "node" and isinstance(wanted, RequestedAccelerator):
-            return wanted.at(self.replicas[0])
+        if self.replicas and reason != "node":
+            return at_device(wanted, self.replicas[0])
         return on_machine(wanted, framework, known=self.registry)
 
     def _rejected(

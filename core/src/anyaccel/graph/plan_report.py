@@ -69,7 +69,12 @@ def plan_report(
         element("section", element("h2", name, id=_anchor(name)), content, aria_labelledby=_anchor(name))
         for name, content in parts.items()
     ]
-    head = joined(
+    body = element("main", element("h1", prose(title)), element("nav", *links, aria_label="sections"), *sections)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{_head(title)}</head><body>{body}</body></html>\n'
+
+
+def _head(title: str) -> Markup:
+    return joined(
         [
             Markup('<meta charset="utf-8">'),
             Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
@@ -78,8 +83,6 @@ def plan_report(
             Markup(f"<style>{_STYLE}</style>"),
         ]
     )
-    body = element("main", element("h1", prose(title)), element("nav", *links, aria_label="sections"), *sections)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
 def _anchor(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -159,6 +159,17 @@ def matmul_precisions(
             )
     chosen = {name: backend for name, backend in backends.items() if name in by_framework}
     return [(backend, by_framework[name]) for name, backend in chosen.items() if isinstance(backend, ComputesPrecision)]
+
+
+def float32_notes(given: Any, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
+    """What defaults of the frameworks make of float32, where a phase has no setting for its matrix products."""
+    found = []
+    for label, each in assigned.items():
+        model, backend = getattr(nodes[label], "model", None), each.backend
+        narrow = bool(each.precision) and NodePrecision(each.precision).dtype != "float32"
+        if given is None and model is not None and not narrow and isinstance(backend, ComputesPrecision):
+            found.append(backend.float32_note(model, each.device))
+    yield from filter(None, dict.fromkeys(found))
 
 
 def _has(values: Iterable[Any], value: Any) -> bool:

@@ -18,7 +18,12 @@ from anyaccel.graph.offload_assignment import with_offload
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
-from anyaccel.graph.precision_assignment import check_loss_scale, matmul_precisions, with_precision
+from anyaccel.graph.precision_assignment import (
+    check_loss_scale,
+    float32_notes,
+    matmul_precisions,
+    with_precision,
+)
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.segment_builder import SegmentBuilder
 from anyaccel.graph.sharding_assignment import check_shared_models, with_sharding
@@ -66,23 +71,7 @@ class _Resolver:
     def resolve(self) -> Resolution:
         """Decide, in order: which nodes take part, where, which are trained, what is loaded, and the segments."""
         request, active = self._request, self._active()
-        self._assigned = DeviceAssigner(
-            nodes=self._nodes,
-            shapes=self._shapes,
-            registry=self._registry,
-            accelerator=request.accelerator,
-            strict=request.strict,
-            policy=request.policy,
-            replicas=request.devices,
-        ).assign(active)
-        self._assigned = {
-            label: with_precision(self._nodes[label], assignment, request)
-            for label, assignment in self._assigned.items()
-        }
-        self._assigned = {
-            label: with_offload(self._nodes[label], assignment, request, self._registry, self._shapes)
-            for label, assignment in self._assigned.items()
-        }
+        self._assigned = self._assignments(active)
         if request.training:
             self._assigned = {
                 label: with_sharding(self._nodes[label], assignment, request)
@@ -119,6 +108,24 @@ class _Resolver:
             step_columns=own,
             matmul_precisions=matmul_precisions(request.phase, request.matmul_precision, self._assigned),
         )
+
+    def _assignments(self, active: set[str]) -> dict[str, Assignment]:
+        """Where each node runs, in which precision, and with which parameters in host memory."""
+        request = self._request
+        assigned = DeviceAssigner(
+            nodes=self._nodes,
+            shapes=self._shapes,
+            registry=self._registry,
+            accelerator=request.accelerator,
+            strict=request.strict,
+            policy=request.policy,
+            replicas=request.devices,
+        ).assign(active)
+        computed = {label: with_precision(self._nodes[label], each, request) for label, each in assigned.items()}
+        return {
+            label: with_offload(self._nodes[label], each, request, self._registry, self._shapes)
+            for label, each in computed.items()
+        }
 
     # -- which nodes take part, and which are trained --------------------------------------------------------------
 
@@ -374,6 +381,7 @@ class _Resolver:
                 yield f"{label} moves from {before} to {device}: neither it nor the phase asks for a device"
             if self._request.training and self._frozen_in_training(label):
                 yield f"{label} is frozen and runs in training mode: its running statistics move"
+        yield from float32_notes(self._request.matmul_precision, self._assigned, self._nodes)
         yield from (f"{label} learns by partial_fit on the host, step by step" for label in self._request.learners)
         if not self._request.training:
             for label, names in self._training_only.items():

@@ -1,16 +1,20 @@
-"""Mean check: warns of a loss that is no mean over rows, where batches are accumulated.
+"""Mean check: warns of a step that is not that of one batch, where batches are accumulated or shared among replicas.
 
-Gradients of accumulated batches are weighted by rows, which gives those of one large batch only for means. Settings
-tell it of some losses (`accumulation.py`); of a function, or of a loss that a model returns, values do.
+Gradients of parts of a batch are weighted by rows, which gives those of the whole only for losses that are means over
+rows, of models that compute each row by itself. Settings tell it of some losses (`accumulation.py`), and layers of some
+models; of a function, of a loss that a model returns, and of a model's own code, values do.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.train_phase import TrainPhase
@@ -18,24 +22,43 @@ from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
 from anyaccel.specs import FROM_OUTPUT
 
-_TOLERANCE = 5e-3
+_TOLERANCE = 3e-5
+_TOLERANCE_16_BITS = 5e-3
 """Relative; a mean in bfloat16 is rounded by 2e-3."""
+
+_Found = tuple[str, float, float]
+"""A label, the loss over a batch, and the mean of those over its halves."""
 
 
 class MeanCheck:
-    """Compares losses over the first batch with those over its halves, in evaluation mode; once a phase.
+    """Compares losses over some of the first batches with those over their halves, in evaluation mode; once a phase.
 
     Args:
         phase: whose losses.
-        replicated: whether its batches are shared among replicas. Only where they are, or where the phase accumulates
+        stages: what computes them.
+        shared: whether its batches are shared among replicas. Only where they are, or where the phase accumulates
             batches, there is something to check.
+        gather: gives what all replicas give, by rank, in the processes of a launcher; all call it together.
+        is_first: whether this is the one of them that warns.
     """
 
-    def __init__(self, phase: TrainPhase, *, replicated: bool = False) -> None:
-        own = phase.losses if (replicated or phase.accumulate > 1) and phase.step is None else ()
-        self._doing = "shares batches among replicas" if replicated else "accumulates batches"
-        self._left_out = "write replicas=1" if replicated else "leave accumulate out"
-        self._phase, self._labels = phase, [loss.label for loss in own if _may_be_no_mean(loss)]
+    def __init__(
+        self,
+        phase: TrainPhase,
+        stages: Sequence[PipelineStage],
+        *,
+        shared: bool = False,
+        gather: Callable[[Any], list[Any]] | None = None,
+        is_first: bool = True,
+    ) -> None:
+        own = phase.losses if (shared or phase.accumulate > 1) and phase.step is None else ()
+        is_known = all(_is_known(stage) for stage in stages)
+        self._doing = "shares batches among replicas" if shared else "accumulates batches"
+        self._left_out = "write replicas=1" if shared else "leave accumulate out"
+        self._phase, self._labels = phase, [loss.label for loss in own if _is_own(loss) or not is_known]
+        self._named = {loss.label for loss in own if not _is_own(loss)}
+        self._tolerance = _TOLERANCE_16_BITS if any(map(_has_16_bits, stages)) else _TOLERANCE
+        self._gather, self._is_first = gather, is_first
 
     @property
     def is_due(self) -> bool:
@@ -44,34 +67,76 @@ class MeanCheck:
 
     def look(self, runner: ChunkRunner, steps: StepRange) -> None:
         """Warn of the first loss of which the mean over two halves of a batch is not that over the batch."""
-        batch = next(steps.first(1).split(steps.microbatch_size or steps.batch_size))
-        if batch.batch_size < 2:
+        of_all = self._of_all([min(steps.batch_size, steps.microbatch_size or steps.batch_size), steps.n_steps])
+        n_rows, n_steps = map(min, zip(*of_all, strict=True))
+        if n_rows < 2:
+            self._labels = self._labels if self._gather is None else []
             return
         labels, self._labels = self._labels, []
-        halves = list(batch.split(-(-batch.batch_size // 2)))
-        whole, parted, again = (_means(runner, of) for of in ([batch], halves, [batch]))
-        for label in labels:
-            values = [means.get(label, math.nan) for means in (whole, parted, again)]
-            if _differs(values[0], values[1]) and not _differs(values[0], values[2]):  # a random loss tells nothing
-                self._warn(label, values[0], values[1])
+        for i in sorted({0, n_steps // 2, n_steps - 1}):  # the first may be one in which all tokens count
+            batch = next(steps.skip(i).first(1).split(steps.microbatch_size or steps.batch_size))
+            found = self._differing(runner, batch, labels)
+            if found is not None:
+                if self._is_first:
+                    self._warn(*found)
                 return
 
+    def _of_all(self, own: list[Any]) -> list[list[Any]]:
+        return [own] if self._gather is None else self._gather(own)
+
+    def _differing(self, runner: ChunkRunner, batch: StepRange, labels: Sequence[str]) -> _Found | None:
+        halves = list(batch.split(-(-batch.batch_size // 2)))
+        whole, parted = _means(runner, [batch]), _means(runner, halves)
+        pairs = [(label, whole.get(label, math.nan), parted.get(label, math.nan)) for label in labels]
+        own = [pair for pair in pairs if self._differs(pair[1], pair[2])]
+        if not any(self._of_all([list(pair) for pair in own])):
+            return None
+        again = _means(runner, [batch])
+        own = [pair for pair in own if not self._differs(pair[1], again[pair[0]])]  # a random loss tells nothing
+        every = self._of_all([list(pair) for pair in own])
+        return next(((pair[0], pair[1], pair[2]) for theirs in every for pair in theirs), None)
+
+    def _differs(self, value: float, other: float) -> bool:
+        """Whether two losses are different beyond roundings; not if one is no number."""
+        return abs(value - other) > self._tolerance * max(abs(value), abs(other)) + 1e-7
+
     def _warn(self, label: str, whole: float, parted: float) -> None:
+        what, hint = (
+            ("has the rows of a batch mixed by its model", "let the model compute each row by itself")
+            if label in self._named
+            else (
+                "is no mean over rows",
+                "return the mean over the rows of the batch; where tokens or weights count, use a named loss with "
+                "ignore_index, mask or sample_weight",
+            )
+        )
         warnings.warn(
             printable(
-                f"phase {self._phase.label!r} {self._doing}, and the loss {label!r} is no mean over rows: over "
-                f"the first batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step is not "
-                "that of one batch of all rows. Hint: return the mean over the rows of the batch; where tokens or "
-                "weights count, use a named loss with ignore_index, mask or sample_weight; "
-                f"or {self._left_out}"
+                f"phase {self._phase.label!r} {self._doing}, and the loss {label!r} {what}: over "
+                f"one batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step is not "
+                f"that of one batch of all rows. Hint: {hint}; or {self._left_out}"
             ),
             UserWarning,
             stacklevel=user_level(),
         )
 
 
-def _may_be_no_mean(loss: AppliedLoss) -> bool:
+def _is_own(loss: AppliedLoss) -> bool:
     return loss.loss.own is not None or loss.loss.name == FROM_OUTPUT
+
+
+def _is_known(stage: PipelineStage) -> bool:
+    """Whether all models are those that every backend has, which compute each row by itself."""
+    known = tuple(stage.backend.models().values())
+    return all(operation.model is None or type(operation.model) in known for operation in stage.segment.operations)
+
+
+def _has_16_bits(stage: PipelineStage) -> bool:
+    """Whether something is computed in 16 bits."""
+    precision = stage.segment.precision
+    asked = () if precision is None else (each.dtype for _, each in precision.precisions)
+    outputs = (result.spec.dtype for operation in stage.segment.operations for result in operation.results)
+    return any(dtype.endswith("16") for dtype in (*asked, *outputs))
 
 
 def _means(runner: ChunkRunner, batches: list[StepRange]) -> dict[str, float]:
@@ -80,8 +145,3 @@ def _means(runner: ChunkRunner, batches: list[StepRange]) -> dict[str, float]:
     for batch in batches:
         losses.add(runner.evaluate(batch.rows)[1])
     return losses.means()
-
-
-def _differs(value: float, other: float) -> bool:
-    """Whether two losses are different; not if one is no number."""
-    return abs(value - other) > _TOLERANCE * max(abs(value), abs(other), 1e-6)

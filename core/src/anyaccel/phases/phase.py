@@ -98,7 +98,7 @@ class Phase(AttributeHints):
         "progress": "write Experiment(..., progress='none')",
         "verbose": "write Experiment(..., progress='none')",
     }
-    """Hints for settings that only other kinds of phase, or other libraries, have."""
+    """Hints for settings that only other kinds of phase, or other libraries, have, by names with blanks between."""
 
     attribute_hints: ClassVar[Mapping[str, str]] = {
         "run fit start execute train evaluate": "a graph runs phases: graph.run(phase)",
@@ -348,7 +348,8 @@ def _settings_of(cls: type) -> list[str]:
 
 def _unknown_setting(cls: type[Phase], name: str) -> PhaseError:
     known = _settings_of(cls)
-    misplaced = {**Phase.misplaced_settings, **cls.misplaced_settings}
+    hints = {**Phase.misplaced_settings, **cls.misplaced_settings}
+    misplaced = {each: hint for names, hint in hints.items() for each in names.split()}
     if name in misplaced:
         return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=misplaced[name])
     hint = did_you_mean(name, known, "use one of these", cutoff=0.6)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from anyaccel.adapter.batch_shards import FIXED_SHARDS
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.errors import CapabilityError, PhaseError
-from anyaccel.graph import Resolution
+from anyaccel.graph import Assignment, Plan, Resolution
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.sharding import divided_nodes
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.registry import registry
 from anyaccel.replicas import ReplicaGroup, Replicate
 
 
@@ -69,6 +72,47 @@ def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
             if why:
                 found.append(f"{why} in node {operation.label!r} mixes the rows of a batch")
     return found
+
+
+def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> None:
+    """Check that no two replicas train on one device; on a CPU they do.
+
+    Args:
+        label: of the phase.
+        plan: of this replica.
+        gather: gives the plain values that all replicas give, by rank.
+
+    Raises:
+        PhaseError: two do.
+    """
+    host = socket.gethostname()
+    own = [
+        [_identity(each, host), str(each.device), each.node, each.reason == "node"]
+        for each in plan.assignments
+        if each.parameters and not each.frozen and each.device.kind != "cpu"
+    ]
+    users: dict[str, list[tuple[int, str, str, bool]]] = {}
+    for rank, devices in enumerate(gather(own)):
+        for key, device, node, by_node in devices:
+            users.setdefault(key, []).append((rank, device, node, by_node))
+    shared = next((every for every in users.values() if len({rank for rank, *_ in every}) > 1), None)
+    if shared is None:
+        return
+    where = ", ".join(f"node {node!r} on {device} in replica {rank}" for rank, device, node, _ in shared)
+    kind = shared[0][1].partition(":")[0]
+    raise PhaseError(
+        f"phase {label!r} cannot be trained by several replicas: they would train on one device: {where}",
+        available=f"accelerator={kind!r} of the phase gives each process of a machine a device of its own",
+        hint="leave the accelerator of the node out: then it goes with the phase"
+        if any(by_node for *_, by_node in shared)
+        else "ask for the kind without a number, and start as many processes on a machine as it has of these devices",
+    )
+
+
+def _identity(assignment: Assignment, host: str) -> str:
+    """What tells a device from all others: that of its vendor, or its name on this machine."""
+    info = registry().ask(assignment.backend, "device_info", assignment.device)
+    return info.identity or f"{host} {assignment.device}"
 
 
 def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel.accelerator import Accelerator
@@ -16,7 +17,7 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import Registry, registry
-from anyaccel.replicas import launched
+from anyaccel.replicas import Launched, launched
 from anyaccel.requests import InventoryRegistry, RequestedAccelerator, machine_of, with_count
 
 
@@ -29,7 +30,7 @@ def replica_devices(
     """The devices that a phase gets in this process; empty where that is the one that its accelerator names.
 
     A TrainPhase gets all that it asks for, or as many of the kind as it has `replicas`; other phases the first. In the
-    processes of a launcher, each gets one.
+    processes of a launcher, each gets one; where a kind is asked for, that of its place on the machine.
 
     Args:
         phase: the phase.
@@ -49,12 +50,15 @@ def replica_devices(
     default = os.environ.get(DEFAULT_DEVICE, "").strip()
     asked = Accelerator(default or "cpu") if accelerator is None else accelerator
     if not isinstance(asked, RequestedAccelerator):
+        if place is not None:
+            by_kind = phase.chooses_device or ":" not in asked.spec
+            return _of_process(phase, asked.device.kind, place, frameworks(), known) if by_kind else ()
         several = trains and place is None and wanted not in (None, 1)
         return _of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
     machine = machine_of(frameworks(), of_all=False, known=known)
     if place is not None:
         rank = place.rank if place.local_rank is None else place.local_rank
-        return (asked.of_replica(machine, rank, place.size, strict=phase.strict).device,)
+        return (asked.of_replica(machine, rank, place.local_size or place.size, strict=phase.strict).device,)
     single = trains and wanted and asked.request.count == 1
     request = with_count(asked.request, wanted) if single and wanted else asked.request
     found = request.resolve(machine, strict=phase.strict).devices
@@ -69,13 +73,39 @@ def replica_devices(
     return found
 
 
+def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
+    """The devices of a kind on which all frameworks run, in order."""
+    listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
+    common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
+    return [device for device in sorted(common) if device.kind == kind]
+
+
+def _of_process(
+    phase: Phase, kind: str, place: Launched, frameworks: Sequence[str], known: Registry | None
+) -> tuple[Device, ...]:
+    """The device of one of several processes on a machine; empty if there is nothing to choose from.
+
+    A launcher may show each process its own device alone.
+    """
+    found = [] if kind == "cpu" else _listed(kind, frameworks, known)
+    if len(found) < 2:
+        return tuple(found)
+    index = place.rank % len(found) if place.local_rank is None else place.local_rank
+    if index >= len(found):
+        raise PhaseError(
+            f"phase {phase.label!r} asks for {kind!r}, and this is process {index} of those on this machine, from 0 on",
+            available=f"{', '.join(map(str, found))}, one for each",
+            hint=f"start {len(found)} processes on each machine; where each sees only its own devices, name one: "
+            f"accelerator={str(found[0])!r}",
+        )
+    return (found[index],)
+
+
 def _of_kind(
     phase: Phase, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
     """So many devices of a kind on which all frameworks run, from the first on."""
-    listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
-    common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
-    found = [device for device in sorted(common) if device.kind == first.kind and device.index >= first.index]
+    found = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
     if len(found) < wanted:
         there = ", ".join(map(str, found)) or f"none of the kind {first.kind!r}"
         raise PhaseError(
@@ -84,6 +114,17 @@ def _of_kind(
             hint=f"start as many processes, anyaccel run --replicas {wanted} SCRIPT, or write replicas=1",
         )
     return tuple(found[:wanted])
+
+
+def distinct_devices(resolution: Resolution) -> list[tuple[str, str]]:
+    """Of the devices that compute, those whose identity is known: what says which it is among all machines; a name."""
+    found: dict[str, str] = {}
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for device in dict.fromkeys(operation.device for operation in segment.operations):
+            info = None if device.kind in ("cpu", "sim") else backend.device_info(device)
+            if info is not None and info.identity:
+                found[f"{platform.node()} {info.identity}"] = f"{info.name} ({device})"
+    return list(found.items())
 
 
 def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[str]) -> None:
@@ -145,10 +186,6 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
                 f"node {each.node!r} {_APART[each.reason]} {each.device}",
                 f"let it go with the phase, or {one_device}",
             )
-    if any(
-        segment.precision is not None and segment.precision.loss_scale is not None for segment in resolution.segments
-    ):
-        yield "its losses are scaled for float16", f"write precision='bf16-mixed', or {one_device}"
     if len(resolution.segments) > 1:
         frameworks = ", ".join(dict.fromkeys(backend.framework for backend in resolution.backends))
         yield (

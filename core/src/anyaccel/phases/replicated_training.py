@@ -24,7 +24,7 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
-from anyaccel.phases.replica_checks import check_fixed_order, check_shareable, check_weights
+from anyaccel.phases.replica_checks import check_apart, check_fixed_order, check_shareable, check_weights
 from anyaccel.phases.sharding import is_sharded, offloads, whole_nodes
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
@@ -172,7 +172,7 @@ class ReplicatedTraining:
         self._tell_differing(seen, ended=ended)
 
     def _tell_differing(self, seen: int, *, ended: bool) -> None:
-        every = self._gather([seen, ended])
+        every = self.gather([seen, ended])
         done = [str(rank) for rank, (_, is_done) in enumerate(every) if is_done]
         others = [str(rank) for rank, (batch, _) in enumerate(every) if batch != every[0][0]]
         what = f"is at its end in replica {', '.join(done)} only" if done else "gives other batches in replica "
@@ -226,7 +226,7 @@ class ReplicatedTraining:
 
     def first(self, value: Any) -> Any:
         """The plain value that the first replica gives; called by all at once."""
-        return self._gather(value)[0]
+        return self.gather(value)[0]
 
     def arrays_of_all(self, own: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
         """What all replicas give, one after the other by rank; None where one gives None."""
@@ -235,12 +235,13 @@ class ReplicatedTraining:
             if own is None
             else [{name: _as_plain(np.asarray(array)) for name, array in each.items()} for each in own]
         )
-        every = self._gather(plain)
+        every = self.gather(plain)
         if any(one is None for one in every):
             return None
         return [{name: _from_plain(array) for name, array in each.items()} for one in every for each in one]
 
-    def _gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
+        """The plain values that all replicas give, by rank; called by all at once."""
         with self._telling_where():
             return self._host.gather(value)
 
@@ -258,7 +259,7 @@ class ReplicatedTraining:
         """Sums and weights of losses over all replicas, added in the order of their ranks; or those that all have."""
         if self.has_all_rows:
             return dict(sums)
-        every = self._gather({label: list(pair) for label, pair in sums.items()})
+        every = self.gather({label: list(pair) for label, pair in sums.items()})
         totals: Sums = {}
         for one in every:
             for label, (value, weight) in one.items():
@@ -277,7 +278,7 @@ class ReplicatedTraining:
         Raises:
             PhaseError: the replicas have drawn other rows.
         """
-        every = self._gather([stop_reason, self._orders.hexdigest()])
+        every = self.gather([stop_reason, self._orders.hexdigest()])
         others = [str(rank) for rank, (_, drawn) in enumerate(every) if drawn != every[0][1]]
         if others:
             raise PhaseError(
@@ -305,6 +306,44 @@ class ReplicatedTraining:
         hint = "make model, data and seed alike in every process: seed the framework before the model is made, "
         self.check_same(own, when=when, hint=f"{hint}or load the same weights")
 
+    def check_ended(self, graph: ModelGraph) -> dict[str, np.ndarray]:
+        """Compare what the replicas have trained; gives the first one's values of the buffers that are not alike.
+
+        Raises:
+            PhaseError: parameters or states of optimizers differ.
+        """
+        state = {key: np.asarray(value) for key, value in graph.state().items()}
+        every = self.gather({key: _digest(value) for key, value in state.items()})
+        apart = [key for key in _differing(every) if "/buffers/" in key]
+        rest = [{f"the values of {key!r}": one[key] for key in one if key not in apart} for one in every]
+        self._check(rest, when="after the last step", hint="let callbacks change the same values in every process")
+        if not apart:
+            return {}
+        firsts = self.first([_as_plain(state[key]) for key in apart])
+        return {key: _from_plain(plain).view(state[key].dtype) for key, plain in zip(apart, firsts, strict=True)}
+
+    def check_devices(self, own: Sequence[tuple[str, str]]) -> None:
+        """Check that no two replicas are on one device: they would take turns there, and NCCL refuses it.
+
+        Args:
+            own: the devices of this replica: what says which it is, among all machines, and its name.
+
+        Raises:
+            PhaseError: two are on one.
+        """
+        every = self.gather([list(device) for device in own])
+        first: dict[str, int] = {}
+        for rank, devices in enumerate(every):
+            for identity, name in devices:
+                other = first.setdefault(identity, rank)
+                if other != rank:
+                    raise PhaseError(
+                        f"phase {self._label!r}: replicas {other} and {rank} are both on {name}",
+                        available="one replica for each device",
+                        hint="start one process for each device, and write accelerator='gpu' without a number, or give "
+                        "each its own by CUDA_VISIBLE_DEVICES",
+                    )
+
     def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
         """Compare texts by name with those of all replicas.
 
@@ -316,9 +355,10 @@ class ReplicatedTraining:
         Raises:
             PhaseError: they differ; names what, and in which replicas.
         """
-        every = self._gather(dict(own))
-        names = list(dict.fromkeys(name for one in every for name in one))
-        differing = [name for name in names if len({one.get(name) for one in every}) > 1]
+        self._check(self.gather(dict(own)), when=when, hint=hint)
+
+    def _check(self, every: Sequence[Mapping[str, str]], *, when: str, hint: str) -> None:
+        differing = _differing(every)
         if differing:
             first = differing[0]
             others = [str(rank) for rank, one in enumerate(every) if one.get(first) != every[0].get(first)]
@@ -368,6 +408,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
     if not phase.deterministic:  # there, each replica has all rows, and their weights
         check_weights(phase, resolution, groups)
     check_fixed_order(phase, place.size, groups)
+    check_apart(phase.label, resolution.plan, next(iter(groups.values())).gather)
     return ReplicatedTraining(
         phase.label,
         place,
@@ -392,6 +433,12 @@ def _joined(backend: Any, place: Launched) -> ReplicaGroup:
     place.export()
     group: ReplicaGroup = backend.replica_group(place.rank, place.size)
     return group
+
+
+def _differing(every: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names, in order, under which not all have the same text."""
+    names = dict.fromkeys(name for one in every for name in one)
+    return [name for name in names if len({one.get(name) for one in every}) > 1]
 
 
 def _is_array(value: Any) -> bool:

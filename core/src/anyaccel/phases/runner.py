@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from anyaccel import interrupts
-from anyaccel.adapter.replicated_program import build_replicated
-from anyaccel.backend import ComputingBackend, Program
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
-from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing, resolve
+from anyaccel.graph import Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
@@ -21,11 +22,7 @@ from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import Evaluation, EvaluationExchange
-from anyaccel.phases.events import LogEvent
-from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import PipelineStage, StepReplicas
-from anyaccel.phases.executor.whole_batches import WholeBatches
 from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.input_data import PhaseSources
@@ -36,20 +33,22 @@ from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, tra
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.pipeline_building import build_pipeline
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replica_code import code_digests
-from anyaccel.phases.replica_devices import check_replicable, replica_notes
+from anyaccel.phases.replica_devices import check_replicable, distinct_devices, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
-from anyaccel.phases.sharding import check_sharding, divides, sharding_notes, whole_nodes
+from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.user_level import user_level
+from anyaccel.printable import printable
 from anyaccel.registry import registry
-from anyaccel.segment import Segment
 
 
 def execute(
@@ -133,6 +132,7 @@ class _PhaseExecution:
         self._nan_in_data = False
         self._resume = resume
         self._checkpointer: Checkpointer | None = None
+        self._first_buffers: Mapping[str, np.ndarray] = {}  # of replicas that have others
         self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
 
     def run(self) -> EvaluationValues | None:
@@ -160,9 +160,7 @@ class _PhaseExecution:
             check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
-        self._settings.close()
-        for backend, value in resolution.matmul_precisions:
-            self._settings.enter_context(backend.matmul_precision(value))
+        self._use_settings(resolution)
         own = parts[0]
         run.rows, run.batch_size = own.evaluated.rows, own.factory.batch_size
         learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
@@ -181,10 +179,10 @@ class _PhaseExecution:
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
         if replicated is not None:
-            self._compare_replicas(replicated, parts)
+            self._compare_replicas(replicated, parts, resolution)
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
-        pipeline = self._pipeline = _build(resolution, graph, phase, learners, run.log_event, replicated)
+        pipeline = self._pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, replicated)
         run.attach(pipeline)
         graph.refresh = partial(pipeline.sync_models, graph.optimizer_states)
         self._policies = [self._policy(*pair, pipeline, learners) for pair in zip(parts, loaders, strict=True)]
@@ -192,11 +190,19 @@ class _PhaseExecution:
         self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
         return self._loop(pipeline, parts, learners, resolution.shapes.outputs, replicated)
 
-    def _compare_replicas(self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart]) -> None:
+    def _use_settings(self, resolution: Resolution) -> None:
+        self._settings.close()
+        for backend, value in resolution.matmul_precisions:
+            self._settings.enter_context(backend.matmul_precision(value))
+
+    def _compare_replicas(
+        self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart], resolution: Resolution
+    ) -> None:
         if self._checkpointer is not None:
             self._checkpointer.join(replicated)
         arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
         own, when = code_digests(self._phase, self._graph), "before the first step"
+        replicated.check_devices(distinct_devices(resolution))
         replicated.check_same(own, when=when, hint="start the same files in every process")
         replicated.check_alike(self._graph, arrays, when=when)
 
@@ -259,7 +265,9 @@ class _PhaseExecution:
                 replicated=replicated,
             ).run()
             if replicated is not None:
-                replicated.check_alike(self._graph, {}, when="after the last step")
+                self._first_buffers = replicated.check_ended(self._graph)
+                if self._first_buffers and replicated.rank == 0:
+                    _warn_of_buffers(phase, sorted(self._first_buffers))
             return None
         values = evaluations[0].run()
         if isinstance(phase, FitPhase):
@@ -345,11 +353,25 @@ class _PhaseExecution:
                 for source in (*_given_sources(self._phase), *self._opened.batches):
                     sources.callback(source.close)
             self._close()
-        if self._run.error is None and self._run.final_state is not None:
+        last = self._run.final_state
+        if self._run.error is None and (last is not None or self._first_buffers):
             progress = dict(self._graph.progress)
-            self._graph.load_state(self._run.final_state)
+            self._graph.load_state({**(self._graph.state() if last is None else last), **self._first_buffers})
             self._graph.progress = progress
         place(self._graph, self._final_devices)
+
+
+def _warn_of_buffers(phase: Phase, apart: Sequence[str]) -> None:
+    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+    warnings.warn(
+        printable(
+            f"phase {phase.label!r}: the buffer {apart[0]!r}{more} was not the same in all replicas, as each computed "
+            "it from its own rows; now all have that of the first. In one process it would have another value. Hint: "
+            "use layers whose buffers do not depend on the rows of a batch; or write replicas=1"
+        ),
+        UserWarning,
+        stacklevel=user_level(),
+    )
 
 
 def _given_sources(phase: Phase) -> Iterator[BatchSource]:
@@ -369,59 +391,3 @@ def _couplings(part: Phase, pipeline: Pipeline, learners: HostLearners) -> list[
         return []
     each_batch = [f"the estimator {label!r}, which learns from each batch" for label in learners.labels]
     return training_couplings(pipeline.stages) + each_batch
-
-
-def _build(
-    resolution: Resolution,
-    graph: ModelGraph,
-    phase: Phase,
-    learners: HostLearners,
-    log_event: LogEvent,
-    replicated: ReplicatedTraining | None = None,
-) -> Pipeline:
-    """Programs over the models as they were placed; if one cannot be built, those before it are closed."""
-    stages: list[PipelineStage] = []
-    try:
-        for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-            segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
-            names = (name for operation in segment.operations for name in operation.outputs)
-            has_gradient = any(name in resolution.live for name in names)
-            program = _program(backend, segment, resolution.plan, phase, replicated)
-            stages.append(PipelineStage(segment, backend, program, has_gradient))
-    except BaseException:
-        Pipeline(stages).close({})
-        raise
-    step = phase.step if isinstance(phase, TrainPhase) else None
-    own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
-    step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
-    if replicated is not None and replicated.takes_whole_batches:
-        step_replicas = WholeBatches(replicated.compare_step, replicated.end_step)
-    return Pipeline(stages, learners or None, log_event, own_step, step_replicas)
-
-
-def _program(
-    backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase, replicated: ReplicatedTraining | None
-) -> Program:
-    if replicated is not None:
-        return replicated.build(segment, backend)
-    deterministic = isinstance(phase, TrainPhase) and phase.deterministic
-    if not (plan.replicas or deterministic):
-        return backend.build(segment)
-    devices = plan.replicas or (segment.operations[0].device,)
-    return build_replicated(
-        backend,
-        segment,
-        devices,
-        deterministic=deterministic,
-        divided=divides(plan),
-        whole=whole_nodes(plan),
-    )
-
-
-def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:
-    operations = tuple(
-        replace(operation, model=getattr(graph[operation.label], "model", None)) for operation in segment.operations
-    )
-    states = {label: graph.optimizer_states[label] for label in segment.states}
-    frozen = {label: getattr(graph[label], "model", None) for label in segment.frozen}
-    return replace(segment, operations=operations, states=states, frozen=frozen)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 from anyaccel import interrupts, rng
-from anyaccel.errors import CompileError, OutOfMemoryError
+from anyaccel.adapter.replicated_program import ReplicatedProgram
+from anyaccel.errors import OutOfMemoryError
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
+from anyaccel.phases.compiled_changes import refuse_changes_between_steps, renew_compiled
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
@@ -80,11 +82,9 @@ class TrainLoop:
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
-        shares = replicated is not None or len(phase.devices) > 1 or phase.deterministic
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
         self._goes_back = not self._sharded and not (run.plan is not None and divides(run.plan))
-        checked = (phase.accumulate > 1 or shares) and not self._sharded
-        self._mean_check = MeanCheck(phase, replicated=shares) if checked else None
+        self._mean_check = _mean_check(phase, pipeline, replicated)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.tells_steps
         self._teller = StepTeller(run, hooks, progress) if told else None
@@ -187,7 +187,7 @@ class TrainLoop:
         if run.stopped:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
-            self._renew_compiled()
+            renew_compiled(run, self._pipeline)
         began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
         if self._replicated is not None:
@@ -233,25 +233,6 @@ class TrainLoop:
         total = sum(self._weights[name] * value for name, value in figures.items()) if figures else math.nan
         return Epoch(number, total, figures, n_steps, seconds)
 
-    def _renew_compiled(self) -> None:
-        names = self._pipeline.renew_compiled()
-        if names:
-            self._run.log_event("compile", f"what was compiled is dropped, as {_changed(names)} changed")
-
-    def _refuse_changes_between_steps(self) -> None:
-        """Compiled steps of this epoch cannot have seen what `step_end` or `steps_done` has changed.
-
-        Raises:
-            CompileError: it has changed a value that they read.
-        """
-        names = self._pipeline.renew_compiled()
-        if names:
-            raise CompileError(
-                f"{_changed(names)} changed between steps of epoch {self._run.epoch}, and the compiled steps have not "
-                "seen it",
-                hint="change it in epoch_start or epoch_end, or set compile='off'",
-            )
-
     def _validate(self, epoch: int) -> None:
         due = (epoch + 1) % self._phase.validate_every == 0 or epoch + 1 == self._phase.n_epochs
         if self._validation is not None and due:
@@ -287,7 +268,7 @@ class TrainLoop:
             self._compile_policy.repeat(failed - resumed)
             self._progress.advance(resumed - failed)
         if self._hooks.step_listeners or self._hooks.hears_steps_done:
-            self._refuse_changes_between_steps()
+            refuse_changes_between_steps(run, self._pipeline)
         self._snapshots.clear()  # a validation may need the room
         self._record(self._pending.finish())
         if not all(map(math.isfinite, means.values())):
@@ -454,7 +435,11 @@ def smallest(*sizes: int | None) -> int | None:
     return min((size for size in sizes if size is not None), default=None)
 
 
-def _changed(names: Sequence[str]) -> str:
-    """Some of the names that have changed."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more} " + ("has" if len(names) == 1 else "have")
+def _mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
+    """What looks whether the parts of a step make up the whole; None where steps have no parts."""
+    stages, parted = pipeline.stages, replicated is not None and not replicated.takes_whole_batches
+    shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
+    if not shared and phase.accumulate == 1:
+        return None
+    gather, is_first = (None, True) if replicated is None else (replicated.gather, replicated.rank == 0)
+    return MeanCheck(phase, stages, shared=shared, gather=gather, is_first=is_first)

@@ -5,10 +5,11 @@ scaled has `ScalesLosses`; which node is computed how is decided in `graph/preci
 """
 
 from anyaccel.precision.capability import ComputesPrecision, ScalesLosses
-from anyaccel.precision.loss_scale import LossScale, LossScaleState
+from anyaccel.precision.loss_scale import LARGEST_SCALE, LossScale, LossScaleState
 from anyaccel.precision.policy import PRECISIONS, NodePrecision, SegmentPrecision, checked_precision
 
 __all__ = [
+    "LARGEST_SCALE",
     "PRECISIONS",
     "ComputesPrecision",
     "LossScale",

@@ -30,6 +30,14 @@ class ComputesPrecision(ABC):
         """A context in which matrices are multiplied as one of `matmul_precisions` says; then it is as before."""
         return nullcontext()
 
+    def float32_note(self, model: Any, device: Device) -> str:
+        """What makes a model in float32 less exact on a device by a default of the framework; `""` if nothing does.
+
+        It begins with the name of the framework, as in `"JAX multiplies float32 in TF32 on gpu:0: ..."`, and says what
+        setting makes it exact.
+        """
+        return ""
+
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
         """Names of the parts of a model whose values `remat` leaves to be computed again in the backward pass.
 

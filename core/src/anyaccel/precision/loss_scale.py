@@ -12,7 +12,8 @@ from anyaccel.arguments import is_integer, shown
 from anyaccel.errors import ConfigError, SpecError
 
 _STATE = ("scale", "good_steps", "skipped")
-_LARGEST = float(2**127)  # float32, in which it is kept on devices, has nothing beyond
+LARGEST_SCALE = float(2**127)
+"""A scale grows no further: float32, in which devices may keep it, has nothing beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class LossScale:
 
     def __post_init__(self) -> None:
         number, where = partial(arguments.number, SpecError, "LossScale: "), "LossScale: "
-        number("initial", self.initial, lambda x: 0 < x < _LARGEST, "a positive number", 65536.0)
-        number("growth", self.growth, lambda x: 1 <= x < _LARGEST, "a number of at least 1", 2.0)
+        number("initial", self.initial, lambda x: 0 < x < LARGEST_SCALE, "a positive number", 65536.0)
+        number("growth", self.growth, lambda x: 1 <= x < LARGEST_SCALE, "a number of at least 1", 2.0)
         number("backoff", self.backoff, lambda x: 0 < x <= 1, "a number in (0, 1]", 0.5)
         arguments.integer(SpecError, where, "growth_interval", self.growth_interval, 1, 2000)
 
@@ -85,7 +86,7 @@ class LossScaleState:
         if good < spec.growth_interval:
             return LossScaleState(self.scale, good, self.skipped)
         grown = self.scale * spec.growth
-        return LossScaleState(grown if grown < _LARGEST else self.scale, 0, self.skipped)
+        return LossScaleState(grown if grown < LARGEST_SCALE else self.scale, 0, self.skipped)
 
     def to_dict(self) -> dict[str, float]:
         """The state as plain data."""

@@ -38,6 +38,14 @@ class LaunchOptions:
 Launch = Callable[[LaunchOptions], int]
 """Runs the target in all processes and waits; returns the exit status."""
 
+_COMMANDS = {
+    "slurm srun sbatch": "srun --ntasks 2 python SCRIPT",
+    "mpi mpirun mpiexec openmpi mpich": "mpirun -n 2 python SCRIPT",
+    "torch torchrun elastic": "torchrun --nproc-per-node 2 SCRIPT",
+}
+"""By names of launchers, the command that starts processes which find each other without a plugin."""
+_RAY = "install its plugin; in the folder of anyaccel's repository, python -m pip install ./plugins/ray"
+
 
 def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | None = None) -> Launch:
     """The launcher of an installed plugin.
@@ -54,6 +62,14 @@ def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | Non
         raise ConfigError(
             f"no plugin here starts processes on {name!r}",
             available=", ".join(sorted(found)) or "this machine, without --on",
-            hint=f"install the plugin: python -m pip install anyaccel-{name}",
+            hint=_hint(name),
         )
     return found[name]()
+
+
+def _hint(name: str) -> str:
+    """What to do about a launcher that is not there."""
+    command = next((command for names, command in _COMMANDS.items() if name.lower() in names.split()), "")
+    if command:
+        return f"start the script by the command itself: {command}"
+    return _RAY if name.lower() == "ray" else "leave --on out"

@@ -17,6 +17,7 @@ from anyaccel.replicas.launcher_variables import (
     address_of,
     is_set,
     local_rank,
+    local_size,
     number,
     port_of,
 )
@@ -33,6 +34,7 @@ class Launched:
         rank: which one, from 0.
         size: how many there are.
         local_rank: which one of those on this machine, from 0; None where the launcher does not say.
+        local_size: how many there are on this machine; None where the launcher does not say.
         address: the host of the first process, at which all meet.
         port: the port there.
     """
@@ -42,6 +44,7 @@ class Launched:
     local_rank: int | None = None
     address: str = ""
     port: int = 0
+    local_size: int | None = None
 
     def export(self, environment: MutableMapping[str, str] | None = None) -> None:
         """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where not set, as frameworks read them."""
@@ -75,7 +78,7 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
     if size == 1:
         return None
     address, port = _meeting_point(given, variables, size)
-    return Launched(rank, size, local_rank(given, variables), address, port)
+    return Launched(rank, size, local_rank(given, variables), address, port, local_size(given, variables))
 
 
 def is_main_process() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ Environment = Mapping[str, str]
 
 DEFAULT_PORT = 29500
 """Where a launcher names none, and has no number of the job to derive one from; that of torchrun."""
+_ALIKE = re.compile(r"([1-9]\d*)(?:\(x\d+\))?", re.ASCII)
 _FIRST_PORT, _N_PORTS = 15_000, 15_000  # below those that systems give to connections of their own
 
 
@@ -68,6 +70,16 @@ def number(environment: Environment, name: str) -> int:
     return int(text)
 
 
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
+        raise ConfigError(
+            f"the environment has MASTER_PORT={text!r}, which is no port",
+            available="1 to 65535",
+            hint="set it to a free port of the first process, alike in all, such as MASTER_PORT=29500",
+        )
+    return int(text)
+
+
 def is_set(environment: Environment, variables: Variables) -> bool:
     """Whether a launcher has told rank and size."""
     return bool(environment.get(variables.rank)) and bool(environment.get(variables.size))
@@ -79,6 +91,18 @@ def local_rank(environment: Environment, variables: Variables) -> int | None:
     return None if name is None else number(environment, name)
 
 
+def local_size(environment: Environment, variables: Variables) -> int | None:
+    """How many processes there are on this machine, as far as the launcher tells it.
+
+    Slurm has a list for all machines, such as `4(x2)`, which tells it where all have as many.
+    """
+    if variables is SLURM:
+        match = _ALIKE.fullmatch(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        return int(match[1]) if match is not None else None
+    name = next((name for name in variables.local_size if environment.get(name)), None)
+    return None if name is None else number(environment, name)
+
+
 def address_of(environment: Environment, variables: Variables, size: int) -> str | None:
     """The host of the first process: MASTER_ADDR, or what the launcher says of its hosts; None if nothing."""
     given = environment.get("MASTER_ADDR")
@@ -87,8 +111,7 @@ def address_of(environment: Environment, variables: Variables, size: int) -> str
     hosts = _slurm_hosts(environment, variables)
     if hosts:
         return first_host(hosts)
-    local_size = next((name for name in variables.local_size if environment.get(name)), None)
-    return "127.0.0.1" if local_size is not None and number(environment, local_size) == size else None
+    return "127.0.0.1" if local_size(environment, variables) == size else None
 
 
 def _slurm_hosts(environment: Environment, variables: Variables) -> str | None:
@@ -100,7 +123,7 @@ def _slurm_hosts(environment: Environment, variables: Variables) -> str | None:
 def port_of(environment: Environment, variables: Variables) -> int | None:
     """The port of the first process: MASTER_PORT, or one from the number of the job, alike in all its processes."""
     if environment.get("MASTER_PORT"):
-        return number(environment, "MASTER_PORT")
+        return _port(environment["MASTER_PORT"])
     if variables is TORCHRUN:
         return None
     job = _job_of(environment, variables)

@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+_PORTS = 3
 
 
 def run_replicas(
@@ -134,6 +136,13 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free, as are those after it, at which some frameworks meet."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with suppress(OSError, OverflowError):  # taken, or beyond the last
+                for further in range(1, _PORTS):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + further))
+                return port

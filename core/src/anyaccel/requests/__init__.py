@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anyaccel.requests.machine import machine_of as machine_of
     from anyaccel.requests.requested_accelerator import RequestedAccelerator as RequestedAccelerator
     from anyaccel.requests.requested_accelerator import accelerator_class as accelerator_class
+    from anyaccel.requests.requested_accelerator import at_device as at_device
     from anyaccel.requests.requested_accelerator import on_machine as on_machine
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "RequestEntry",
     "RequestedAccelerator",
     "accelerator_class",
+    "at_device",
     "machine_of",
     "on_machine",
     "products",
@@ -52,6 +54,7 @@ __getattr__, __dir__ = lazy_attributes(
         "RequestEntry": ".entry",
         "RequestedAccelerator": ".requested_accelerator",
         "accelerator_class": ".requested_accelerator",
+        "at_device": ".requested_accelerator",
         "machine_of": ".machine",
         "on_machine": ".requested_accelerator",
         "with_count": ".device_request",

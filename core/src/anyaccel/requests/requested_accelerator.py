@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -127,8 +126,14 @@ class RequestedAccelerator(Accelerator):
             raise ConfigError(problem, available=", ".join(map(str, devices)), hint=hint)
         return self.at(devices[0])
 
-    def of_replica(self, machine: Inventory, rank: int, size: int, *, strict: bool = False) -> Accelerator:
-        """An Accelerator of the device of one of `size` processes: a request for several devices is one for each.
+    def of_replica(self, machine: Inventory, place: int, size: int, *, strict: bool = False) -> Accelerator:
+        """An Accelerator of the device of one process: a request for several devices is one for each.
+
+        Args:
+            machine: this one.
+            place: which one of the processes on it, from 0.
+            size: how many these are.
+            strict: the first wish or nothing.
 
         Raises:
             ConfigError: the request is for another number of devices than there are processes.
@@ -141,8 +146,6 @@ class RequestedAccelerator(Accelerator):
             )
             hint = f"start the script as anyaccel run --replicas {len(devices)} SCRIPT"
             raise ConfigError(f"{problem} process{'es' if size > 1 else ''}", hint=hint)
-        local = os.environ.get("LOCAL_RANK", "")
-        place = int(local) if local.isascii() and local.isdigit() else rank
         return self.at(devices[place % len(devices)])
 
     def _devices(self, machine: Inventory, strict: bool) -> Sequence[Device]:
@@ -150,9 +153,14 @@ class RequestedAccelerator(Accelerator):
 
     def at(self, device: Device) -> Accelerator:
         """An Accelerator of one device that the request gets, which shows the request as what was written."""
-        accelerator = Accelerator(device, pin_memory=self.pin_memory)
-        assign_fields(accelerator, spec=self.spec)
-        return accelerator
+        return at_device(self, device)
+
+
+def at_device(accelerator: Accelerator, device: Device) -> Accelerator:
+    """An accelerator as one of this device, which shows what was written."""
+    own = Accelerator(device, pin_memory=accelerator.pin_memory)
+    assign_fields(own, spec=accelerator.spec, vendor=accelerator.vendor)
+    return own
 
 
 def on_machine(

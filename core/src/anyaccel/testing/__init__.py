@@ -56,6 +56,7 @@ _WITH_ASSERTS = (
         "compile_tests",
         "device_replica_tests",
         "exchange_tests",
+        "forward_tests",
         "harness",
         "memory_tests",
         "missing_input_tests",

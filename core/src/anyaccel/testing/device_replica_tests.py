@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from operator import mul
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +15,8 @@ from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.replicated_program import ReplicatedProgram, build_replicated, copied_segment
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
+from anyaccel.precision import ComputesPrecision, LossScale, LossScaleState, SegmentPrecision
+from anyaccel.segment import Segment
 from anyaccel.specs import Optimizer
 from anyaccel.testing.harness import NODE, Array, Batch, Harness, assert_close, assert_equal
 from anyaccel.testing.subject import Subject
@@ -103,6 +108,47 @@ class DeviceReplicaTests(Subject):
         for losses, values in ends[1:]:
             assert losses == ends[0][0]
             assert_equal(values, ends[0][1])
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all(
+        self, harness: Harness, model: Make, deterministic: bool
+    ) -> None:
+        """Values, the loss scale and the steps that optimizers count are those of one program."""
+        devices = replica_devices(harness, 2)
+        backend = cast("ComputingBackend", harness.backend)
+        if not isinstance(backend, ComputesPrecision) or "fp16-mixed" not in backend.precisions:
+            pytest.skip("fp16-mixed, which needs a loss scale, is not declared")
+        start = harness.prepare_model(model)
+        alone, shared = harness.clone_model(model, start), harness.clone_model(model, start)
+        scaled_steps(harness, backend.build(scaled_segment(harness, alone)))
+        segment = scaled_segment(harness, shared)
+        stands = scaled_steps(harness, build_replicated(backend, segment, devices, deterministic=deterministic))
+        assert stands == (LossScaleState(512.0, 1, 1), 2)
+        assert_close(harness.parameter_values(shared), harness.parameter_values(alone), rtol=1e-3, atol=1e-4)
+
+
+def scaled_segment(harness: Harness, prepared: Any) -> Segment:
+    """A segment that trains a model with scaled losses."""
+    segment = harness.segment(prepared, optimizer=Optimizer("adam", lr=0.05))
+    return replace(segment, precision=SegmentPrecision(loss_scale=LossScale(initial=1024.0)))
+
+
+def scaled_steps(harness: Harness, program: Any) -> tuple[LossScaleState, int]:
+    """Two steps, and between them one with a target that is NaN, as a phase does them; where they lead."""
+    spoiled = Batch(BATCH.x, {"mse": BATCH.targets["mse"].copy()})
+    spoiled.targets["mse"][-1] = np.nan
+    for batch in (BATCH, spoiled, BATCH):
+        harness.forward_backward(program, harness.inputs(batch))
+        program.map_gradients(partial(mul, 1.0 / program.loss_scale_state().scale))
+        finite = all(bool(is_finite) for _, is_finite in program.grad_stats().values())
+        if finite:
+            program.optimizer_step()
+        else:
+            program.zero_grad()
+        program.update_loss_scale(finite=finite)
+    stands = program.loss_scale_state(), program.optimizer_states()[NODE].step
+    program.close()
+    return stands
 
 
 def replica_devices(harness: Harness, n: int) -> list[Device]:

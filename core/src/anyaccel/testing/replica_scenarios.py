@@ -95,7 +95,7 @@ def perform(replica: Replica) -> None:
     scenarios = [gathered, averaged]
     if replica.group.gathers_tensors and isinstance(backend, DeviceReplicas):
         scenarios.append(shards)
-    if isinstance(backend, ShardParameters):
+    if isinstance(backend, ShardParameters) and not _refused(replica, backend):
         scenarios += [trained, in_parts, *([kept_whole] if backend.shards_nodes else []), abandoned]
     replica.tell(DECLARED, names=[scenario.__name__ for scenario in scenarios])
     for scenario in scenarios:
@@ -103,6 +103,12 @@ def perform(replica: Replica) -> None:
             scenario(replica)
         except Exception as error:
             replica.tell(scenario.__name__, error=f"{type(error).__name__}: {error}")
+
+
+def _refused(replica: Replica, backend: ShardParameters) -> str:
+    """Why the backend divides nothing here, not even the kit's model, as of an older release of its framework."""
+    segment = replica.harness.segment(replica.prepared(), optimizer=ADAM, compile="off")
+    return backend.unshardable_reason(segment, offload=False)
 
 
 def gathered(replica: Replica) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import replica_timeout
+from anyaccel.replicas import launched, replica_timeout
 from anyaccel.replicas.departure import Departure
 from anyaccel_jax import runtime_config
 from anyaccel_jax.error_translation import first_line
@@ -31,7 +31,8 @@ def join_cluster(rank: int, size: int) -> Departure:
         how this process leaves them.
 
     Raises:
-        FrameworkError: JAX has started on its own, they cannot be joined, or the script has joined others.
+        FrameworkError: JAX has started on its own, they cannot be joined, the script has joined others, or there are
+            more processes than GPUs.
     """
     if jax.distributed.is_initialized():
         _check_place(rank, size)
@@ -48,8 +49,9 @@ def join_cluster(rank: int, size: int) -> Departure:
     settings.update("jax_cpu_collectives_implementation", "gloo")
     if hasattr(settings, "jax_enable_preemption_service"):  # it takes SIGTERM, by which launchers end a process
         settings.update("jax_enable_preemption_service", False)
-    more = {"shutdown_timeout_seconds": _LEAVE_SECONDS}
+    more: dict[str, Any] = {"shutdown_timeout_seconds": _LEAVE_SECONDS}
     more |= {} if asked is None else {"heartbeat_timeout_seconds": max(1, math.ceil(asked))}
+    more |= own_gpu(rank, size)
     known = inspect.signature(jax.distributed.initialize).parameters
     given: dict[str, Any] = {name: value for name, value in more.items() if name in known}
     try:
@@ -63,6 +65,28 @@ def join_cluster(rank: int, size: int) -> Departure:
     departure = Departure(_leave)
     departure.watch()
     return departure
+
+
+def own_gpu(rank: int, size: int) -> dict[str, Any]:
+    """The GPU of this process, where its machine has several: without a word, each process would take all of them.
+
+    Raises:
+        FrameworkError: it has fewer than there are processes.
+    """
+    place = launched()
+    own = None if place is None else place.local_rank
+    count = runtime_config.expected_count("gpu")
+    masked = count == 1 and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))  # by the launcher, for each process
+    if own is None or count == 0 or masked:
+        return {}
+    if own >= count:
+        raise FrameworkError(
+            f"replica {rank} of {size} is number {own} on its machine, counted from 0, and JAX has {count} "
+            f"GPU{'s' if count > 1 else ''} there",
+            available="one GPU for each process",
+            hint="start as many processes as there are GPUs, or set JAX_PLATFORMS=cpu",
+        )
+    return {"local_device_ids": [own]}
 
 
 def _coordinator() -> str:

@@ -82,6 +82,17 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         context: AbstractContextManager[Any] = jax.default_matmul_precision(value)
         return context
 
+    def float32_note(self, model: Any, device: Device) -> str:
+        """As `ComputesPrecision.float32_note`: products in TF32, which is JAX's default on GPUs that have it."""
+        from anyaccel_jax.runtime_config import setting
+
+        if device.kind != "gpu" or setting("jax_default_matmul_precision") not in (None, "default"):
+            return ""
+        return (
+            f"JAX multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
+            "matmul_precision='highest' keeps all"
+        )
+
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
         """As `ComputesPrecision.remat_blocks`: `jax.checkpoint` of the whole model, which has no parts by name."""
         return ("",) if remat == "blocks" else ()

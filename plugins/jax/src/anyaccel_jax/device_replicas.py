@@ -20,7 +20,7 @@ def copies(models: Sequence[Any]) -> list[Any]:
 
 def weighted_sums(tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
     """As `DeviceReplicas.weighted_sums`; compiled once for each number of lists and their shapes."""
-    sums: Gradients = _weighted_sums([list(each) for each in tensors], [np.float32(weight) for weight in weights])
+    sums: Gradients = _weighted_sums([list(each) for each in tensors], [np.float64(weight) for weight in weights])
     return sums
 
 

@@ -68,7 +68,7 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def gather(self, value: Any) -> list[Any]:
         """As `ReplicaGroup.gather`."""
-        return gather_plain(value, lambda array: self._gathered(jnp.asarray(array)))
+        return gather_plain(value, lambda array: self._gathered(_on_host(array)))
 
     def _gathered(self, array: Any) -> np.ndarray:
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
@@ -153,6 +153,14 @@ def corresponding_devices(device: Any, size: int) -> list[Any]:
     return [by_process[process][number] for process in range(size)]
 
 
+def _on_host(array: np.ndarray) -> Any:
+    """An array for the collectives of CPUs, which need no GPU of their own, if this JAX has CPUs."""
+    try:
+        return jax.device_put(array, jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS=cuda
+        return jnp.asarray(array)
+
+
 class _Collectives:
     """Sums and gatherings over one device of each process.
 
@@ -208,8 +216,9 @@ def _means(summed: Any, like: Sequence[Any]) -> list[Any]:
 
 @jax.jit
 def _stacked(weights: Sequence[Any], n_rows: Any) -> Any:
-    """Weights of losses, and the number of rows, in one array."""
-    return jnp.stack([*(weight.astype(jnp.float32) for weight in weights), jnp.asarray(n_rows, jnp.float32)])
+    """Weights of losses, and the number of rows, in one array of at least float32."""
+    dtype = jnp.result_type(jnp.float32, *(weight.dtype for weight in weights))
+    return jnp.stack([*(weight.astype(dtype) for weight in weights), jnp.asarray(n_rows, dtype)])
 
 
 @jax.jit

@@ -47,7 +47,18 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, 
         """As `ComputesPrecision.matmul_precision`: whether TF32 is used."""
         from anyaccel_tensorflow.runtime_config import tensor_float_32
 
-        return tensor_float_32(value)
+        return tensor_float_32().hold(value)
+
+    def float32_note(self, model: Any, device: Device) -> str:
+        """As `ComputesPrecision.float32_note`: products in TF32, TensorFlow's default on GPUs that have it."""
+        import tensorflow as tf
+
+        if device.kind != "gpu" or not tf.config.experimental.tensor_float_32_execution_enabled():
+            return ""
+        return (
+            f"TensorFlow multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
+            "matmul_precision=False keeps all"
+        )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
         """As `ComputesPrecision.remat_blocks`: `tf.recompute_grad` of the whole model."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
+
+from anyaccel.adapter.process_setting import ProcessSetting
 
 _GROWTH_VARIABLE = "TF_FORCE_GPU_ALLOW_GROWTH"
 
@@ -81,15 +81,11 @@ def _is_configured(gpu: Any) -> bool:
     return bool(parts) or tf.config.experimental.get_memory_growth(gpu) is not None
 
 
-@contextmanager
-def tensor_float_32(enabled: bool) -> Iterator[None]:
-    """Inside, products of float32 may be computed in TF32 on GPUs that have it, or may not; then it is as before."""
+@cache
+def tensor_float_32() -> ProcessSetting:
+    """Whether products of float32 may be computed in TF32 on GPUs that have it."""
     import tensorflow as tf
 
     setting = tf.config.experimental
-    before = setting.tensor_float_32_execution_enabled()
-    setting.enable_tensor_float_32_execution(enabled)
-    try:
-        yield
-    finally:
-        setting.enable_tensor_float_32_execution(before)
+    read, write = setting.tensor_float_32_execution_enabled, setting.enable_tensor_float_32_execution
+    return ProcessSetting("matmul_precision", read, write)

@@ -155,8 +155,11 @@ class TorchBackend(
 
     def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
         """As `ShardParameters.unshardable_reason`."""
+        from anyaccel_torch.sharded_module import lacking_reason
         from anyaccel_torch.sharded_program import unshardable_reason
 
+        if reason := lacking_reason():
+            return reason
         if offload and any(operation.device.kind == "cpu" for operation in segment.operations):
             return "offload, and its nodes are on the CPU, whose memory is the host's"
         return unshardable_reason(segment, whole)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path as FilePath
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -112,17 +112,24 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
             return f"torch has no {NodePrecision(precision).dtype} on {device}"
         return precision_reason(model, NodePrecision(precision), self.native_device(device))
 
-    @contextmanager
-    def matmul_precision(self, value: Any) -> Iterator[None]:
+    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
         """As `ComputesPrecision.matmul_precision`: `torch.set_float32_matmul_precision`."""
+        from anyaccel_torch.settings import matmul_precision
+
+        return matmul_precision().hold(value)
+
+    def float32_note(self, model: Any, device: Device) -> str:
+        """As `ComputesPrecision.float32_note`: convolutions in TF32, the default of torch's cuDNN."""
         import torch
 
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(value)
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+        from anyaccel_torch.module_traits import convolves
+
+        if device.kind != "gpu" or not torch.backends.cudnn.allow_tf32 or not convolves(model):
+            return ""
+        return (
+            f"torch computes convolutions of float32 in TF32 on {device} by default, to three digits, if that GPU has "
+            "it: FrameworkSettings({'torch.backends.cudnn.allow_tf32': False}) keeps all"
+        )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
         """As `ComputesPrecision.remat_blocks`: members of lists and sequences of layers, or modules by their names."""

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.checkpoint import CheckpointError
+
 from anyaccel.adapter.out_of_memory import out_of_memory
-from anyaccel.errors import AnyaccelError, DeviceMismatchError, MoveError
+from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError
 from anyaccel_torch.mixed_tensors import mixed_tensors
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
@@ -33,6 +35,7 @@ def translate_errors(what: str) -> Iterator[None]:
         OutOfMemoryError: torch ran out of memory.
         DeviceMismatchError: an operation was given tensors on several devices.
         MoveError: a tensor on torch's `meta` device has no data.
+        FrameworkError: what is computed again in the backward pass (`remat`) differs.
     """
     try:
         yield
@@ -79,6 +82,12 @@ def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
         return DeviceMismatchError(
             f"{what}: an operation was given tensors on several devices: {first_line(error)}{mixed_tensors(error)}",
             hint="move them to one device; create tensors on the device of the inputs",
+        )
+    if isinstance(error, CheckpointError):
+        return FrameworkError(
+            f"{what}: what is computed again in the backward pass is not what was computed before: {first_line(error)}",
+            hint="turn off what the model keeps from one call for the next, such as its cache of keys and values "
+            "(model.config.use_cache = False); or leave remat out",
         )
     if "meta tensor" in text:
         return MoveError(

@@ -147,7 +147,8 @@ def _with_losses(outputs: tuple[Tensor, ...], added: Sequence[Tensor]) -> tuple[
     floating = [i for i, output in enumerate(outputs) if output.is_floating_point()] if added else []
     if not floating:
         return outputs
-    total = torch.stack([loss.sum() for loss in added]).sum() * _share.get()
+    device = outputs[floating[0]].device  # a factor of a regularizer is where Keras was when the layer was made
+    total = torch.stack([loss.sum().to(device) for loss in added]).sum() * _share.get()
     apply: Call = _AddLoss.apply
     carrying = dict(zip(floating, apply(total, *(outputs[i] for i in floating)), strict=True))
     return tuple(carrying.get(i, output) for i, output in enumerate(outputs))

@@ -10,18 +10,22 @@ from torch import Tensor, nn
 
 from anyaccel.precision import LossScale, LossScaleState, ScalesLosses
 from anyaccel.segment import Segment
+from anyaccel_torch.divided_gradients import whole_stats
+from anyaccel_torch.optimizer_groups import is_dtensor
 
 
 class LossScaling:
     """The numbers of `torch.amp.GradScaler`, for the steps of a program as a whole.
 
     Attributes:
+        spec: its numbers.
         state: where the scale stands.
     """
 
     def __init__(self, spec: LossScale) -> None:
-        self._spec = spec
+        self.spec = spec
         self.state = LossScaleState(spec.initial)
+        self._divided: bool | None = None  # whether some gradients are, once there are some
 
     def scaled(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """The gradients to start a backward pass with, times the scale."""
@@ -33,14 +37,21 @@ class LossScaling:
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for grad in grads:
             grad.mul_(1.0 / self.state.scale)
-        norms = [torch.linalg.vector_norm(_values(grad), torch.inf) for grad in grads]  # NaN where one element is
-        finite = all(bool(torch.stack(each).isfinite().all()) for each in _by_device(norms))
+        finite = self._are_finite(grads)
         self.count(finite=finite)
         return finite
 
+    def _are_finite(self, grads: Sequence[Tensor]) -> bool:
+        if self._divided is None and grads:
+            self._divided = any(map(is_dtensor, grads))
+        if self._divided:
+            return bool(whole_stats(grads)[1])
+        norms = [torch.linalg.vector_norm(_values(grad), torch.inf) for grad in grads]  # NaN where one element is
+        return all(bool(torch.stack(each).isfinite().all()) for each in _by_device(norms))
+
     def count(self, *, finite: bool) -> None:
         """Count a step whose gradients were all finite, or were not."""
-        self.state = self.state.after_step(self._spec, finite=finite)
+        self.state = self.state.after_step(self.spec, finite=finite)
 
 
 class ScaledProgram(ScalesLosses):

@@ -75,8 +75,12 @@ def _named(function: Callable[[Values], Result], term: LossTerm, slots: Sequence
     return call
 
 
-def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLoss:
+def bind(
+    term: LossTerm, slots: Sequence[int], device: torch.device, weight_dtype: torch.dtype = torch.float32
+) -> BoundLoss:
     """The loss of a term, reading its inputs from `slots`; a module is moved to `device`.
+
+    Weights are added up in at least `weight_dtype`.
 
     Raises:
         SpecError: a named loss without two inputs, or a class that cannot be created.
@@ -86,7 +90,7 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
     if term.loss.own is not None:
         return _bind_own(term, slots, device)
     if term.loss.name == FROM_OUTPUT:
-        return _bind_weighted_output(term, slots) if weight_inputs(term) else _bind_output(term, slots)
+        return _bind_weighted_output(term, slots, weight_dtype) if weight_inputs(term) else _bind_output(term, slots)
     if len(slots) < 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes outputs and targets, "
@@ -94,7 +98,7 @@ def bind(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLos
             hint="give two inputs, such as ['outputs', 'targets']",
         )
     if weight_inputs(term) or term.loss.kwargs:
-        return _bind_weighted(term, slots, device)
+        return _bind_weighted(term, slots, device, weight_dtype)
     function, prepare, weigh = _NAMED[term.loss.name]
     label, (first, second) = f"{term.label!r} ({term.loss.name})", slots
 
@@ -124,7 +128,7 @@ def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
     return BoundLoss(term, slots, mean, sum_and_weight)
 
 
-def _bind_weighted(term: LossTerm, slots: Sequence[int], device: torch.device) -> BoundLoss:
+def _bind_weighted(term: LossTerm, slots: Sequence[int], device: torch.device, least: torch.dtype) -> BoundLoss:
     """A named loss with settings, or weighted by columns: the sum of what counts, over the sum of its weights."""
     loss = WeightedLoss(term, device)
     is_weighted = bool(weight_inputs(term))
@@ -139,12 +143,12 @@ def _bind_weighted(term: LossTerm, slots: Sequence[int], device: torch.device) -
         return total / (divisor(weight) if is_weighted else weight)
 
     def total_weight(values: Values) -> Tensor:
-        return loss.weight(values[second], [values[slot] for slot in weights])
+        return loss.weight(values[second], [values[slot] for slot in weights], least)
 
     return BoundLoss(term, slots, mean, sum_and_weight, total_weight=total_weight if is_weighted else None)
 
 
-def _bind_weighted_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
+def _bind_weighted_output(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> BoundLoss:
     """A loss that a module returned, weighted by columns: a scalar by their sum, or one for each row."""
 
     def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
@@ -158,7 +162,7 @@ def _bind_weighted_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
         return total / divisor(weight)
 
     def total_weight(values: Values) -> Tensor:
-        return product([values[slot] for slot in slots[2:]], torch.float32).sum()
+        return product([values[slot] for slot in slots[2:]], least).sum()
 
     return BoundLoss(term, slots, mean, sum_and_weight, total_weight=total_weight)
 

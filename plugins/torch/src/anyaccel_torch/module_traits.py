@@ -81,6 +81,15 @@ def _couples_rows(part: nn.Module) -> bool:
     return is_torch or (is_keras and getattr(part, "trainable", True))
 
 
+def convolves(model: Any) -> bool:
+    """Whether a layer of torch or Keras in a model is a convolution."""
+    return isinstance(model, nn.Module) and any(_is_convolution(part) for part in submodules(model))
+
+
+def _is_convolution(part: nn.Module) -> bool:
+    return bool({"_ConvNd", "BaseConv"} & {base.__name__ for base in type(part).__mro__})
+
+
 def shares_batches(model: Any) -> bool:
     """Whether a module or a part of it is a `DataParallel`, which sends rows to devices of its own."""
     parts = model.modules() if isinstance(model, nn.Module) else ()

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
+from anyaccel_torch import divided_gradients
 from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots
-from anyaccel_torch.optimizer_groups import grouped_settings, lists_of_one_kind
+from anyaccel_torch.optimizer_groups import grouped_settings, is_dtensor, lists_of_one_kind
 from anyaccel_torch.optimizer_state import (
     TORCH_SLOTS,
     ExpectedSlots,
@@ -76,6 +77,7 @@ class GroupOptimizer:
         self.members = members
         self.parameters = [parameter for named in members.values() for parameter in named.values()]
         self._alike = lists_of_one_kind(self.parameters)
+        self._divided = any(map(is_dtensor, self.parameters))
         self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
@@ -171,7 +173,9 @@ class GroupOptimizer:
 
     def _clip(self) -> None:
         """Clip the gradients as the spec says: by their norm, or by value."""
-        if self.spec.clip_norm is not None:
+        if self.spec.clip_norm is not None and self._divided:
+            divided_gradients.clip_norm(self.parameters, self.spec.clip_norm)
+        elif self.spec.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
         if self.spec.clip_value is not None:
             for parameters in self._alike:
@@ -258,6 +262,8 @@ class GroupOptimizer:
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
         if not grads:
             return torch.zeros((), device=device), torch.ones((), dtype=torch.bool, device=device)
+        if self._divided:
+            return divided_gradients.whole_stats(grads)
         grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
         norms = [torch.linalg.vector_norm(grad.float() if grad.itemsize < 4 else grad).to(device) for grad in grads]
         finite = [grad.isfinite().all().to(device) for grad in grads]

@@ -75,11 +75,12 @@ class _Holder(nn.Module):
 def _cast_call(model: nn.Module, call: Call, precision: NodePrecision) -> Call:
     """A call with all floating tensors of the module cast; what it writes to its buffers is cast back."""
     holder, dtype, own = _Holder(model, call), getattr(torch, precision.dtype), getattr(torch, input_dtype(model) or "")
-    parameters, names = dict(holder.named_parameters()), tensor_names(holder)
+    names = tensor_names(holder)
 
     def run(*inputs: Tensor) -> Any:
-        buffers = dict(holder.named_buffers())  # copies, where the call is done again for a backward pass
-        values = {name: _floating_to(tensor, dtype) for name, tensor in (*parameters.items(), *buffers.items())}
+        # those of this call: a compiled step puts others in their places, and one that is done again copies of buffers
+        parameters, buffers = holder.named_parameters(), dict(holder.named_buffers())
+        values = {name: _floating_to(tensor, dtype) for name, tensor in (*parameters, *buffers.items())}
         given = tuple(_floating_to(tensor, dtype) for tensor in inputs)
         result = call_with(holder, values, names, *given)
         if model.training:

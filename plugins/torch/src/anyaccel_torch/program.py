@@ -35,6 +35,7 @@ from anyaccel_torch.segment_parameters import (
     switched_off,
     trained_parameters,
 )
+from anyaccel_torch.shape_inference import input_dtype
 from anyaccel_torch.state_guard import (
     BufferSnapshot,
     GradientFlags,
@@ -86,7 +87,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         self.segment = segment
         self._plan = ForwardPlan(segment, torch_device)
         self._losses = [
-            bind(term, [self._plan.slot(name, device) for name in term.inputs], device)
+            bind(term, [self._plan.slot(name, device) for name in term.inputs], device, _weight_dtype(segment))
             for term, device in ((term, torch_device(term.device)) for term in segment.losses)
         ]
         self._weighted = [(loss, weigh) for loss in self._losses if (weigh := loss.total_weight) is not None]
@@ -110,7 +111,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
         devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._compiler = step_compiler.StepCompiler(
-            segment, self._plan, list(self._modules), self._losses, self._groups, devices
+            segment, self._plan, list(self._modules), self._losses, self._groups, devices, self._scaling
         )
         self._rows = RowsAhead(step_compiler.BLOCK_BYTES)
         self._guard = InputGuard(segment)
@@ -453,6 +454,12 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         for group in self._groups:
             states |= group.states(copies=copies)
         return shared_with_all(self.segment, states)
+
+
+def _weight_dtype(segment: Segment) -> torch.dtype:
+    """In what weights of losses are added up: in double precision where a model has it."""
+    models = [operation.model for operation in segment.operations if operation.model is not None]
+    return torch.float64 if any(input_dtype(model) == "float64" for model in models) else torch.float32
 
 
 def _without_gradient(value: Any) -> Any:

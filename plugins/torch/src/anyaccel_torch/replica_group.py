@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import reduce
 from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from anyaccel.backend import Program
-from anyaccel.errors import FrameworkError
+from anyaccel.errors import ConfigError, FrameworkError
 from anyaccel.replicas import ReplicaGroup, replica_timeout
 from anyaccel.replicas.departure import Departure
 from anyaccel.replicas.group import ProgramInputs
@@ -117,8 +118,10 @@ class TorchReplicaGroup(ReplicaGroup):
                 by_device.setdefault(weight.device, []).append((i, label))
         result: list[dict[str, Any]] = [{} for _ in programs]
         for device, keys in by_device.items():
-            rows = torch.full((), n_rows, dtype=torch.float32, device=device)
-            summed = torch.stack([rows, *[own[i][label].to(torch.float32) for i, label in keys]])
+            present = [own[i][label] for i, label in keys]
+            dtype = reduce(torch.promote_types, (weight.dtype for weight in present), torch.float32)
+            rows = torch.full((), n_rows, dtype=dtype, device=device)
+            summed = torch.stack([rows, *[weight.to(dtype) for weight in present]])
             self._try("add up the weights of losses", lambda summed=summed: dist.all_reduce(summed))  # type: ignore[misc]
             in_all, part = divisor(summed[1:]), n_rows / summed[0]
             for (i, label), weight in zip(keys, in_all.unbind(), strict=True):
@@ -181,6 +184,8 @@ class TorchReplicaGroup(ReplicaGroup):
     def _try(self, what: str, call: Callable[[], object]) -> None:
         try:
             call()
+        except ConfigError:  # of this process
+            raise
         except (RuntimeError, ValueError) as error:
             silent = self._silent()
             ended = "replica" if len(silent) == 1 else "replicas"

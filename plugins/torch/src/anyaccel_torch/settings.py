@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
+
+from anyaccel.adapter.process_setting import ProcessSetting
 
 BOOLEANS = (
     "torch.backends.cudnn.benchmark",
@@ -30,6 +32,15 @@ def with_settings(values: Mapping[str, Any]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(owners[name], _last(name), value)
+
+
+@cache
+def matmul_precision() -> ProcessSetting:
+    """How precise products of matrices in float32 are."""
+    import torch
+
+    read, write = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    return ProcessSetting("matmul_precision", read, write)
 
 
 def _last(name: str) -> str:

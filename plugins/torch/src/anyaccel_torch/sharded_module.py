@@ -22,6 +22,13 @@ _AUTOCAST = {
 """Layers that do nothing with their parameters but what autocast does in 16 bits."""
 
 
+def lacking_reason() -> str:
+    """What the FSDP2 of this torch cannot do; `""` where it can divide parameters as it is needed here."""
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        return ""
+    return f"torch {torch.__version__} cannot add up gradients of divided parameters that only some replicas use"
+
+
 class ShardedModule:
     """A copy of a module, with the same buffers, whose parameters are divided.
 

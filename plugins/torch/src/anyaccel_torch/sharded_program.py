@@ -158,6 +158,9 @@ def _undividable(model: nn.Module, precision: NodePrecision | None) -> str:
         return "has Keras layers, whose variables cannot be divided"
     if any(getattr(part, "sparse", False) for part in submodules(model)):
         return "has an embedding with sparse gradients"
+    scalar = next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), None)
+    if scalar is not None:
+        return f"has the parameter {scalar!r} without axes, of which FSDP2 takes those of shape [1] alone"
     if precision is not None and casts_everything(model, precision):
         return f"is cast to {precision.dtype} as a whole, which parts of parameters are not"
     return ""

@@ -18,10 +18,11 @@ from anyaccel.segment import Segment
 from anyaccel_torch.eager_steps import gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
+from anyaccel_torch.loss_scaling import LossScaling
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.module_placement import find_offload
+from anyaccel_torch.module_traits import has_dtensors
 from anyaccel_torch.optimizers import GroupOptimizer
-from anyaccel_torch.precise_call import casts_everything
 
 if TYPE_CHECKING:
     from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule
@@ -41,6 +42,7 @@ class StepCompiler:
         losses: its losses.
         groups: its parameter groups.
         devices: where its operations and inputs are.
+        scaling: of its losses; None where they are not scaled.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class StepCompiler:
         losses: Sequence[BoundLoss],
         groups: Sequence[GroupOptimizer],
         devices: set[torch.device],
+        scaling: LossScaling | None = None,
     ) -> None:
         self._segment, self._plan, self._modules = segment, plan, modules
-        self._losses, self._groups, self._devices = losses, groups, devices
+        self._losses, self._groups, self._devices, self._scaling = losses, groups, devices, scaling
+        self._divided = any(map(has_dtensors, modules))
         self._compiled: dict[tuple[int, int], CompiledSteps] = {}
         self._segment_module: SegmentModule | None = None
         self._eager_time: tuple[float, int] | None = None  # seconds a step, and its batch size
@@ -186,22 +190,15 @@ class StepCompiler:
         return device if device.type in ("cpu", "cuda") else None
 
     def _uncompilable(self) -> str:
-        """What compiled steps do not do: weights that rest elsewhere, and some of precision; `""` for nothing."""
+        """What compiled steps do not do: weights elsewhere or divided, values computed again; `""` for nothing."""
         nodes = (operation for operation in self._segment.operations if operation.model is not None)
         resting = next((operation.label for operation in nodes if find_offload(operation.model) is not None), None)
         if resting is not None:
             return f"weights of node {resting!r} rest elsewhere, and come and go"
-        precision = self._segment.precision
-        if precision is None:
-            return ""
-        if precision.loss_scale is not None:
-            return "losses are scaled"
-        if precision.recomputed:
-            return "values are computed again"
-        models = {operation.label: operation.model for operation in self._segment.operations}
-        casts = (label for label, own in precision.precisions if casts_everything(models[label], own))
-        label = next(casts, None)
-        return "" if label is None else f"all tensors of node {label!r} are cast"
+        if self._divided:
+            return "parameters are divided among processes, in which steps are to stay alike"
+        recomputed = self._segment.precision is not None and self._segment.precision.recomputed
+        return "values are computed again" if recomputed else ""
 
     def _request(self, device: torch.device) -> CompileRequest:
         from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule
@@ -216,6 +213,7 @@ class StepCompiler:
             device=device,
             n_computed=self._plan.size - len(self._segment.inputs),
             eager_seconds=self._eager_time[0] if self._eager_time else 0.0,
+            scaling=self._scaling,
         )
 
 

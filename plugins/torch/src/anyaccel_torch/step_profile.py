@@ -23,7 +23,7 @@ def profile_steps(path: Path, nodes: Mapping[str, Any], devices: Sequence[Device
     activities = {ProfilerActivity.CPU}
     if any(device.kind not in ("cpu", "sim") for device in devices):
         activities |= set(supported_activities())  # type: ignore[no-untyped-call]
-    recording = profile(activities=activities)
+    recording = profile(activities=activities, acc_events=True)
     with _named(nodes):
         recording.start()
         try:

@@ -49,9 +49,10 @@ class WeightedLoss:
         total = losses.sum() if factor is None else self._total(losses, factor)
         return total, self._normalizer(targets, factor, losses.dtype)
 
-    def weight(self, targets: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The sum of the weights alone."""
-        dtype = next((each.dtype for each in weights if each.is_floating_point()), torch.float32)
+    def weight(self, targets: Tensor, weights: Sequence[Tensor], least: torch.dtype) -> Tensor:
+        """The sum of the weights alone, in at least this dtype."""
+        dtype = next((each.dtype for each in weights if each.is_floating_point()), least)
+        dtype = torch.promote_types(dtype, least)
         factors = [*self._counts(targets), *weights]
         return self._normalizer(targets, product(factors, dtype) if factors else None, dtype)
 

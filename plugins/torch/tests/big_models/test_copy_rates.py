@@ -85,6 +85,6 @@ def test_a_plan_counts_with_the_rates_and_says_them(tmp_path: Path) -> None:
     nbytes = 4 * 4 * 64 * 64
     assert found.plan.seconds == pytest.approx(nbytes / weight_rate(CPU).value)
     assert found.plan.notes[-1] == f"rates: cpu computes with weights at {weight_rate(CPU)}"
-    spilled = infer_auto_device_map(model, {0: 3 * 4 * 64 * 64, "cpu": 0, "disk": "1GB"}, headroom=0)
+    spilled = infer_auto_device_map(model, {7: 3 * 4 * 64 * 64, "cpu": 0, "disk": "1GB"}, headroom=0)
     assert "disk" in spilled.values()
-    assert spilled.plan.notes[-1].endswith("copies to cuda:0 12 GB/s (stated), disk 2 GB/s (stated)")
+    assert spilled.plan.notes[-1].endswith("copies to cuda:7 12 GB/s (stated), disk 2 GB/s (stated)")

@@ -190,7 +190,7 @@ def test_an_offloaded_model_is_not_pickled_or_copied(how: Callable[[Any], Any], 
 def test_an_offloaded_model_is_not_compiled(saved: Path) -> None:
     model = from_files(saved)
     compiled = torch.compile(model, backend="eager")
-    with pytest.raises(Exception, match="cannot be compiled"), torch.no_grad():
+    with pytest.raises(Exception, match=r"cannot be compiled|_refuse_compiling"), torch.no_grad():
         compiled(X)
     with torch.no_grad():
         assert torch.equal(model(X), chain()(X))

@@ -20,6 +20,7 @@ if keras.config.backend() != "torch":
 CPU = Device("cpu")
 X = TensorSpec((3,), "float32")
 Make = Callable[..., Segment]
+ON_CPU = pytest.mark.usefixtures("keras_on_cpu")
 Data = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 layers = keras.layers
 

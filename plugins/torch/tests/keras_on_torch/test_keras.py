@@ -15,7 +15,10 @@ from anyaccel.segment import LossTerm, Operation, ParameterGroup, TensorSpec
 from anyaccel.specs import Optimizer
 from anyaccel_torch.backend import TorchBackend
 
-from .models import CPU, Data, Make, dropout_layers, equal_states, initialized, keras, layers, mixed_model
+from .models import CPU, ON_CPU, Data, Make, dropout_layers, equal_states, initialized, keras, layers, mixed_model
+
+pytestmark = ON_CPU
+
 
 # -- training --------------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class Subclassed(Keras):
 
     random_model = pytest.fixture(lambda self: Residual)
     dropout_free_model = pytest.fixture(lambda self: lambda: Residual(rate=0.0))
-    buffered_model = pytest.fixture(lambda self: Residual)
+    buffered_model = pytest.fixture(lambda self: lambda: Residual(rate=0.0))  # devices draw other numbers
 
 
 class Holding(Keras):
@@ -110,7 +110,7 @@ class Holding(Keras):
 
         return lambda: nn.Sequential(layers.Dense(8), layers.Dropout(0.0), layers.Dense(3))
 
-    buffered_model = pytest.fixture(lambda self: lambda: _holding(Residual()))
+    buffered_model = pytest.fixture(lambda self: lambda: _holding(Residual(rate=0.0)))
 
     @pytest.fixture
     def own_step(self) -> Callable[..., Any]:

@@ -21,7 +21,20 @@ from anyaccel.segment import Operation, Segment, TensorSpec
 from anyaccel_torch import shape_inference
 from anyaccel_torch.backend import TorchBackend
 
-from .models import CPU, Data, Make, Net, X, dropout_layers, equal_states, initialized, keras, layers, mixed_model
+from .models import (
+    CPU,
+    ON_CPU,
+    Data,
+    Make,
+    Net,
+    X,
+    dropout_layers,
+    equal_states,
+    initialized,
+    keras,
+    layers,
+    mixed_model,
+)
 
 
 def mixed() -> Any:
@@ -29,6 +42,9 @@ def mixed() -> Any:
     return nn.Sequential(
         keras.Sequential([layers.Dense(4), *dropout_layers()]), layers.BatchNormalization(), nn.Linear(4, 1)
     )
+
+
+pytestmark = ON_CPU
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

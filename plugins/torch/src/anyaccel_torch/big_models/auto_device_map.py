@@ -13,7 +13,7 @@ from anyaccel.arguments import check, number
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
-from anyaccel_torch.big_models.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
+from anyaccel_torch.big_models.copy_rates import Rate, are_here, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_torch.big_models.device_map import DISK, device_in_map
 from anyaccel_torch.big_models.execution_order import execution_order
 from anyaccel_torch.big_models.model_blocks import block_around, find_blocks, places
@@ -107,13 +107,14 @@ def planned_map(
     if not memory:  # all computes on the CPU
         memory, cpu = {"cpu": cpu}, 0
     there = [torch.device(each) for each in memory]
+    measure = are_here(there)
     devices = [
         DeviceSpec(
             name=name,
             memory=size,
             headroom=headroom,
-            rate=weight_rate(device).value / _REFERENCE,
-            offload_link=copy_rate(device).value,
+            rate=weight_rate(device, measure=measure).value / _REFERENCE,
+            offload_link=copy_rate(device, measure=measure).value,
         )
         for device, (name, size) in zip(there, memory.items(), strict=True)
     ]
@@ -121,16 +122,17 @@ def planned_map(
     tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=reading.value)]
     used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
     plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
-    plan = replace(plan, notes=(*plan.notes, _TIMES, _rates(plan, reading)))
+    plan = replace(plan, notes=(*plan.notes, _TIMES, _rates(plan, reading, measure)))
     entries = {**plan.device_map, **plan.offloaded}
     made = {name: entries[name or _WHOLE] for name in names}
     return DeviceMap({**made, **_remaining(model, made, plan)}, plan)
 
 
-def _rates(plan: BlockPlan, reading: Rate) -> str:
+def _rates(plan: BlockPlan, reading: Rate, measure: bool) -> str:
     copied = [torch.device(share.device) for share in plan.devices if share.offloaded]
     disk = reading if DISK in plan.offloaded.values() else None
-    return rates_note([torch.device(share.device) for share in plan.devices if share.blocks], copied, disk)
+    used = [torch.device(share.device) for share in plan.devices if share.blocks]
+    return rates_note(used, copied, disk, measure=measure)
 
 
 def _in_order(model: nn.Module, names: Sequence[str], inputs: Sequence[Any] | Mapping[str, Any]) -> list[str]:

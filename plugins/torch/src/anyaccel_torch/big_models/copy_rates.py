@@ -42,15 +42,15 @@ class Rate(NamedTuple):
         return f"{self.value / 1e9:.3g} GB/s ({'measured' if self.is_measured else 'stated'})"
 
 
-def copy_rate(device: torch.device) -> Rate:
+def copy_rate(device: torch.device, *, measure: bool = True) -> Rate:
     """The rate of copies from host memory to a device."""
-    found = _measured_link(*_key(device))
+    found = _measured_link(*_key(device)) if measure else None
     return Rate(_STATED["cpu"], False) if found is None else Rate(found, True)
 
 
-def weight_rate(device: torch.device) -> Rate:
+def weight_rate(device: torch.device, *, measure: bool = True) -> Rate:
     """The rate at which a device computes with weights, of a matrix with one row, which no batch is below."""
-    found = _measured_weights(*_key(device))
+    found = _measured_weights(*_key(device)) if measure else None
     return Rate(_WEIGHTS.get(device.type, 1e12), False) if found is None else Rate(found, True)
 
 
@@ -62,10 +62,17 @@ def disk_rate(model: nn.Module) -> Rate:
     return Rate(_STATED["disk"], False) if found is None else Rate(found, True)
 
 
-def rates_note(devices: Iterable[torch.device], copies_to: Iterable[torch.device], disk: Rate | None) -> str:
+def are_here(devices: Iterable[torch.device]) -> bool:
+    """Whether this machine has all of some devices: of a machine with others, none is measured."""
+    return all(_key(device)[1] for device in devices)
+
+
+def rates_note(
+    devices: Iterable[torch.device], copies_to: Iterable[torch.device], disk: Rate | None, *, measure: bool = True
+) -> str:
     """What a plan says of the rates that it was made with."""
-    parts = [f"{device} computes with weights at {weight_rate(device)}" for device in dict.fromkeys(devices)]
-    parts += [f"copies to {it} {copy_rate(it)}" for it in dict.fromkeys(copies_to) if it.type != "cpu"]
+    parts = [f"{it} computes with weights at {weight_rate(it, measure=measure)}" for it in dict.fromkeys(devices)]
+    parts += [f"copies to {it} {copy_rate(it, measure=measure)}" for it in dict.fromkeys(copies_to) if it.type != "cpu"]
     parts += [] if disk is None else [f"disk {disk}"]
     return f"rates: {', '.join(parts)}"
 

@@ -105,6 +105,7 @@ def request_key(request: CompileRequest, batch: int) -> str:
         ),
         repr([(name, str(spec)) for name, (spec, _) in request.segment.inputs.items()]),
         str(batch),
+        repr(request.segment.precision),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

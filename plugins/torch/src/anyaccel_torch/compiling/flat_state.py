@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.specs import Optimizer
+from anyaccel_torch.compiling.device_loss_scale import DeviceLossScale
 from anyaccel_torch.compiling.dry_run import StepEffects
 from anyaccel_torch.compiling.functional_step import State, step_scalars
 from anyaccel_torch.compiling.spec import Block, CompileRequest, StepSpec, UpdateRule
 from anyaccel_torch.optimizer_state import TORCH_SLOTS, named_slots
+from anyaccel_torch.replaced_tensors import tensor_names
 
 RuleKey = tuple[int, int, int, Optimizer]
 """Group, steps that the node has done, steps that the parameter has, and settings; equal keys share a rule."""
@@ -29,6 +31,7 @@ class FlatState:
 
     def __init__(self, request: CompileRequest, effects: StepEffects, n_microbatches: int, *, flat: bool) -> None:
         self._groups = request.groups
+        self._scale = None if request.scaling is None else DeviceLossScale(request.scaling, request.device)
         self._reached = [
             [parameter for parameter in group.parameters if id(parameter) in effects.reached]
             for group in request.groups
@@ -50,10 +53,12 @@ class FlatState:
             rules=tuple(self._rule(key) for key in rules),
             blocks=tuple(_block_spec(rules.index(keys[block[0]]), block, names) for block in self._blocks),
             buffers=effects.buffers,
+            places=tuple(tensor_names(request.module).items()),
             weights=tuple(request.losses[i].weight if i in effects.roots else 0.0 for i in range(len(effects.losses))),
             mutated=effects.mutated,
             n_computed=request.n_computed,
             n_microbatches=n_microbatches,
+            loss_scale=None if request.scaling is None else request.scaling.spec,
         )
 
     # -- grouping --------------------------------------------------------------------------------------------------
@@ -94,7 +99,8 @@ class FlatState:
         """The current state. A block of one parameter is that very memory; several are copied end to end."""
         with torch.no_grad():
             slots = [[_flattened(slot) for slot in self._slots(block)] for block in self._blocks]
-            return [_flattened(block) for block in self._blocks], slots, list(self._buffers)
+            scale = [] if self._scale is None else [self._scale.array()]
+            return [_flattened(block) for block in self._blocks], slots, list(self._buffers), scale
 
     def _slots(self, block: Sequence[nn.Parameter]) -> list[tuple[Tensor, ...]]:
         """The slots of a block: for each slot, one tensor per parameter."""
@@ -105,7 +111,7 @@ class FlatState:
     @torch.no_grad()
     def write(self, state: State) -> None:
         """Write a state into the parameters, slots and buffers."""
-        blocks, slots, buffers = state
+        blocks, slots, buffers, _ = state
         for block, value, new_slots in zip(self._blocks, blocks, slots, strict=True):
             _unflatten(value, block)
             for new, held in zip(new_slots, self._slots(block), strict=True):
@@ -116,9 +122,9 @@ class FlatState:
 
     def copies(self) -> State:
         """The current state in memory of its own."""
-        blocks, slots, buffers = self.read()
+        blocks, slots, buffers, scale = self.read()
         copied_slots = [[slot.clone() for slot in held] for held in slots]
-        return [block.clone() for block in blocks], copied_slots, [buffer.clone() for buffer in buffers]
+        return [block.clone() for block in blocks], copied_slots, [buffer.clone() for buffer in buffers], scale
 
     # -- step counts -----------------------------------------------------------------------------------------------
 
@@ -133,8 +139,23 @@ class FlatState:
             rows.append(step_scalars(group.settings_of(parameter).settings, rates, steps))
         return torch.stack(rows, 1)
 
-    def count_steps(self, count: int) -> None:
-        """Count steps that were done."""
+    def scalars_of_call(self, scalars: Tensor, start: int, count: int) -> Tensor:
+        """Those of `count` steps from step `start` of `scalars` on, less the steps that were skipped since `settle`."""
+        return scalars[start : start + count] if self._scale is None else self._scale.rows(scalars, start, count)
+
+    def settle(self) -> None:
+        """After some calls, take back the count of steps that they skipped; waits for them where losses are scaled."""
+        skipped = 0 if self._scale is None else self._scale.settle()
+        if skipped:
+            self._count(-skipped)
+
+    def count_steps(self, state: State, count: int) -> None:
+        """Count steps that were done, which have left this state."""
+        if self._scale is not None:
+            self._scale.leave(state[3][0])
+        self._count(count)
+
+    def _count(self, count: int) -> None:
         for group, reached in zip(self._groups, self._reached, strict=True):
             group.count_steps(reached, count)
 

@@ -6,15 +6,19 @@ The formulas are those of docs/reference/formulas.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from anyaccel_torch.compiling.device_loss_scale import scale_after
 from anyaccel_torch.compiling.spec import SegmentModule, StepSpec
+from anyaccel_torch.replaced_tensors import call_with
 
-State = tuple[list[Tensor], list[list[Tensor]], list[Tensor]]
-"""The blocks, the optimizer slots of each, and the buffers."""
+State = tuple[list[Tensor], list[list[Tensor]], list[Tensor], list[Tensor]]
+"""The blocks, the optimizer slots of each, the buffers, and the array of `DeviceLossScale` where losses are scaled."""
 
 Loop = Callable[[Any, Any, Any], Any]
 """As torch's scan: function of (carry, one of xs), first carry, xs; gives the last carry and the outputs stacked."""
@@ -35,6 +39,28 @@ def step_scalars(settings: Mapping[str, Any], rates: Tensor, steps: Tensor) -> T
     return torch.stack([rates, rates / (1 - beta1**steps), (1 - beta2**steps).rsqrt()], 1)
 
 
+def bound_step(
+    module: SegmentModule, spec: StepSpec, xs: list[Tensor], loop: Loop
+) -> tuple[Callable[[State, list[Tensor]], Any], list[Tensor]]:
+    """A step as a function of the state and one of each of `xs`, which come with it.
+
+    Args:
+        module: the modules of the segment.
+        spec: what else a step does.
+        xs: inputs of many steps.., and their scalars [steps, rules, N_SCALARS].
+        loop: repeats a function over micro-batches.
+    """
+    if spec.loss_scale is None:
+        return lambda state, x: step(module, spec, state, x[:-1], x[-1], loop), xs
+    table = xs[-1]
+
+    def body(state: State, x: list[Tensor]) -> Any:
+        n_counted = x[-1] - state[3][0][2].long()  # optimizers count no step that is skipped
+        return step(module, spec, state, x[:-1], table.index_select(0, n_counted.reshape(1))[0], loop)
+
+    return body, [*xs[:-1], torch.arange(table.shape[0], device=table.device)]
+
+
 def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tensor], scalars: Tensor, loop: Loop) -> Any:
     """The state after a step, and its mean losses.
 
@@ -46,11 +72,23 @@ def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tenso
         scalars: the numbers of this step [rules, N_SCALARS].
         loop: repeats a function over micro-batches.
     """
-    blocks, slots, buffers = state
-    if spec.n_microbatches == 1:
-        grads, losses, buffers = _gradients(module, spec, blocks, buffers, values)
-    else:
-        grads, losses, buffers = _accumulated_gradients(module, spec, blocks, buffers, values, loop)
+    blocks, slots, buffers, scale = state
+    gradients = _gradients if spec.n_microbatches == 1 else partial(_accumulated_gradients, loop=loop)
+    grads, losses, buffers = gradients(module, spec, (blocks, slots, buffers, scale), values)
+    if spec.loss_scale is None:
+        return (*_stepped(spec, blocks, slots, grads, scalars), buffers, scale), losses
+    inverse = 1 / scale[0][0]
+    grads = [(grad * inverse).to(grad.dtype) for grad in grads]
+    finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
+    after = _stepped(spec, blocks, slots, grads, scalars)
+    kept = tree_map(partial(torch.where, finite), after, (blocks, slots))
+    return (*kept, buffers, [scale_after(spec.loss_scale, scale[0], finite)]), losses
+
+
+def _stepped(
+    spec: StepSpec, blocks: list[Tensor], slots: list[list[Tensor]], grads: list[Tensor], scalars: Tensor
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Blocks and slots after an optimizer step with these gradients."""
     rules = [spec.rules[block.rule] for block in spec.blocks]
     grads = _clipped(grads, [(rule.clip_norm, rule.group) for rule in rules])
     limits = [rule.clip_value for rule in rules]
@@ -60,20 +98,21 @@ def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tenso
         updated = _updated(rule.optimizer, dict(rule.settings), value, held, grad, scalars[block.rule])
         new_blocks.append(updated[0])
         new_slots.append(updated[1])
-    return (new_blocks, new_slots, buffers), losses
+    return new_blocks, new_slots
 
 
 def _gradients(
-    module: SegmentModule, spec: StepSpec, blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor]
+    module: SegmentModule, spec: StepSpec, state: State, values: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Gradients of the blocks, mean losses and new buffers."""
+    """Gradients of the blocks, times the loss scale; mean losses and new buffers."""
+    blocks, _, buffers, scale = state
 
     def total(blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor]) -> Any:
         new_buffers = [buffer.clone() for buffer in buffers]
         inputs: list[Any] = [v.clone() if i in spec.mutated else v for i, v in enumerate(values)]
         named = {**_named_parameters(spec, blocks), **dict(zip(spec.buffers, new_buffers, strict=True))}
-        losses = torch.func.functional_call(module, named, ([*inputs, *[None] * spec.n_computed],))
-        weighted = [weight * loss for weight, loss in zip(spec.weights, losses, strict=True) if weight]
+        losses = call_with(module, named, dict(spec.places), [*inputs, *[None] * spec.n_computed])
+        weighted = [_weighted(weight, loss, scale) for weight, loss in zip(spec.weights, losses, strict=True) if weight]
         result = weighted[0]
         for other in weighted[1:]:
             result = result + other
@@ -81,6 +120,10 @@ def _gradients(
 
     grads, (_, (losses, new_buffers)) = torch.func.grad_and_value(total, has_aux=True)(blocks, buffers, values)
     return grads, losses, new_buffers
+
+
+def _weighted(weight: float, loss: Tensor, scale: Sequence[Tensor]) -> Tensor:
+    return weight * loss * scale[0][0].to(loss.dtype) if scale else weight * loss
 
 
 def _named_parameters(spec: StepSpec, blocks: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -96,14 +139,14 @@ def _named_parameters(spec: StepSpec, blocks: Sequence[Tensor]) -> dict[str, Ten
 
 
 def _accumulated_gradients(
-    module: SegmentModule, spec: StepSpec, blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor], loop: Loop
+    module: SegmentModule, spec: StepSpec, state: State, values: list[Tensor], *, loop: Loop
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """As `_gradients`, of equal micro-batches one after the other: means of gradients and losses."""
-    n_parts = spec.n_microbatches
+    n_parts, (blocks, slots, buffers, scale) = spec.n_microbatches, state
 
     def accumulate(carry: Any, microbatch: list[Tensor]) -> Any:
         sums, held = carry
-        grads, losses, held = _gradients(module, spec, blocks, held, microbatch)
+        grads, losses, held = _gradients(module, spec, (blocks, slots, held, scale), microbatch)
         added = [total + grad / n_parts for total, grad in zip(sums, grads, strict=True)]
         return (added, [buffer.clone() for buffer in held]), losses
 

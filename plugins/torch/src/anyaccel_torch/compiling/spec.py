@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyaccel.precision import LossScale
 from anyaccel.segment import Segment
 from anyaccel_torch.forward_plan import Run
+from anyaccel_torch.loss_scaling import LossScaling
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.optimizers import GroupOptimizer
 
@@ -50,19 +52,23 @@ class StepSpec:
         rules: the update rules.
         blocks: what is updated, and by which rule.
         buffers: names of the buffers that a forward pass changes.
+        places: every name of a parameter or buffer, and the one by which it goes here; a layer in two places has one.
         weights: weights of the losses, 0 for a loss that reaches no parameter.
         mutated: indices of the inputs that some module writes to.
         n_computed: number of values besides the inputs.
         n_microbatches: into how many equal parts a batch is split.
+        loss_scale: by what losses are scaled; None where they are not.
     """
 
     rules: tuple[UpdateRule, ...]
     blocks: tuple[Block, ...]
     buffers: tuple[str, ...]
+    places: tuple[tuple[str, str], ...]
     weights: tuple[float, ...]
     mutated: tuple[int, ...]
     n_computed: int
     n_microbatches: int
+    loss_scale: LossScale | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,7 @@ class CompileRequest:
         module: holds its modules, operations and losses.
         n_computed: number of values besides the inputs.
         eager_seconds: time of an uncompiled step, 0 if not measured yet.
+        scaling: of the losses; None where they are not scaled.
     """
 
     segment: Segment
@@ -82,6 +89,7 @@ class CompileRequest:
     device: torch.device
     n_computed: int
     eager_seconds: float = 0.0
+    scaling: LossScaling | None = None
 
     @property
     def trained(self) -> list[nn.Parameter]:

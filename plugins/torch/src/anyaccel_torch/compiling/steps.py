@@ -95,21 +95,22 @@ class CompiledSteps:
     def _calls(self, rows: list[Tensor]) -> Iterator[list[Tensor]]:
         count, length = len(rows[0]), self._strategy.length
         scalars = self._state.scalars(count, self._request.device)
-        if length == 0:
-            if count > 1:
+        try:
+            if length == 0 and count > 1:
                 yield self._call([*rows, scalars])
-            return
-        for i in range(0, count - length + 1, length):
-            yield self._call([x[i : i + length] for x in (*rows, scalars)])
+            for i in range(0, count - length + 1, length) if length else ():
+                yield self._call([*[x[i : i + length] for x in rows], self._state.scalars_of_call(scalars, i, length)])
+        finally:
+            self._state.settle()
 
     def _call(self, xs: list[Tensor]) -> list[Tensor]:
         state = self._state.read()
         with strategies.no_recompilation():
             result = self._function(state, xs)
         if not self._strategy.in_place:
-            after, result = result
-            self._state.write(after)
-        self._state.count_steps(len(xs[0]))
+            state, result = result
+            self._state.write(state)
+        self._state.count_steps(state, len(xs[0]))
         return list(result)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyaccel_torch.compiling.functional_step import step, unrolled_loop
+from anyaccel_torch.compiling.functional_step import bound_step, unrolled_loop
 from anyaccel_torch.compiling.spec import SegmentModule, StepSpec
 
 StepFunction = Callable[[SegmentModule, Any, list[Tensor]], Any]
@@ -97,9 +97,7 @@ def _scan_function(spec: StepSpec, scan: Callable[..., Any]) -> StepFunction:
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
         """The state after the steps, and the losses [steps] each."""
 
-        def body(carry: Any, x: list[Tensor]) -> Any:
-            return step(module, spec, carry, x[:-1], x[-1], scan)
-
+        body, xs = bound_step(module, spec, xs, scan)
         return scan(body, state, xs)
 
     return steps
@@ -111,9 +109,7 @@ def in_place_function(spec: StepSpec) -> StepFunction:
     def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
         """The losses [steps] each; the state is changed in place."""
 
-        def body(carry: Any, x: list[Tensor]) -> Any:
-            return step(module, spec, carry, x[:-1], x[-1], unrolled_loop)
-
+        body, xs = bound_step(module, spec, xs, unrolled_loop)
         after, losses = unrolled_loop(body, state, xs)
         for old, new in zip(tensors_of(state), tensors_of(after), strict=True):
             old.copy_(new)
@@ -132,8 +128,8 @@ def mark_any_length(xs: list[Tensor]) -> None:
 
 def tensors_of(state: Any) -> list[Tensor]:
     """The tensors of a state in one list."""
-    blocks, slots, buffers = state
-    return [*blocks, *[slot for held in slots for slot in held], *buffers]
+    blocks, slots, buffers, scale = state
+    return [*blocks, *[slot for held in slots for slot in held], *buffers, *scale]
 
 
 @contextmanager

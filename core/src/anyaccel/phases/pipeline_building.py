@@ -1,0 +1,85 @@
+"""Builds the pipeline of a phase: a program for each segment, on a device, on several, or as one of many replicas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anyaccel.adapter.replicated_program import build_replicated
+from anyaccel.backend import ComputingBackend, Program
+from anyaccel.graph import ModelGraph, Plan, Resolution
+from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.events import LogEvent
+from anyaccel.phases.executor.own_step import OwnStep
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.executor.stage import PipelineStage, StepReplicas
+from anyaccel.phases.executor.whole_batches import WholeBatches
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.replicated_training import ReplicatedTraining
+from anyaccel.phases.sharding import divides, whole_nodes
+from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.segment import Segment
+
+
+def build_pipeline(
+    resolution: Resolution,
+    graph: ModelGraph,
+    phase: Phase,
+    learners: HostLearners,
+    log_event: LogEvent,
+    replicated: ReplicatedTraining | None = None,
+) -> Pipeline:
+    """The programs of a phase, over the models as they were placed; if one cannot be built, those before it are closed.
+
+    Args:
+        resolution: the segments, and what computes each.
+        graph: whose models and optimizer states they are of.
+        phase: how they train.
+        learners: estimators that learn from every step.
+        log_event: is told what programs have to tell.
+        replicated: the other replicas of this process; None where there are none.
+    """
+    stages: list[PipelineStage] = []
+    try:
+        for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+            segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
+            names = (name for operation in segment.operations for name in operation.outputs)
+            has_gradient = any(name in resolution.live for name in names)
+            program = _program(backend, segment, resolution.plan, phase, replicated)
+            stages.append(PipelineStage(segment, backend, program, has_gradient))
+    except BaseException:
+        Pipeline(stages).close({})
+        raise
+    step = phase.step if isinstance(phase, TrainPhase) else None
+    own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
+    step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
+    if replicated is not None and replicated.takes_whole_batches:
+        step_replicas = WholeBatches(replicated.compare_step, replicated.end_step)
+    return Pipeline(stages, learners or None, log_event, own_step, step_replicas)
+
+
+def _program(
+    backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase, replicated: ReplicatedTraining | None
+) -> Program:
+    if replicated is not None:
+        return replicated.build(segment, backend)
+    deterministic = isinstance(phase, TrainPhase) and phase.deterministic
+    if not (plan.replicas or deterministic):
+        return backend.build(segment)
+    devices = plan.replicas or (segment.operations[0].device,)
+    return build_replicated(
+        backend,
+        segment,
+        devices,
+        deterministic=deterministic,
+        divided=divides(plan),
+        whole=whole_nodes(plan),
+    )
+
+
+def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:
+    operations = tuple(
+        replace(operation, model=getattr(graph[operation.label], "model", None)) for operation in segment.operations
+    )
+    states = {label: graph.optimizer_states[label] for label in segment.states}
+    frozen = {label: getattr(graph[label], "model", None) for label in segment.frozen}
+    return replace(segment, operations=operations, states=states, frozen=frozen)

@@ -1,0 +1,64 @@
+"""The loss scale of compiled steps: on the device from call to call, and read by the host after some of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from anyaccel.precision import LARGEST_SCALE, LossScale, LossScaleState
+from anyaccel_torch.loss_scaling import LossScaling
+
+
+class DeviceLossScale:
+    """The loss scale of a program, as a tensor while compiled steps run.
+
+    Args:
+        scaling: of the program.
+        device: of its steps.
+    """
+
+    def __init__(self, scaling: LossScaling, device: torch.device) -> None:
+        self._scaling, self._device = scaling, device
+        self._left: list[Tensor] = []  # what each call since the last `settle` has left
+
+    def array(self) -> Tensor:
+        """Float64 [3]: the scale, good steps since it changed, and 0 for the steps that the next call skips."""
+        if self._left:
+            return torch.cat([self._left[-1][:2], self._left[-1].new_zeros(1)])
+        state = self._scaling.state
+        numbers = (state.scale, float(state.good_steps), 0.0)
+        filled = [torch.full((), number, dtype=torch.float64, device=self._device) for number in numbers]
+        return torch.stack(filled)  # which transfers nothing
+
+    def leave(self, array: Tensor) -> None:
+        """Keep what a call has made of the array."""
+        self._left.append(array)
+
+    def settle(self) -> int:
+        """Read what the calls so far have left; how many steps they skipped. Waits for them."""
+        if not self._left:
+            return 0
+        (scale, good, _), skipped = self._left[-1].tolist(), int(torch.stack(self._left)[:, 2].sum())
+        self._left.clear()
+        self._scaling.state = LossScaleState(scale, int(good), self._scaling.state.skipped + skipped)
+        return skipped
+
+    def rows(self, table: Tensor, start: int, count: int) -> Tensor:
+        """Of a table with a row for each step that counts, those of `count` steps after `start`, skipped ones aside."""
+        first = start - sum((left[2] for left in self._left), torch.zeros((), device=self._device))
+        return table.index_select(0, first.long() + torch.arange(count, device=self._device))
+
+
+def scale_after(spec: LossScale, held: Tensor, finite: Tensor) -> Tensor:
+    """What a step makes of the array, as `LossScaleState.after_step`; `finite` is a boolean scalar."""
+    scale, good, skipped = held.unbind()
+    after, grown = good + 1, scale * spec.growth
+    larger = torch.where(grown < LARGEST_SCALE, grown, scale)
+    grows = after >= spec.growth_interval
+    return torch.stack(
+        [
+            torch.where(finite, torch.where(grows, larger, scale), scale * spec.backoff),
+            torch.where(finite & ~grows, after, torch.zeros_like(after)),
+            torch.where(finite, skipped, skipped + 1),
+        ]
+    )

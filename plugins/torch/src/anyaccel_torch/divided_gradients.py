@@ -1,0 +1,68 @@
+"""Gradients of which some are divided among processes (DTensors): norms over all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyaccel_torch.optimizer_groups import is_dtensor
+
+
+def whole_stats(grads: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """The squared L2 norm of all gradients, and whether all are finite: the same in every process.
+
+    Those that are divided alike cost one all-reduce together. All processes of their mesh call this together.
+    """
+    groups: dict[Any, list[Any]] = {}
+    for grad in grads:
+        groups.setdefault(_division(grad), []).append(grad)
+    square, n_broken = torch.stack([_summed(group) for group in groups.values()]).sum(0)
+    return square, n_broken == 0
+
+
+@torch.no_grad()
+def clip_norm(parameters: Iterable[Tensor], limit: float) -> None:
+    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all parts of all gradients."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not grads:
+        return
+    factor = torch.clamp(limit / (whole_stats(grads)[0].sqrt() + 1e-6), max=1.0)
+    for grad in grads:
+        grad.mul_(factor)
+
+
+def _division(grad: Any) -> Any:
+    """Over which mesh a gradient is divided, and along which of its axes; None for one that each process has whole."""
+    if not is_dtensor(grad):
+        return None
+    return grad.device_mesh, tuple(placement.is_shard() for placement in grad.placements)
+
+
+def _summed(grads: Sequence[Any]) -> Tensor:
+    """Of gradients that are divided alike: their squared norm, and how many numbers are not finite; [2]."""
+    if not is_dtensor(grads[0]):
+        return _local_stats(grads)
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    mesh, sharded = _division(grads[0])
+    parts = [_without_partial_sums(grad).to_local() for grad in grads]
+    placements = [Partial() if is_shard else Replicate() for is_shard in sharded]
+    return DTensor.from_local(_local_stats(parts), mesh, placements, run_check=False).full_tensor()
+
+
+def _without_partial_sums(grad: Any) -> Any:
+    from torch.distributed.tensor import Replicate
+
+    if not any(placement.is_partial() for placement in grad.placements):
+        return grad
+    whole = [Replicate() if placement.is_partial() else placement for placement in grad.placements]
+    return grad.redistribute(placements=whole)
+
+
+def _local_stats(parts: Sequence[Tensor]) -> Tensor:
+    norms = torch.stack([torch.linalg.vector_norm(part.float() if part.itemsize < 4 else part) for part in parts])
+    n_broken = torch.stack([(~part.isfinite()).sum() for part in parts]).sum()
+    return torch.stack([norms.square().sum(), n_broken.to(norms.dtype)])
