@@ -41,7 +41,7 @@ Launch = Callable[[LaunchOptions], int]
 _COMMANDS = {
     "slurm srun sbatch": "srun --ntasks 2 python SCRIPT",
     "mpi mpirun mpiexec openmpi mpich": "mpirun -n 2 python SCRIPT",
-    "torch torchrun elastic": "torchrun --nproc-per-node 2 SCRIPT",
+    "torchrun elastic": "torchrun --nproc-per-node 2 SCRIPT",
 }
 """By names of launchers, the command that starts processes which find each other without a plugin."""
 _RAY = "install its plugin; in the folder of anyaccel's repository, python -m pip install ./plugins/ray"
