@@ -241,6 +241,8 @@ def check_as_fit(make: Callable[[], Any], x: np.ndarray, **settings: Any) -> Non
 def test_a_graph_trains_what_fit_trains(make: Callable[[], Any], x: np.ndarray, framework: str) -> None:
     if framework == "jax" and make in (masked, images, attention):
         pytest.skip("JAX compiles each of these for 20 seconds, twice; their layers are those of the other frameworks")
+    if framework == "torch" and make in (low_rank, quantized) and aa.devices("gpu", framework="torch"):
+        pytest.skip("Keras computes these on its default device, a GPU here: docs/limitations.md")
     check_as_fit(make, x)
 
 

@@ -141,7 +141,7 @@ def divided() -> None:
         source = aa.IterableSource("d", batches, features="x", targets="y", tags="w")
         phase = aa.TrainPhase("more", data={"d": source}, losses=[loss])
         results.append(aa.Experiment(graph, progress="none").run_phase(phase))
-    epochs = [[epoch.loss, *epoch.validation.values()] for each in results for epoch in each.epochs]
+    epochs = [value for each in results for epoch in each.epochs for value in (epoch.loss, *epoch.validation.values())]
     state = {key: np.asarray(value).tolist() for key, value in graph.state().items()}
     tell("divided", epochs=epochs, values=state, parts=reads.parts, notes=results[0].plan.notes)
 

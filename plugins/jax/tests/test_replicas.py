@@ -24,6 +24,7 @@ from anyaccel_jax.cluster import own_gpu
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 SIZES = (2, 4) if FULL else (2,)
+TIMEOUT = 600 if FULL else 240  # four processes on two cores compile everything four times
 WAYS = "plain,weighed,fixed,accumulated" if FULL else "plain,weighed"
 """Where everything is tested, `plain` has 105 steps."""
 
@@ -42,7 +43,9 @@ def started(folder: Path, size: int) -> list[subprocess.CompletedProcess[str]]:
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     every = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(r)}, **pipes) for r in range(size)]
     return [
-        subprocess.CompletedProcess(p.args, p.returncode, *out) for p in every for out in [p.communicate(timeout=240)]
+        subprocess.CompletedProcess(p.args, p.returncode, *out)
+        for p in every
+        for out in [p.communicate(timeout=TIMEOUT)]
     ]
 
 
@@ -51,7 +54,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process tells, with two virtual CPUs."""
     folder = tmp_path_factory.mktemp("alone")
     command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},divided"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
@@ -126,7 +129,7 @@ def test_a_run_with_a_divided_node_of_which_a_process_was_killed_ends_as_the_und
             (folder / "kill.json").write_text(json.dumps([victim, 10, signal.SIGKILL]))
         launcher = ["-m", "anyaccel", "run", "--replicas", "2", "--max-restarts", "1"]
         command = [sys.executable, *launcher, str(SCRIPT), str(folder), "divided_resumed"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
         assert done.returncode == 0, done.stderr[-2000:]
         assert (folder / "killed").exists() == (victim is not None)
         states += [told(folder, "divided_resumed", rank)["state"] for rank in (0, 1)]
@@ -152,7 +155,7 @@ def resumed(folder: Path, launcher: list[str], plan: list[int] | None, *, check:
     if plan is not None:
         (folder / "kill.json").write_text(json.dumps(plan))
     command = [sys.executable, *launcher, str(SCRIPT), str(folder), "resumed"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     assert done.returncode == 0 or not check, done.stderr[-2000:]
     assert (folder / "killed").exists() == (plan is not None)
 

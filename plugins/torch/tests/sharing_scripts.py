@@ -320,15 +320,38 @@ def blocks_graph(rows: aa.FeatureSet) -> tuple[Blocks, aa.ModelGraph]:
     return model, graph_of(rows, model, aa.Optimizer("adam", lr=1e-3, clip_norm=0.5))
 
 
+NODES: dict[str, tuple[str | None, str | None, str | None]] = {
+    "one": ("full", None, None),
+    "below": (None, "none", "full"),
+    "whole": (None, None, None),
+}
+"""What the first node, the last and the phase say."""
+
+
+def nodes_graph(rows: aa.FeatureSet, way: str, optimizer: aa.Optimizer, last: Any = None) -> aa.ModelGraph:
+    """Blocks of which each replica has a part, and a head that is whole; `last` is the optimizer of the head."""
+    torch.manual_seed(0)
+    first, other, _ = NODES[way]
+    blocks, head = Blocks(), torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3))
+    nodes = [
+        aa.ModelNode("blocks", blocks, rows.reference(), sharding=first),
+        aa.ModelNode("head", head, "blocks", sharding=other, optimizer=last),
+    ]
+    return aa.ModelGraph(nodes, optimizer, seed=3)
+
+
 def checkpointed(name: str, n_epochs: int, folder: str) -> None:
-    """Go on from the checkpoints in a folder to an epoch, with an average of weights and the best state of an epoch."""
+    """Go on from the checkpoints in a folder to an epoch, with an average of weights and the best state of an epoch.
+
+    One node is divided, and one is whole.
+    """
     rows = data()
-    model, graph = blocks_graph(rows)
+    graph = nodes_graph(rows, "below", aa.Optimizer("adam", lr=1e-3, clip_norm=0.5))
     averaging = aa.WeightAveraging(0.9, every_n_steps=2)
     phase = aa.TrainPhase(
         "train",
         data="train",
-        losses=[aa.AppliedLoss("mse", on="net")],
+        losses=[aa.AppliedLoss("mse", on="head")],
         sampler=96,
         n_epochs=n_epochs,
         validation="val",
@@ -338,9 +361,9 @@ def checkpointed(name: str, n_epochs: int, folder: str) -> None:
     )
     results = aa.Experiment(graph).run_phase(phase, resume="auto")
     epochs = [[epoch.loss, epoch.validation["loss"]] for epoch in results.epochs]
-    weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+    weights = [p.detach().numpy().tolist() for node in graph.nodes.values() for p in node.model.parameters()]
     averages = {key: np.asarray(value).tolist() for key, value in averaging.state_dict().items()}
-    slots = {key: value.tolist() for key, value in graph.state().items() if key.startswith("net/optimizer")}
+    slots = {key: value.tolist() for key, value in graph.state().items() if "/optimizer" in key}
     tell(name, epochs=epochs, weights=weights, averages=averages, slots=slots)
 
 
@@ -388,25 +411,6 @@ def by_hand() -> None:
     apart = max(float((a - b).abs().max()) for a, b in zip(model.parameters(), whole, strict=True))
     notes = " ".join(results.plan.notes)
     tell("by_hand", apart=apart, notes=notes)
-
-
-NODES: dict[str, tuple[str | None, str | None, str | None]] = {
-    "one": ("full", None, None),
-    "below": (None, "none", "full"),
-}
-"""What the first node, the last and the phase say."""
-
-
-def nodes_graph(rows: aa.FeatureSet, way: str, optimizer: aa.Optimizer, last: Any = None) -> aa.ModelGraph:
-    """Blocks of which each replica has a part, and a head that is whole; `last` is the optimizer of the head."""
-    torch.manual_seed(0)
-    first, other, _ = NODES[way]
-    blocks, head = Blocks(), torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Tanh(), torch.nn.Linear(64, 3))
-    nodes = [
-        aa.ModelNode("blocks", blocks, rows.reference(), sharding=first),
-        aa.ModelNode("head", head, "blocks", sharding=other, optimizer=last),
-    ]
-    return aa.ModelGraph(nodes, optimizer, seed=3)
 
 
 class Scaled(torch.nn.Module):
@@ -502,6 +506,23 @@ def nodes_memory() -> None:
     phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(16), callbacks=[counts])
     aa.Experiment(graph).run_phase(phase)
     tell("nodes_memory", nbytes=counts.nbytes - rest, whole=[3 * nbytes for nbytes in whole])
+
+
+def nodes_mixed() -> None:
+    """Precisions over shares of equal size: one node divided, and both whole."""
+    rows = data(384)
+    for name, settings in (("bf16", {"precision": "bf16-mixed"}), ("fp16", {"precision": "fp16-mixed"})):
+        told: dict[str, Any] = {}
+        for way in ("one", "whole"):
+            graph = nodes_graph(rows, way, aa.Optimizer("adamw", lr=1e-3, clip_norm=0.5))
+            losses, sampler = [aa.AppliedLoss("mse", on="head")], aa.SimpleSampler(32, shuffle=True)
+            watch = ReadsScale()
+            phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=2, **settings)
+            phase.callbacks = (watch,)
+            results = aa.Experiment(graph).run_phase(phase)
+            weights = [p.detach().numpy().tolist() for node in graph.nodes.values() for p in node.model.parameters()]
+            told[way] = {"epochs": results.loss.tolist(), "weights": weights, "scale": watch.scale}
+        tell(f"nodes_mixed-{name}", **told)
 
 
 class Attentive(torch.nn.Module):
@@ -742,7 +763,7 @@ if __name__ == "__main__":
         lose,
         nodes,
     )
-    functions += (nodes, nodes_by_hand, nodes_memory, begin, go_on, go_on_from_one, undisturbed, no_mean)
+    functions += (nodes, nodes_by_hand, nodes_memory, nodes_mixed, begin, go_on, go_on_from_one, undisturbed, no_mean)
     scripts: dict[str, Callable[[], None]] = {each.__name__: each for each in functions}
     for chosen in sys.argv[1].split(","):
         scripts[chosen]()

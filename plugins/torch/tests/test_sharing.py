@@ -72,8 +72,9 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     """What two replicas tell, whose shares of most batches differ by a row, until one fails."""
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "checkpoints", folder / "from_one")
-    names = f"{SAME},refused,no_mean,memory,by_hand,nodes_by_hand,nodes_memory,mixed,begin,go_on_from_one,lose"
-    answer = run(names, folder, 2)
+    more = ",nodes_mixed" if IS_FULL else ""
+    apart = "refused,no_mean,memory,by_hand,nodes_by_hand,nodes_memory,mixed"
+    answer = run(f"{SAME}{more},{apart},begin,go_on_from_one,lose", folder, 2)
     assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
     return folder
 
@@ -163,6 +164,17 @@ def test_a_divided_node_beside_a_whole_one_has_the_numbers_of_one_process(alone:
 def test_values_are_those_of_fully_shard_beside_ddp_by_hand(two: Path) -> None:
     """Clipped by the norm of all gradients."""
     assert all(each["apart"] < 1e-6 for each in told(two, "nodes_by_hand", 2))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_FULL, reason="ANYACCEL_TEST_FULL is not set")
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_mixed_precision_of_a_divided_node_beside_a_whole_one(two: Path, name: str) -> None:
+    for each in told(two, f"nodes_mixed-{name}", 2):
+        np.testing.assert_allclose(each["one"]["epochs"], each["whole"]["epochs"], rtol=1e-5)
+        assert each["one"]["scale"] == each["whole"]["scale"]
+        for own, expected in zip(each["one"]["weights"], each["whole"]["weights"], strict=True):
+            np.testing.assert_allclose(own, expected, atol=1e-3)  # Adam enlarges gradients of about zero
 
 
 @pytest.mark.slow

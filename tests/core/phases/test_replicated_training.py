@@ -400,13 +400,3 @@ def test_in_a_fixed_order_all_have_the_losses_of_all_and_draw_alike() -> None:
     replicas = ReplicatedTraining("train", Launched(1, 2), {"numpy": OneOf({"mse": [3.0, 2.0]})}, fixed_order=True)
     assert replicas.total({"mse": (2.0, 1.0)}) == {"mse": (2.0, 1.0)} and not replicas.draws_apart
     assert ReplicatedTraining("train", Launched(1, 2), {"numpy": OneOf({})}).draws_apart
-
-
-def test_replicas_on_one_device_are_refused() -> None:
-    own, other = [["host GPU-1", "NVIDIA H200 (gpu:0)"]], [["host GPU-2", "NVIDIA H200 (gpu:1)"]]
-    place = Launched(0, 2)
-    ReplicatedTraining("train", place, {"numpy": OneOf(other)}).check_devices([tuple(own[0])])
-    ReplicatedTraining("train", place, {"numpy": OneOf([])}).check_devices([])
-    message = r"phase 'train': replicas 0 and 1 are both on NVIDIA H200 \(gpu:0\)\..*CUDA_VISIBLE_DEVICES"
-    with pytest.raises(PhaseError, match=message):
-        ReplicatedTraining("train", place, {"numpy": OneOf(own)}).check_devices([tuple(own[0])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel.accelerator import Accelerator
@@ -114,17 +113,6 @@ def _of_kind(
             hint=f"start as many processes, anyaccel run --replicas {wanted} SCRIPT, or write replicas=1",
         )
     return tuple(found[:wanted])
-
-
-def distinct_devices(resolution: Resolution) -> list[tuple[str, str]]:
-    """Of the devices that compute, those whose identity is known: what says which it is among all machines; a name."""
-    found: dict[str, str] = {}
-    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        for device in dict.fromkeys(operation.device for operation in segment.operations):
-            info = None if device.kind in ("cpu", "sim") else backend.device_info(device)
-            if info is not None and info.identity:
-                found[f"{platform.node()} {info.identity}"] = f"{info.name} ({device})"
-    return list(found.items())
 
 
 def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[str]) -> None:

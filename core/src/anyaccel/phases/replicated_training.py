@@ -322,28 +322,6 @@ class ReplicatedTraining:
         firsts = self.first([_as_plain(state[key]) for key in apart])
         return {key: _from_plain(plain).view(state[key].dtype) for key, plain in zip(apart, firsts, strict=True)}
 
-    def check_devices(self, own: Sequence[tuple[str, str]]) -> None:
-        """Check that no two replicas are on one device: they would take turns there, and NCCL refuses it.
-
-        Args:
-            own: the devices of this replica: what says which it is, among all machines, and its name.
-
-        Raises:
-            PhaseError: two are on one.
-        """
-        every = self.gather([list(device) for device in own])
-        first: dict[str, int] = {}
-        for rank, devices in enumerate(every):
-            for identity, name in devices:
-                other = first.setdefault(identity, rank)
-                if other != rank:
-                    raise PhaseError(
-                        f"phase {self._label!r}: replicas {other} and {rank} are both on {name}",
-                        available="one replica for each device",
-                        hint="start one process for each device, and write accelerator='gpu' without a number, or give "
-                        "each its own by CUDA_VISIBLE_DEVICES",
-                    )
-
     def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
         """Compare texts by name with those of all replicas.
 

@@ -39,7 +39,7 @@ from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replica_code import code_digests
-from anyaccel.phases.replica_devices import check_replicable, distinct_devices, replica_notes
+from anyaccel.phases.replica_devices import check_replicable, replica_notes
 from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
 from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, sharding_notes
@@ -179,7 +179,7 @@ class _PhaseExecution:
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
         if replicated is not None:
-            self._compare_replicas(replicated, parts, resolution)
+            self._compare_replicas(replicated, parts)
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
         pipeline = self._pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, replicated)
@@ -195,14 +195,11 @@ class _PhaseExecution:
         for backend, value in resolution.matmul_precisions:
             self._settings.enter_context(backend.matmul_precision(value))
 
-    def _compare_replicas(
-        self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart], resolution: Resolution
-    ) -> None:
+    def _compare_replicas(self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart]) -> None:
         if self._checkpointer is not None:
             self._checkpointer.join(replicated)
         arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
         own, when = code_digests(self._phase, self._graph), "before the first step"
-        replicated.check_devices(distinct_devices(resolution))
         replicated.check_same(own, when=when, hint="start the same files in every process")
         replicated.check_alike(self._graph, arrays, when=when)
 

@@ -76,6 +76,7 @@ class TrainPhase(Phase):
             factor; by default that of `torch.amp.GradScaler`.
         sharding: `"full"` divides parameters, gradients and optimizer states among the replicas, which gather each
             block while it is computed; `"full offload"` keeps them in host memory. None: each replica has all of them.
+            A node may say otherwise: `ModelNode(sharding=)`.
         sync_batchnorm: whether batch normalization takes the mean and variance of the rows of all replicas, as in one
             process. Without, a model that has some is refused by several replicas.
         checkpoint: a Checkpoint, or the name of a folder: what the run needs to go on after it was interrupted, or its

@@ -64,6 +64,6 @@ def wait_for(target: Any) -> None:
     import jax
 
     live: Any = jax.live_arrays
-    for array in live():
+    for array in live(target.platform):  # without it, those of the default platform
         if not array.is_deleted() and target in array.devices():
             array.block_until_ready()
