@@ -278,6 +278,13 @@ def test_each_of_two_replicas_keeps_about_half(two: Path) -> None:
         assert 0.45 * WHOLE < each["nbytes"] <= 0.55 * WHOLE
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are read from /proc")
+def test_no_thread_of_the_group_is_left_when_python_ends(tmp_path: Path) -> None:
+    """A process that ends with one running is aborted now and then, after all that it did."""
+    for each in told(succeeded("end", tmp_path, 2), "ended", 2):
+        assert each["threads"] and not any("gloo" in name for name in each["threads"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2])
 def test_checkpoints_are_read_by_another_number_of_replicas(alone: Path, two: Path, tmp_path: Path, size: int) -> None:

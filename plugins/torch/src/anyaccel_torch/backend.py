@@ -174,12 +174,11 @@ class TorchBackend(
         self, segment: Segment, group: ReplicaGroup, *, offload: bool, whole: Collection[str] = ()
     ) -> Program:
         """As `ShardParameters.build_sharded`, by torch's FSDP2."""
-        from torch.distributed.device_mesh import init_device_mesh
-
+        from anyaccel_torch.replica_group import device_mesh
         from anyaccel_torch.sharded_program import ShardedProgram
 
         device = next(operation.device for operation in segment.operations if operation.model is not None)
-        mesh = init_device_mesh(self.native_device(device).type, (group.size,))
+        mesh = device_mesh(self.native_device(device).type, group.size)
         return ShardedProgram(segment, self.native_device, mesh, offload=offload, whole=whole)
 
     def sharded_bytes(self, program: Program) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # first imported once there is a group, its defaults would keep that for ever: see `_leave`
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from anyaccel.backend import Program
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
 _POLL_SECONDS = 0.05
+_meshes: list[DeviceMesh] = []
 _REPORT_SECONDS = 3.0
 """So long a replica that has lost another waits for the others to say that they are there."""
 
@@ -239,10 +242,22 @@ def _engine() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
+def device_mesh(kind: str, size: int) -> DeviceMesh:
+    """A mesh of all replicas, which is given up when they part."""
+    mesh = init_device_mesh(kind, (size,))
+    _meshes.append(mesh)
+    return mesh
+
+
 def _leave() -> None:
     """End the group's threads: a process that ends with them running is aborted now and then."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        return
+    for mesh in _meshes:  # torch's caches of DTensors keep each for ever, and it keeps the group
+        getattr(mesh, "_pg_registry", {}).clear()
+    if _meshes:
+        gc.collect()  # so do divided modules, which are in circles
+    dist.destroy_process_group()
 
 
 def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
