@@ -30,7 +30,7 @@ def told() -> dict[str, Any]:
 @pytest.mark.parametrize("which", ["replicas 2", "replicas 4", "fixed 1", "by hand"])
 def test_losses_are_those_of_one_device_and_of_a_step_by_hand(told: dict[str, Any], which: str) -> None:
     assert len(told[which]) == EPOCHS
-    # Optax takes 1 - 0.999**t in float32, whose error is that of the first steps; with exact ones the difference is 3e-7.
+    # Optax takes 1 - 0.999**t in float32, which is off in the first steps; with exact values the difference is 3e-7.
     rtol = 5e-5 if which == "by hand" and IS_FULL else 1e-6
     np.testing.assert_allclose(told[which], told["replicas 1"], rtol=rtol)
 
