@@ -41,7 +41,7 @@ def compare(width: int, hidden: int, batch: int) -> None:
     phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(batch), n_epochs=2)
     experiment.run_phase(phase)  # joins the replicas
     by_hand = DistributedDataParallel(model_of(width, hidden))
-    optimizer = torch.optim.Adam(by_hand.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(by_hand.parameters(), lr=1e-3, fused=True)
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
     part = batch // size
     seconds: dict[str, list[float]] = {"anyaccel": [], "ddp": []}
