@@ -183,10 +183,8 @@ def test_an_elastic_run_takes_the_replicas_that_there_is_place_for(tmp_path: Pat
     np.testing.assert_allclose(told["losses"], alone["losses"], rtol=1e-6)
 
 
-@FULL
-def test_a_run_that_loses_a_node_goes_on_with_fewer_replicas(tmp_path: Path, head: str) -> None:
-    """Three replicas on two nodes, of which one ends within an epoch: the losses are those of an undisturbed run."""
-    alone, folder = resumed(tmp_path / "alone", [], {}), tmp_path / "lost"
+def after_a_lost_node(folder: Path, head: str) -> Any:
+    """What replicas on two nodes tell, of which one ends within an epoch."""
 
     def end(second: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 200
@@ -203,6 +201,20 @@ def test_a_run_that_loses_a_node_goes_on_with_fewer_replicas(tmp_path: Path, hea
         elastic = [*RAY, "--replicas", "2:3", "--max-restarts", "2"]
         told = resumed(folder, elastic, {"do": "wait", "rank": 0, "step": 19}, head)
         watcher.join()
+    return told
+
+
+@FULL
+def test_a_run_that_loses_a_node_goes_on_with_fewer_replicas(tmp_path: Path, head: str) -> None:
+    """Three replicas on two nodes, and then two on one: the losses are those of an undisturbed run."""
+    alone = resumed(tmp_path / "alone", [], {})
+    for attempt in range(3):
+        folder = tmp_path / f"lost-{attempt}"
+        told = after_a_lost_node(folder, head)
+        if (folder / "done").read_text() == "3":
+            break  # now and then Ray begins with two, which the lost node is not among
+    else:
+        pytest.fail("Ray began with two replicas three times")
     assert told["size"] == 2 and "goes on from" in told["events"][0]
     np.testing.assert_allclose(told["losses"], alone["losses"], rtol=1e-6)
 
