@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -20,6 +21,7 @@ from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.replicas import join
 from anyaccel_jax import SequentialMLP, runtime_config
 from anyaccel_jax.cluster import own_gpu
+from anyaccel_jax.replica_group import on_host
 
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
@@ -234,6 +236,16 @@ def test_each_process_has_a_gpu_of_its_own(
     monkeypatch.setenv("LOCAL_RANK", local)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", masked)
     assert own_gpu(1, 2) == expected
+
+
+def test_what_replicas_compare_goes_over_cpus_unless_jax_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_host(np.ones(2, np.uint8)).devices() == {jax.local_devices(backend="cpu")[0]}
+
+    def none(backend: str) -> Any:
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "local_devices", none)
+    assert on_host(np.ones(2, np.uint8)).tolist() == [1, 1]
 
 
 @pytest.mark.usefixtures("second_of_two")

@@ -22,6 +22,7 @@ from anyaccel_jax.array_trees import keras_backend
 from anyaccel_jax.placement import JaxPlacement
 
 if TYPE_CHECKING:
+    from anyaccel_jax.mesh_program import DeviceMesh, MeshOps
     from anyaccel_jax.models.base import Model
 
 # Parameters of at least so many bytes are donated to each step, so that memory need not hold them (and the optimizer's
@@ -151,27 +152,28 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
     ) -> Program:
         """As `DeviceReplicas.build_over`."""
         from anyaccel_jax.losses import keras_library
-        from anyaccel_jax.mesh_program import DeviceMesh, DonatingMeshOps, MeshOps, MeshProgram
+        from anyaccel_jax.mesh_program import DeviceMesh, MeshProgram
 
         warn_of_activations(keras_library(), segment)
         mesh = DeviceMesh([self.jax_device(device) for device in devices], divides=divided, whole=whole)
-        kept = [op.model for op in segment.operations if op.label in mesh.whole and op.model is not None]
-        ops = (DonatingMeshOps if self._is_large(segment) else MeshOps)(self._move_array, mesh, kept)
-        return MeshProgram(segment, ops, mesh)
+        return MeshProgram(segment, self._mesh_ops(segment, mesh), mesh)
 
     def build_over_processes(self, segment: Segment, group: Any, whole: Collection[str]) -> Program:
         """As `ShardParameters.build_sharded`, for a group of JAX."""
         from anyaccel_jax.losses import keras_library
-        from anyaccel_jax.mesh_program import DonatingMeshOps, MeshOps
         from anyaccel_jax.process_mesh import ProcessMesh, ProcessMeshProgram
         from anyaccel_jax.replica_group import corresponding_devices
 
         warn_of_activations(keras_library(), segment)
         own = self.jax_device(segment.operations[0].device)
         mesh = ProcessMesh(corresponding_devices(own, group.size), own, whole)
+        return ProcessMeshProgram(segment, self._mesh_ops(segment, mesh), mesh, group.attempt)
+
+    def _mesh_ops(self, segment: Segment, mesh: DeviceMesh) -> MeshOps:
+        from anyaccel_jax.mesh_program import DonatingMeshOps, MeshOps
+
         kept = [op.model for op in segment.operations if op.label in mesh.whole and op.model is not None]
-        ops = (DonatingMeshOps if self._is_large(segment) else MeshOps)(self._move_array, mesh, kept)
-        return ProcessMeshProgram(segment, ops, mesh, group.attempt)
+        return (DonatingMeshOps if self._is_large(segment) else MeshOps)(self._move_array, mesh, kept)
 
     def _is_large(self, segment: Segment) -> bool:
         """Whether the state is to be destroyed by each step."""

@@ -68,7 +68,7 @@ class JaxReplicaGroup(ReplicaGroup):
 
     def gather(self, value: Any) -> list[Any]:
         """As `ReplicaGroup.gather`."""
-        return gather_plain(value, lambda array: self._gathered(_on_host(array)))
+        return gather_plain(value, lambda array: self._gathered(on_host(array)))
 
     def _gathered(self, array: Any) -> np.ndarray:
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
@@ -153,7 +153,7 @@ def corresponding_devices(device: Any, size: int) -> list[Any]:
     return [by_process[process][number] for process in range(size)]
 
 
-def _on_host(array: np.ndarray) -> Any:
+def on_host(array: np.ndarray) -> Any:
     """An array for the collectives of CPUs, which need no GPU of their own, if this JAX has CPUs."""
     try:
         return jax.device_put(array, jax.local_devices(backend="cpu")[0])

@@ -12,6 +12,7 @@ from anyaccel.segment import Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import SequentialCNN
 from anyaccel_torch.module_state import submodules
+from anyaccel_torch.optimizer_groups import is_dtensor
 from anyaccel_torch.shape_inference import infer_outputs
 from anyaccel_torch.synchronized_norm import is_synchronizable
 from anyaccel_torch.tree_utils import tensors_in
@@ -99,4 +100,4 @@ def shares_batches(model: Any) -> bool:
 def has_dtensors(model: Any) -> bool:
     """Whether a module has parameters that are divided among processes."""
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
-    return any(hasattr(parameter, "device_mesh") for parameter in parameters)
+    return any(map(is_dtensor, parameters))
