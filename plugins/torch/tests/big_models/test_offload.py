@@ -190,7 +190,9 @@ def test_an_offloaded_model_is_not_pickled_or_copied(how: Callable[[Any], Any], 
 def test_an_offloaded_model_is_not_compiled(saved: Path) -> None:
     model = from_files(saved)
     compiled = torch.compile(model, backend="eager")
-    with pytest.raises(Exception, match=r"cannot be compiled|_refuse_compiling"), torch.no_grad():
+    is_told = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)  # before, torch leaves the message out
+    message = "cannot be compiled" if is_told else "_refuse_compiling"
+    with pytest.raises(Exception, match=message), torch.no_grad():
         compiled(X)
     with torch.no_grad():
         assert torch.equal(model(X), chain()(X))
