@@ -16,7 +16,7 @@ X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
 ROWS = aa.FeatureSet.from_dict("d", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
 LABEL = 'an "encoder" \\ <b>#1'
 NAME = "an _encoder_ _ <b>_1"
-FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
+FULL_ONLY = pytest.mark.skipif(os.environ.get("ANYACCEL_TEST_FULL") != "1", reason="ANYACCEL_TEST_FULL=1 runs it")
 
 
 def nodes(first: str, second: str):
@@ -42,7 +42,7 @@ def names_of(spans):
         ("torch", "off"),
         ("jax", "auto"),
         ("tensorflow", "off"),
-        pytest.param("tensorflow", "steps", marks=pytest.mark.skipif(not FULL, reason="ANYACCEL_TEST_FULL=1 runs it")),
+        pytest.param("tensorflow", "steps", marks=FULL_ONLY),
     ],
 )
 def test_the_trace_of_a_framework_has_the_phase_and_every_node(tmp_path, library, way):
@@ -58,6 +58,28 @@ def test_the_trace_of_a_framework_has_the_phase_and_every_node(tmp_path, library
     elif way != "off":
         node = [span for span in spans if (span.get("args") or {}).get("node") == NAME]
         assert any("transpose" in span["args"]["scope"] or "gradient" in span["args"]["scope"] for span in node)
+
+
+@pytest.mark.parametrize("library", ["jax", pytest.param("tensorflow", marks=FULL_ONLY)])
+def test_programs_with_the_same_instructions_are_told_apart(tmp_path, library):
+    """XLA names instructions by what they do, and programs by their function."""
+    pytest.importorskip(library)
+    make = import_module(f"anyaccel_{library}").SequentialMLP
+    experiments, named = [], []
+    for labels in (("one", "two"), ("two", "three"), ("three", "one")):
+        first, last = (
+            aa.ModelNode(label, make(1), source)
+            for label, source in zip(labels, [ROWS.reference(), labels[0]], strict=True)
+        )
+        profile = aa.Profile(steps=(3, 6), folder=str(tmp_path / labels[0]))
+        losses = [aa.AppliedLoss("mse", on=labels[1])]
+        phase = aa.TrainPhase("fit", data="all", losses=losses, sampler=8, callbacks=[profile], compile="steps")
+        experiments.append(aa.Experiment(aa.ModelGraph([first, last], "sgd"), progress="none"))
+        experiments[-1].run_phase(phase)
+        events = read_trace(profile.files[0])
+        named.append({event["args"]["node"] for event in events if "node" in (event.get("args") or {})})
+        assert named[-1] == set(labels)
+    assert len(experiments) == 3  # what they have compiled is alive
 
 
 def test_each_framework_of_a_graph_writes_its_own_trace(tmp_path):

@@ -21,11 +21,11 @@ def field(number: int, value: bytes | str | int) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def profile(instructions: dict[str, str], plane: str = "/host:metadata") -> bytes:
+def profile(instructions: dict[str, str], plane: str = "/host:metadata", program_id: int = 1) -> bytes:
     computed = b"".join(field(2, field(1, name) + field(7, field(2, scope))) for name, scope in instructions.items())
     program = field(1, field(1, "jit_f") + field(3, field(1, "main") + computed))
     fixed = varint(9 << 3 | 1) + bytes(8) + varint(10 << 3 | 5) + bytes(4)
-    metadata = field(1, 300) + field(2, "jit_f(1)") + field(5, fixed + field(1, 7) + field(6, program))
+    metadata = field(1, 300) + field(2, f"jit_f({program_id})") + field(5, fixed + field(1, 7) + field(6, program))
     return field(1, field(1, 5) + field(2, plane) + field(4, field(1, 300) + field(2, metadata))) + field(2, "host")
 
 
@@ -34,7 +34,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30
 
 @given(st.dictionaries(TEXT, TEXT, max_size=5))
 def test_every_scope_of_a_profile_is_found(instructions):
-    assert xla_scopes(profile(instructions)) == instructions
+    assert xla_scopes(profile(instructions)) == {(1, name): scope for name, scope in instructions.items()}
     assert xla_scopes(profile(instructions, "/host:CPU")) == {}
 
 
@@ -44,7 +44,7 @@ def test_other_bytes_are_refused_or_have_no_scope(content):
         scopes = xla_scopes(content)
     except ValueError:
         return
-    assert all(isinstance(text, str) for pair in scopes.items() for text in pair)
+    assert all(isinstance(text, str) for (_, name), scope in scopes.items() for text in (name, scope))
 
 
 @pytest.mark.parametrize("cut", [1, 10, 40])
@@ -70,12 +70,26 @@ def test_the_outermost_node_of_a_scope_counts(scope, node):
 
 def test_events_are_named_by_node_and_others_stay():
     events = [
-        {"name": "dot.1", "args": {"hlo_op": "dot.1"}},
+        {"name": "dot.1", "args": {"hlo_op": "dot.1", "program_id": 1}},
         {"name": "add", "args": {"scope": "head/add"}},
-        {"name": "copy", "args": {"hlo_op": "copy"}},
+        {"name": "copy", "args": {"hlo_op": "copy", "program_id": 1}},
         {"name": "thread"},
         {},
     ]
-    with_nodes(events, {"dot.1": "jit(f)/head/dot", "copy": "jit(f)/copy"}, {"head": "the head"})
+    with_nodes(events, {(1, "dot.1"): "jit(f)/head/dot", (1, "copy"): "jit(f)/copy"}, {"head": "the head"})
     assert [event.get("name") for event in events] == ["the head: dot.1", "the head: add", "copy", "thread", None]
     assert events[0]["args"]["node"] == "the head"
+
+
+def test_an_instruction_is_looked_up_in_the_program_that_ran():
+    largest = 2**64 - 1  # the numbers of programs are not signed there, and are signed in events
+    scopes = xla_scopes(profile({"dot.1": "jit(f)/head/dot", "dot.2": "jit(f)/head/dot"}, program_id=largest))
+    scopes |= xla_scopes(profile({"dot.1": "jit(f)/encoder/dot", "dot.2": "jit(f)/head/dot"}, program_id=7))
+    events = [
+        {"name": f"dot.{number}", "args": {"hlo_op": f"dot.{number}"} | ({"program_id": program} if program else {})}
+        for number in (1, 2)
+        for program in (-1, 7, 8, None)
+    ]
+    with_nodes(events, scopes, {"head": "head", "encoder": "encoder"})
+    named = [event["args"].get("node") for event in events]
+    assert named == ["head", "encoder", None, None, "head", "head", None, "head"]  # which of both ran last, is all one

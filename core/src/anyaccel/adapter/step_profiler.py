@@ -47,6 +47,25 @@ def trace_name(text: str) -> str:
     return _UNSAFE.sub("_", text)
 
 
+def trace_span(name: str, start_ns: float, duration_ns: float, place: tuple[int, int], args: Any) -> dict[str, Any]:
+    """A span of a process and a thread of it, `place`."""
+    process, thread = place
+    return {
+        "name": name,
+        "ph": "X",
+        "ts": start_ns / 1e3,
+        "dur": duration_ns / 1e3,
+        "pid": process,
+        "tid": thread,
+        "args": args,
+    }
+
+
+def trace_label(what: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:
+    """The name of a process (`what` is `process_name`) or of a thread (`thread_name`)."""
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
 def write_trace(path: Path, events: Sequence[Mapping[str, Any]]) -> None:
     """Write events in the format of Chrome, compressed."""
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)})

@@ -1,7 +1,8 @@
 """XLA scopes: the operations that XLA has compiled, in a trace, with the nodes that they belong to.
 
-XLA's events are named by its own instructions. The programs that ran are in the profile too, as serialized protocol
-buffers (`HloProto`, in a plane of metadata), and say which scope each instruction comes from.
+XLA's events are named by its own instructions. All programs of the process are in the profile too, as serialized
+protocol buffers (`HloProto`, in a plane of metadata), and say which scope each instruction comes from. The same name of
+an instruction, and even of a program, may be in several: an event says by its `program_id` which one ran.
 """
 
 from __future__ import annotations
@@ -12,27 +13,34 @@ from typing import Any
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WRAPPERS = re.compile(r"^(?:\w+\()+|\)+$")  # jvp(...), transpose(jvp(...))
+_PROGRAM = re.compile(r"\((\d+)\)$")  # jit_step(7)
+
+Scopes = Mapping[tuple[int, str], str]
+"""Scopes of instructions, by the number of their program and their name."""
 
 # Numbers of fields, of XSpace and its parts, and of HloProto and its parts.
 _PLANES, _NAME, _EVENT_METADATA, _VALUE, _STATS, _STAT_BYTES = 1, 2, 4, 2, 5, 6
 _MODULE, _COMPUTATIONS, _INSTRUCTIONS, _OP_METADATA, _OP_NAME = 1, 3, 2, 7, 2
 
 
-def xla_scopes(profile: bytes) -> dict[str, str]:
-    """The scope of each instruction by its name, of all programs in a serialized `XSpace`.
+def xla_scopes(profile: bytes) -> dict[tuple[int, str], str]:
+    """The scope of each instruction, by program and name, of all programs in a serialized `XSpace`.
 
     Raises:
         ValueError: not such bytes.
     """
-    scopes: dict[str, str] = {}
+    scopes: dict[tuple[int, str], str] = {}
     for plane in _each(profile, _PLANES):
         if _text(plane, _NAME) != "/host:metadata":
             continue
         for entry in _each(plane, _EVENT_METADATA):
             for metadata in _each(entry, _VALUE):
+                number = _PROGRAM.search(_text(metadata, _NAME))
+                if number is None:
+                    continue
                 for stat in _each(metadata, _STATS):
                     for program in _each(stat, _STAT_BYTES):
-                        scopes.update(_of_program(program))
+                        scopes |= {(int(number[1]), name): scope for name, scope in _of_program(program)}
     return scopes
 
 
@@ -45,17 +53,26 @@ def _of_program(program: bytes) -> Iterator[tuple[str, str]]:
                     yield _text(instruction, 1), scope
 
 
-def with_nodes(events: Sequence[dict[str, Any]], scopes: Mapping[str, str], nodes: Mapping[str, str]) -> None:
+def with_nodes(events: Sequence[dict[str, Any]], scopes: Scopes, nodes: Mapping[str, str]) -> None:
     """Name events of compiled instructions by their node, too, and give them its label and the whole scope.
 
     Args:
         events: are changed; those of operations that XLA did not compile may have their `scope` among the arguments.
-        scopes: by instruction.
+            An event that does not say its program has a scope where all programs agree about that instruction.
+        scopes: as `xla_scopes` returns them.
         nodes: labels by the names that nodes have in scopes.
     """
+    agreed: dict[str, set[str]] = {}
+    for (_, name), scope in scopes.items():
+        agreed.setdefault(name, set()).add(scope)
     for event in events:
         arguments = event.get("args") or {}
-        scope = scopes.get(arguments.get("hlo_op", ""), arguments.get("scope", ""))
+        name, program = arguments.get("hlo_op", ""), arguments.get("program_id")
+        if program is None:
+            possible = agreed.get(name, set())
+            scope = next(iter(possible)) if len(possible) == 1 else arguments.get("scope", "")
+        else:
+            scope = scopes.get((int(program) % 2**64, name), arguments.get("scope", ""))
         node = node_in(scope, nodes)
         if node is not None:
             event["name"] = f"{node}: {event['name']}"

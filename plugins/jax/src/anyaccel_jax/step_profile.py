@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from anyaccel.adapter.step_profiler import Mark, read_trace, write_trace
+from anyaccel.adapter.step_profiler import Mark, trace_label, trace_span, write_trace
 from anyaccel.adapter.xla_scopes import with_nodes, xla_scopes
 
 
@@ -36,9 +36,21 @@ def _start(folder: str) -> None:
 
 
 def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
-    events = read_trace(next(folder.rglob("*.trace.json.gz")))
-    scopes: dict[str, str] = {}
-    for profile in folder.rglob("*.xplane.pb"):
-        scopes |= xla_scopes(profile.read_bytes())
-    with_nodes(events, scopes, {name: name for name in nodes})
-    write_trace(path, [event for event in events if event])
+    content = next(folder.rglob("*.xplane.pb")).read_bytes()  # the trace beside it does not say which program ran
+    planes = jax.profiler.ProfileData.from_serialized_xspace(content).planes
+    events = [event for number, plane in enumerate(planes, start=1) for event in _events(plane, number)]
+    with_nodes(events, xla_scopes(content), {name: name for name in nodes})
+    write_trace(path, events)
+
+
+def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:
+    """The events of a plane, a process in the trace whose lines are threads."""
+    for thread, line in enumerate(plane.lines, start=1):
+        if thread == 1:
+            yield trace_label("process_name", plane.name, process)
+        yield trace_label("thread_name", line.name, process, thread)
+        for event in line.events:
+            if event.name.startswith("end: "):
+                continue  # of a span that has its duration
+            args = {name: value for name, value in event.stats if not isinstance(value, bytes)}
+            yield trace_span(event.name, event.start_ns, event.duration_ns, (process, thread), args)

@@ -12,10 +12,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from anyaccel.adapter.step_profiler import Mark, write_trace
+from anyaccel.adapter.step_profiler import Mark, trace_label, trace_span, write_trace
 from anyaccel.adapter.xla_scopes import with_nodes, xla_scopes
-
-_PICOSECONDS = 1e6  # to a microsecond
 
 
 def scope_name(name: str) -> str:
@@ -49,28 +47,16 @@ def _events(plane: Any, process: int) -> Iterator[dict[str, Any]]:
     """The events of a plane, a process in the trace whose lines are threads."""
     if not plane.lines:
         return
-    yield _named("process_name", plane.name, process)
+    yield trace_label("process_name", plane.name, process)
     statistics = {key: metadata.name for key, metadata in plane.stat_metadata.items()}
     for thread, line in enumerate(plane.lines, start=1):
-        yield _named("thread_name", line.display_name or line.name, process, thread)
+        yield trace_label("thread_name", line.display_name or line.name, process, thread)
         for event in line.events:
             metadata = plane.event_metadata[event.metadata_id]
-            yield {
-                "name": metadata.display_name or metadata.name,
-                "ph": "X",
-                "ts": line.timestamp_ns / 1e3 + event.offset_ps / _PICOSECONDS,
-                "dur": event.duration_ps / _PICOSECONDS,
-                "pid": process,
-                "tid": thread,
-                "args": {
-                    **({"scope": metadata.name.rpartition(":")[0]} if "/" in metadata.name else {}),
-                    **{statistics.get(each.metadata_id, ""): _value(each, statistics) for each in event.stats},
-                },
-            }
-
-
-def _named(what: str, name: str, process: int, thread: int = 0) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+            args = {"scope": metadata.name.rpartition(":")[0]} if "/" in metadata.name else {}
+            args |= {statistics.get(each.metadata_id, ""): _value(each, statistics) for each in event.stats}
+            start, lasted = line.timestamp_ns + event.offset_ps / 1e3, event.duration_ps / 1e3
+            yield trace_span(metadata.display_name or metadata.name, start, lasted, (process, thread), args)
 
 
 def _value(statistic: Any, names: Mapping[int, str]) -> Any:
