@@ -47,7 +47,7 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class SlowLink:
-    """A network that takes one message after the other, at so many bytes a second; simulated by a thread that sleeps."""
+    """A network that takes one message after another; simulated by a thread that sleeps."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -89,7 +89,7 @@ def model_of(case: Case) -> torch.nn.Module:
 
 
 def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | None = None) -> Callable[[], float]:
-    """Trains, and gives the seconds of the fastest epoch; with buckets of another size than by default if that is said."""
+    """Trains, and gives the seconds of the fastest epoch; in buckets of this size, or that of the default."""
     rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", model_of(case), rows.reference())], aa.Optimizer("adam", lr=1e-3))
     experiment, losses = aa.Experiment(graph), [aa.AppliedLoss("mse", on="net")]
