@@ -146,11 +146,10 @@ def by_step(events: list[list[Any]], n_layers: int) -> list[list[list[Any]]]:
 def test_a_gradient_that_comes_twice_later_is_an_error(two: Path) -> None:
     for each in told(two, "late", 2):
         assert each["message"].startswith("phase 'train', epoch ")
-        assert (
-            "the gradient of a parameter of shape [32] came twice in one backward pass, and did not in the first"
-            in (each["message"])
-            or "of shape [32, 32] came twice" in each["message"]
+        twice = (
+            "the gradient of a parameter of shape [32] came twice in one backward pass, and did not in the first step"
         )
+        assert twice in each["message"]
         assert (
             "Hint: checkpoint with use_reentrant=False, or exchange all gradients after the pass: " in each["message"]
         )
