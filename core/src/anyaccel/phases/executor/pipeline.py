@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +23,7 @@ from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
-from anyaccel.segment import NodeState
+from anyaccel.segment import LossTerm, NodeState
 
 TrainSteps = Callable[[int, int, int, int | None], list[Losses]]
 TrainStep = Callable[[StepRows, int | None], list[Losses]]
@@ -222,7 +223,7 @@ class Pipeline:
             orders=tuple(column.order for column in inputs),
             labels=tuple(term.label for term in stage.segment.losses),
             weighted=tuple(term.label for term in stage.segment.losses if weight_inputs(term)),
-            elements={term.label: term.elements for term in stage.segment.losses},
+            elements={term.label: _elements(stage, term, columns) for term in stage.segment.losses},
         )
 
     def to_host(self, name: str, value: Any) -> np.ndarray:
@@ -332,3 +333,12 @@ class Pipeline:
                     failures.append(interrupt)
         if failures:
             raise failures[0]
+
+
+def _elements(stage: PipelineStage, term: LossTerm, columns: DeviceColumns) -> int:
+    """What a loss is a mean over in each row of a chunk, whose targets may have another length than in the plan."""
+    target = columns.get(term.inputs[1]) if len(term.inputs) > 1 else None
+    if target is None or term.elements == 1:
+        return term.elements
+    planned = math.prod(stage.segment.inputs[term.inputs[1]][0].shape)
+    return term.elements * int(math.prod(target.rows.shape[1:])) // planned
