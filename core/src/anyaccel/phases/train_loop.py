@@ -130,6 +130,7 @@ class TrainLoop:
         try:
             self._run.looping = True
             self._progress.start(self._phase.label, self._phase.n_epochs, self._policy.loader.n_steps)
+            self._agree_to_stop()
             for epoch in range(self._go_on(), self._phase.n_epochs):
                 if self._run.stopped:
                     break
@@ -153,6 +154,11 @@ class TrainLoop:
             self._snapshots.clear()
             self._policy.loader.prefetch(None)
             self._progress.stop()
+
+    def _agree_to_stop(self) -> None:
+        """All replicas stop where one was asked to; the others would wait for it."""
+        if self._replicated is not None:
+            self._run.stop_reason = self._replicated.stop_reason_of_all(self._run.stop_reason)
 
     def _go_on(self) -> int:
         """The epoch to begin with: that of an earlier run, as its checkpoint tells, or the first."""
@@ -184,15 +190,16 @@ class TrainLoop:
         resumed, self._resumed = self._resumed, None
         run.epoch, run.step = epoch, 0 if resumed is None else resumed.step
         number = run.graph.progress.get(label, 0)
+        if self._replicated is not None:
+            self._replicated.begin_epoch(epoch, run.step)
         self._hooks.call("epoch_start", run=run)
+        self._agree_to_stop()
         if run.stopped:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
             renew_compiled(run, self._pipeline)
         began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
-        if self._replicated is not None:
-            self._replicated.begin_epoch(epoch, run.step)
         self._losses = LossAccumulator(None if self._replicated is None else self._replicated.total)
         if resumed is not None and self._checkpointer is not None:
             self._losses.go_on_after(resumed.losses)
