@@ -32,6 +32,7 @@ from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.sharding import divides
+from anyaccel.phases.shared_calls import SharedCalls
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.step_telling import StepTeller
 from anyaccel.phases.traceback_cleanup import release_frames
@@ -84,6 +85,8 @@ class TrainLoop:
         self._sharded = replicated is not None and replicated.sharded
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
         self._goes_back = not self._sharded and not (run.plan is not None and divides(run.plan))
+        shares_calls = replicated is not None and pipeline.takes_calls
+        self._shared_calls = SharedCalls(replicated) if replicated is not None and shares_calls else None
         self._mean_check = mean_check(phase, pipeline, replicated)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.tells_steps
@@ -335,28 +338,39 @@ class TrainLoop:
         self._tried_rows = min(microbatch or size, size)
         self._full_batch = max(self._full_batch, size)
         teller = self._teller if runner.tells_steps(size, microbatch) else None
-        done = 0
+        done, shared, chunk_runner = 0, self._shared_calls, runner
         while done < n_steps and not run.stopped:
+            first = start + done * size
+            if shared is not None:
+                limit = self._most_steps(n_steps - done, listened=True)
+                runner, agreed = shared.agree(chunk_runner, first, limit)
             if size == self._full_batch:  # a last, partial batch is not worth a compilation
                 policy.before_call(runner, size, microbatch)
-            count = min(self._pacing.next(), n_steps - done, policy.max_steps)
-            if self._hooks.step_listeners and teller is None:
-                count = min(count, self._hooks.steps_until_heard(run.step))
-            if self._checkpointer is not None:
-                count = min(count, self._checkpointer.steps_until_due(run.step) or count)
-            if self._profile is not None:
-                count = min(count, self._profile.steps_until_change())
+            count = self._most_steps(n_steps - done, listened=teller is None) if shared is None else agreed
             began, self._call.n_steps = time.perf_counter(), count
             with self._profiled(count):
-                if teller is None:
-                    step_losses = runner.train_steps(start + done * size, count, size, microbatch)
+                if shared is not None:
+                    step_losses = shared.train_steps(runner, first, count, size, microbatch)
+                elif teller is None:
+                    step_losses = runner.train_steps(first, count, size, microbatch)
                 else:
-                    step_losses = self._told_steps(teller, runner, start + done * size, count, size, microbatch)
+                    step_losses = self._told_steps(teller, runner, first, count, size, microbatch)
                     count = teller.n_told
             self._samples.add(run.step - (0 if teller is None else count), count, size)
             self._step_done(losses, step_losses, count, told=teller)
             self._record(self._pending.launched(step_losses, count, began))
             done += count
+
+    def _most_steps(self, n_left: int, *, listened: bool) -> int:
+        """Steps of the next call, of so many that are left; `listened`: at most up to one that somebody listens to."""
+        count, step = min(self._pacing.next(), n_left, self._compile_policy.max_steps), self._run.step
+        if listened and self._hooks.step_listeners:
+            count = min(count, self._hooks.steps_until_heard(step))
+        if self._checkpointer is not None:
+            count = min(count, self._checkpointer.steps_until_due(step) or count)
+        if self._profile is not None:
+            count = min(count, self._profile.steps_until_change())
+        return count
 
     def _told_steps(
         self, teller: StepTeller, runner: ChunkRunner, start: int, count: int, size: int, microbatch: int | None

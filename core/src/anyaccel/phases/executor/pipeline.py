@@ -101,6 +101,11 @@ class ChunkRunner:
         )
 
     @property
+    def layout(self) -> list[list[int]]:
+        """The shapes of columns and orders, for which programs are compiled."""
+        return [list(map(int, array.shape)) for array in (*self.columns, *self.orders)]
+
+    @property
     def n_rows(self) -> int:
         """Length of the row orders, as programs are compiled for; 0 without a program."""
         return int(self.orders[0].shape[0]) if self.orders else 0
@@ -131,7 +136,7 @@ class Pipeline:
         learners: estimators that learn from every training step; with some, steps are taken one by one.
         log_event: is told if values cannot go from one framework to another as planned.
         own_step: the training step, if it is the user's own.
-        replicas: share each step; with them, steps are taken one by one.
+        replicas: share each step; with them, steps are taken one by one, unless they compute one program together.
 
     Attributes:
         loss_scaling: by what losses are scaled in all programs; None where they are not.
@@ -153,7 +158,8 @@ class Pipeline:
         self.loss_scaling = loss_scaling_of(self._stages)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
-        whole = len(stages) == 1 and learners is None and own_step is None and replicas is None
+        whole = len(stages) == 1 and learners is None and own_step is None
+        whole = whole and (replicas is None or replicas.takes_calls)
         only = stages[0].program if whole else None
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
@@ -170,6 +176,11 @@ class Pipeline:
             issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
             for program in programs
         )
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether one program takes several steps in one call."""
+        return self._multi_step is not None
 
     @property
     def tells_steps(self) -> bool:
