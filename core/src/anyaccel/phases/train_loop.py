@@ -81,6 +81,7 @@ class TrainLoop:
         self._hooks, self._progress = hooks, progress
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
+        self._n_skipped = 0  # steps of this run whose scaled gradients were not finite
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
@@ -137,6 +138,7 @@ class TrainLoop:
                 self._epoch(epoch)
             if self._run.history:
                 self._compile_policy.end()
+                self._non_finite.all_skipped(self._n_skipped, sum(epoch.steps for epoch in self._run.history))
             self._snapshots.clear()
             if self._checkpointer is not None:
                 self._checkpointer.end()
@@ -208,6 +210,7 @@ class TrainLoop:
         skipped = 0 if scaling is None else scaling.state.skipped
         losses, n_steps = self._train(number, self._losses)
         if scaling is not None and scaling.state.skipped > skipped:
+            self._n_skipped += scaling.state.skipped - skipped
             self._tell_skipped(scaling.state.skipped - skipped, n_steps, scaling.scale)
         seconds = time.perf_counter() - began
         if self._checkpointer is not None:
