@@ -140,6 +140,8 @@ class TrainLoop:
                 self._compile_policy.end()
                 self._non_finite.all_skipped(self._n_skipped, sum(epoch.steps for epoch in self._run.history))
             self._snapshots.clear()
+            if self._replicated is not None:  # seeds that models keep are alike in all again
+                self._pipeline.seed(rng.key(self._run.graph.seed, "end", self._phase.label))
             if self._checkpointer is not None:
                 self._checkpointer.end()
             self._run.finalize()
