@@ -74,6 +74,8 @@ class TorchReplicaGroup(ReplicaGroup):
         for bucket in _buckets(p for program in own if not program.is_divided for p in program.trained):
             self._exchange(bucket, weight, means=True)
         sharded = [cast("ShardedProgram", program) for program in own if program.is_divided]
+        for program in sharded:
+            program.drop_unused(self.sums(program.take_used()))
         for bucket in _buckets(p for program in sharded for p in program.undivided):
             self._exchange(bucket, 1.0, means=False)
 
