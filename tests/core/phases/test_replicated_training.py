@@ -130,13 +130,15 @@ def test_a_kind_is_a_device_of_its_own_for_each_process(monkeypatch: pytest.Monk
         monkeypatch.setenv("LOCAL_RANK", "0")
         assert planned("sim") == planned(None) == "sim:0"
         judged = aa.EvalPhase("e", data=data(), losses=[aa.AppliedLoss("mse", on="net")], accelerator="sim")
-        monkeypatch.setenv("LOCAL_RANK", "2")
+        for name, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2"}.items():
+            monkeypatch.setenv(name, value)
         assert str(aa.Experiment(graph_of(data())).plan(judged).device("net")) == "sim:2"
 
 
 @pytest.mark.usefixtures("second_of_two")
 def test_more_processes_on_a_machine_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "2")
+    for name, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
     expected = r"asks for 'sim', and this is process 2 of those .*Available: sim:0, sim:1, one for each.*start 2 proc"
     with aa.simulate(2), pytest.raises(PhaseError, match=expected):
         planned("sim")

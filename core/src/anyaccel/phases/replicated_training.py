@@ -286,6 +286,10 @@ class ReplicatedTraining:
         for key in sorted(orders):
             self._orders.update(f"{key} {_digest(np.asarray(orders[key]))}".encode())
 
+    def stop_reason_of_all(self, own: str) -> str:
+        """Why a replica is asked to stop: what the first says that was, `""` if none was; called by all at once."""
+        return next((reason for reason in self.gather(own) if reason), "")
+
     def end_epoch(self, stop_reason: str) -> str:
         """Exchange at the end of an epoch why the run is asked to stop: what the first replica says that was asked.
 
