@@ -25,7 +25,7 @@ class Encoder(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         settings = {"dim_feedforward": 48, "dropout": 0.1, "batch_first": True, **layer}
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 2, **settings) for _ in range(3))
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 2, **settings) for _ in range(2))
         self.head = nn.Linear(WIDTH, 1)
         self.by_hand = by_hand
 
