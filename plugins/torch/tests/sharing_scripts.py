@@ -128,6 +128,53 @@ def sources() -> None:
         tell(f"source-{name}", epochs=[epoch.loss for epoch in results.epochs], weights=weights, steps=steps)
 
 
+class Texts(torch.utils.data.Dataset):
+    """Rows of 1 to 12 tokens, of which the last replica has the longest."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(2)
+        lengths = [int(rng.integers(1, 4)) if i % 10 < 7 else int(rng.integers(4, 12)) for i in range(104)]
+        self.rows = [{"ids": rng.integers(1, 20, size=n), "y": rng.normal(size=n).astype("float32")} for n in lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return self.rows[index]
+
+
+def collated(items: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """A batch as long as its longest row."""
+    columns = {name: [torch.from_numpy(item[name]) for item in items] for name in ("ids", "y")}
+    return {name: torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for name, each in columns.items()}
+
+
+def ragged() -> None:
+    """Rows that differ in length, and a loss in which what they are padded with counts, as in one process."""
+    texts, pad = Texts(), {"ids": 0, "y": 0.0}
+    columns = {name: [row[name] for row in texts.rows] for name in ("ids", "y")}
+    rows = aa.FeatureSet.from_dict("t", columns, "ids", "y", pad=pad)
+    given: dict[str, Any] = {
+        "rows": rows,
+        "map": aa.MapSource("t", texts, features="ids", targets="y", pad=pad),
+        "collated": aa.MapSource("t", texts, features="ids", targets="y", pad=pad, collate=collated),
+    }
+    for name, phase_data in given.items():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(20, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1), torch.nn.Flatten()
+        )
+        node = aa.ModelNode("net", model, rows.reference("ids"))
+        graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1), seed=3)
+        losses, sampler = [aa.AppliedLoss("mse", on="net")], aa.SimpleSampler(10, shuffle=name != "rows")
+        phase = aa.TrainPhase(
+            "train", data=phase_data, losses=losses, sampler=sampler, n_epochs=2, accumulate=1 + (name == "rows")
+        )
+        results = aa.Experiment(graph).run_phase(phase)
+        weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+        tell(f"ragged-{name}", epochs=[epoch.loss for epoch in results.epochs], weights=weights)
+
+
 def own_shares() -> None:
     """A loader that gives each replica rows of its own."""
     rows = data(192)
@@ -764,6 +811,7 @@ if __name__ == "__main__":
     functions = (
         weighted,
         sources,
+        ragged,
         refused,
         evaluated,
         sharded,

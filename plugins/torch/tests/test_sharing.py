@@ -27,7 +27,7 @@ else:
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
-SAME = "weighted,sources,evaluated,sharded,nodes,normalized,parallelized"
+SAME = "weighted,sources,ragged,evaluated,sharded,nodes,normalized,parallelized"
 WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two", "double") for n in (1, 2)]
 SHARDED = [f"sharded-{name}" for name in ("plain", "clipped", "accumulated", "weighted")]
 if os.environ.get("ANYACCEL_TEST_FULL"):
@@ -40,6 +40,7 @@ NODES = ["all at once"]
 if IS_FULL:
     NODES += ["clipped", "accumulated", "weighted", "class", "own loss"]
 SOURCES = [f"source-{name}" for name in ("map", "generator", "loader", "workers", "parquet")]
+RAGGED = [f"ragged-{name}" for name in ("rows", "map", "collated")]
 
 
 def run(names: str, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
@@ -88,7 +89,7 @@ def test_a_loss_that_is_no_mean_is_told_by_the_first(two: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*WEIGHTED, *SOURCES, *NORMALIZED])
+@pytest.mark.parametrize("name", [*WEIGHTED, *SOURCES, *RAGGED, *NORMALIZED])
 def test_losses_and_weights_are_those_of_one_process(alone: Path, two: Path, name: str) -> None:
     expected = told(alone, name, 1)[0]
     rtol, atol = (1e-12, 1e-12) if "double" in name else (1e-6, 2e-5)

@@ -67,6 +67,7 @@ class ReplicatedTraining:
         self.fixed_order = fixed_order
         self.takes_whole_batches = takes_whole_batches
         self.has_all_rows = fixed_order or takes_whole_batches
+        self.takes_calls = False  # in the sense of `StepReplicas`: each has a program of its own
         self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
         self._whole: Any = {"whole": tuple(whole)} if whole else {}
         self._built: list[tuple[str, Program]] = []
@@ -139,6 +140,11 @@ class ReplicatedTraining:
         return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.has_all_rows)
 
     @property
+    def compares_batches(self) -> bool:
+        """Whether each step compares its batches with those of the others."""
+        return self._batches is not None
+
+    @property
     def draws_apart(self) -> bool:
         """Whether its random numbers are to be others than those of a single process, as its rows are."""
         return self.rank > 0 and not self.has_all_rows
@@ -198,6 +204,13 @@ class ReplicatedTraining:
         """See `StepReplicas`."""
         self._step += 1
 
+    @contextmanager
+    def shared_call(self, n_steps: int) -> Iterator[None]:
+        """Around a call of a program that all replicas compute together; errors name its steps."""
+        with self._telling_where(n_steps):
+            yield
+        self._step += n_steps
+
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """See `StepReplicas`."""
         self.compare_step()
@@ -246,13 +259,14 @@ class ReplicatedTraining:
             return self._host.gather(value)
 
     @contextmanager
-    def _telling_where(self) -> Iterator[None]:
+    def _telling_where(self, n_steps: int = 1) -> Iterator[None]:
         try:
             yield
         except FrameworkError as error:
             if self._epoch < 0:
                 raise
-            problem = f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: {error.problem}"
+            steps = f"step {self._step}" if n_steps == 1 else f"steps {self._step} to {self._step + n_steps - 1}"
+            problem = f"phase {self._label!r}, epoch {self._epoch}, {steps}: {error.problem}"
             raise FrameworkError(problem, available=error.available, hint=error.hint) from error
 
     def total(self, sums: Mapping[str, tuple[float, float]]) -> Sums:
@@ -271,6 +285,10 @@ class ReplicatedTraining:
         """Remember the row orders that the samplers have drawn for all replicas."""
         for key in sorted(orders):
             self._orders.update(f"{key} {_digest(np.asarray(orders[key]))}".encode())
+
+    def stop_reason_of_all(self, own: str) -> str:
+        """Why a replica is asked to stop: what the first says that was, `""` if none was; called by all at once."""
+        return next((reason for reason in self.gather(own) if reason), "")
 
     def end_epoch(self, stop_reason: str) -> str:
         """Exchange at the end of an epoch why the run is asked to stop: what the first replica says that was asked.

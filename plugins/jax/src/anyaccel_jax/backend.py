@@ -99,8 +99,6 @@ class JaxBackend(
         """As `ShardParameters.unshardable_reason`."""
         if offload:
             return "offload, which is there for torch alone"
-        if segment.precision is not None and segment.precision.loss_scale is not None:
-            return "its losses are scaled for float16"
         return self.undividable_reason(segment, whole=whole)
 
     def sharded_blocks(self, model: Any) -> Sequence[str]:
