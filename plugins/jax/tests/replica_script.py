@@ -96,6 +96,8 @@ def fixed() -> None:
 class ReadsParts(aa.Callback):
     """Which part of each node's parameters this process has, after a step in which nothing was read."""
 
+    every_n_steps = 4
+
     def __init__(self, models: dict[str, Any]) -> None:
         self.models, self.parts = models, dict[str, float]()
 
@@ -144,6 +146,66 @@ def divided() -> None:
     epochs = [value for each in results for epoch in each.epochs for value in (epoch.loss, *epoch.validation.values())]
     state = {key: np.asarray(value).tolist() for key, value in graph.state().items()}
     tell("divided", epochs=epochs, values=state, parts=reads.parts, notes=results[0].plan.notes)
+
+
+class HearsCalls(aa.Callback):
+    """How many steps each call takes, and the losses of all steps in their order."""
+
+    def __init__(self) -> None:
+        self.calls, self.losses = list[int](), list[float]()
+
+    def steps_done(self, run: Any, steps: Any) -> None:
+        self.calls.append(len(steps.numbers))
+        (losses,) = steps.losses().values()
+        self.losses += losses.tolist()
+
+
+def divided_calls() -> None:
+    """Several steps in a call; and losses that are scaled for float16, of which some steps are not finite."""
+    settings: dict[str, Any] = {"sharding": "full", "n_epochs": 15 if FULL else 2}
+    heard = HearsCalls()
+    trained("divided_steps", callbacks=[heard], **settings)
+    tell("divided_calls", calls=heard.calls, losses=heard.losses)
+
+
+class HearsScales(aa.Callback):
+    """The loss scale after each step."""
+
+    def __init__(self) -> None:
+        self.scales = list[float]()
+
+    def step_end(self, run: Any) -> None:
+        self.scales.append(run.loss_scale.scale)
+
+
+def scaled() -> None:
+    """In float16 with divided parameters: one row is more than it holds; step by step, and several in a call."""
+    x, y = data().array("x").copy(), data().array("y")
+    x[20] = 1e6
+    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, ["x"], ["y"])
+    told: dict[str, Any] = {}
+    ways: list[tuple[str, HearsScales | None]] = [("several", None), ("single", HearsScales())]
+    for name, heard in ways if FULL else ways[:1]:
+        model = SequentialMLP((1,), hidden_dim=16)
+        graph = aa.ModelGraph([aa.ModelNode("net", model, rows.reference())], aa.Optimizer("adam", lr=0.01), seed=3)
+        phase = aa.TrainPhase(
+            "train",
+            data=rows,
+            losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"])],
+            sampler=16,
+            n_epochs=2,
+            sharding="full",
+            precision="fp16-mixed",
+            loss_scale=aa.LossScale(initial=1024.0, growth_interval=2),
+            on_nan="ignore",
+            callbacks=[] if heard is None else [heard],
+        )
+        results = aa.Experiment(graph, progress="none").run_phase(phase)
+        told[f"{name} scales"] = [] if heard is None else heard.scales
+        told[f"{name} events"] = [event.message for event in results.events if event.kind == "precision"]
+        told[f"{name} steps"] = graph.optimizer_states["net"].step
+        told[f"{name} values"] = [float(v) for _, array in sorted(graph.state().items()) for v in np.ravel(array)]
+    tell("scaled", **told)
 
 
 def divided_resumed() -> None:
@@ -207,7 +269,7 @@ def resumed() -> None:
 
 
 if __name__ == "__main__":
-    every = (plain, weighed, accumulated, fixed, fail, resumed, divided, divided_resumed)
+    every = (plain, weighed, accumulated, fixed, fail, resumed, divided, divided_calls, divided_resumed, scaled)
     ways = {each.__name__: each for each in every}
     for way in sys.argv[2].split(","):
         ways[way]()

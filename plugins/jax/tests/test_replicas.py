@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ SIZES = (2, 4) if FULL else (2,)
 TIMEOUT = 600 if FULL else 240  # four processes on two cores compile everything four times
 WAYS = "plain,weighed,fixed,accumulated" if FULL else "plain,weighed"
 """Where everything is tested, `plain` has 105 steps."""
+DIVIDED = "divided,divided_calls,scaled" if FULL else "divided,scaled"
 
 
 def free_port() -> int:
@@ -41,7 +43,7 @@ def free_port() -> int:
 def started(folder: Path, size: int) -> list[subprocess.CompletedProcess[str]]:
     """All replicas, without a launcher that would end those that are left when one fails."""
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},divided,fail"]
+    command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},{DIVIDED},fail"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     every = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(r)}, **pipes) for r in range(size)]
     return [
@@ -55,7 +57,7 @@ def started(folder: Path, size: int) -> list[subprocess.CompletedProcess[str]]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one process tells, with two virtual CPUs."""
     folder = tmp_path_factory.mktemp("alone")
-    command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},divided"]
+    command = [sys.executable, str(SCRIPT), str(folder), f"{WAYS},{DIVIDED}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
@@ -118,6 +120,42 @@ def test_a_divided_node_beside_a_whole_one_has_the_numbers_of_one_process(
             f"parameters and optimizer state of 'first' are divided among {len(ends)} replicas, and gathered as one",
             "parameters of 'net' are whole in each replica",
         ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="a sample is run; ANYACCEL_TEST_FULL=1 runs all")
+def test_divided_processes_take_several_steps_in_a_call(alone: Path, several: tuple[Path, list[Any]]) -> None:
+    """As many in all of them, which each would choose by its own clock; and their losses, in the order of the steps."""
+    folder, ends = several
+    expected, calls = told(alone, "divided_calls", 0), told(folder, "divided_calls", 0)["calls"]
+    assert max(calls) > 1 and sum(calls) == sum(expected["calls"])
+    for rank, _ in enumerate(ends):
+        assert told(folder, "divided_calls", rank)["calls"] == calls
+        np.testing.assert_allclose(told(folder, "divided_calls", rank)["losses"], expected["losses"], rtol=2e-6)
+        one = told(folder, "divided_steps", rank)
+        np.testing.assert_allclose(one["epochs"], told(alone, "divided_steps", 0)["epochs"], rtol=1e-6)
+        assert one["state"] == told(folder, "divided_steps", 0)["state"]
+
+
+@pytest.mark.slow
+def test_divided_processes_skip_together_what_is_not_finite_in_float16(
+    alone: Path, several: tuple[Path, list[Any]]
+) -> None:
+    folder, ends = several
+    expected = told(alone, "scaled", 0)
+    assert expected["several steps"] == 12 and len(expected["several events"]) == 2
+    if FULL:
+        ratios = [after / before for before, after in itertools.pairwise(expected["single scales"])]
+        assert expected["single steps"] == 12 and 0.5 in ratios and 2.0 in ratios[ratios.index(0.5) :]
+    for rank, _ in enumerate(ends):
+        one = told(folder, "scaled", rank)
+        assert one.keys() == expected.keys()
+        for name, value in one.items():
+            if name.endswith("values"):
+                np.testing.assert_allclose(value, expected[name], rtol=1e-2, atol=1e-2)
+                assert value == told(folder, "scaled", 0)[name]
+            else:
+                assert value == expected[name], name
 
 
 @pytest.mark.slow

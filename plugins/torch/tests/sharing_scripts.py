@@ -128,6 +128,53 @@ def sources() -> None:
         tell(f"source-{name}", epochs=[epoch.loss for epoch in results.epochs], weights=weights, steps=steps)
 
 
+class Texts(torch.utils.data.Dataset):
+    """Rows of 1 to 12 tokens, of which the last replica has the longest."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(2)
+        lengths = [int(rng.integers(1, 4)) if i % 10 < 7 else int(rng.integers(4, 12)) for i in range(104)]
+        self.rows = [{"ids": rng.integers(1, 20, size=n), "y": rng.normal(size=n).astype("float32")} for n in lengths]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return self.rows[index]
+
+
+def collated(items: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """A batch as long as its longest row."""
+    columns = {name: [torch.from_numpy(item[name]) for item in items] for name in ("ids", "y")}
+    return {name: torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for name, each in columns.items()}
+
+
+def ragged() -> None:
+    """Rows that differ in length, and a loss in which what they are padded with counts, as in one process."""
+    texts, pad = Texts(), {"ids": 0, "y": 0.0}
+    columns = {name: [row[name] for row in texts.rows] for name in ("ids", "y")}
+    rows = aa.FeatureSet.from_dict("t", columns, "ids", "y", pad=pad)
+    given: dict[str, Any] = {
+        "rows": rows,
+        "map": aa.MapSource("t", texts, features="ids", targets="y", pad=pad),
+        "collated": aa.MapSource("t", texts, features="ids", targets="y", pad=pad, collate=collated),
+    }
+    for name, phase_data in given.items():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(20, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1), torch.nn.Flatten()
+        )
+        node = aa.ModelNode("net", model, rows.reference("ids"))
+        graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=0.1), seed=3)
+        losses, sampler = [aa.AppliedLoss("mse", on="net")], aa.SimpleSampler(10, shuffle=name != "rows")
+        phase = aa.TrainPhase(
+            "train", data=phase_data, losses=losses, sampler=sampler, n_epochs=2, accumulate=1 + (name == "rows")
+        )
+        results = aa.Experiment(graph).run_phase(phase)
+        weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+        tell(f"ragged-{name}", epochs=[epoch.loss for epoch in results.epochs], weights=weights)
+
+
 def own_shares() -> None:
     """A loader that gives each replica rows of its own."""
     rows = data(192)
@@ -260,6 +307,18 @@ class Counts(aa.Callback):
             self.nbytes = storages()
 
 
+class Seldom(Blocks):
+    """One layer that every third call uses, and one that none does."""
+
+    def __init__(self) -> None:
+        super().__init__(n_blocks=1)
+        self.seldom, self.never = torch.nn.Linear(20, 3), torch.nn.Linear(20, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        return out + self.seldom(x) if self.training and self.seen % 3 == 0 else out
+
+
 def sharded() -> None:
     """FSDP2 over a model of blocks: plain, clipped, accumulated, with weighted losses, and going on from a phase."""
     rows, weighing = data(), aa.Loss("mse")
@@ -270,13 +329,14 @@ def sharded() -> None:
         "clipped by value": (aa.Optimizer("adam", lr=1e-3, clip_value=0.001), plain, {"n_epochs": 2}),
         "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), plain, {"n_epochs": 2, "accumulate": 3}),
         "weighted": (aa.Optimizer("adam", lr=1e-3), weighted, {"n_epochs": 2, "accumulate": 2}),
+        "unused": (aa.Optimizer("adamw", lr=1e-3, weight_decay=0.5, clip_norm=0.05), plain, {}),
         "class": (aa.Optimizer(torch.optim.NAdam, lr=1e-3), plain, {"n_epochs": 2}),
     }
     for name, (optimizer, losses, more) in settings.items():
         if name in ("clipped by value", "class") and not IS_FULL:
             continue
         torch.manual_seed(0)
-        model = Blocks()
+        model = Seldom() if name == "unused" else Blocks()
         classes, flags = [type(part) for part in model.modules()], [p.requires_grad for p in model.parameters()]
         objects = [id(parameter) for parameter in model.parameters()]
         graph = graph_of(rows, model, optimizer)
@@ -298,6 +358,25 @@ def sharded() -> None:
             seen=float(model.seen),
             notes=results.plan.notes,
         )
+
+
+class ReadsAlone(aa.Callback):
+    """Reads the model in the first replica only."""
+
+    def epoch_end(self, run: Any) -> None:
+        if run.is_main_process:
+            run.model("net")
+
+
+def reads_alone() -> None:
+    """A model whose parameters are divided is read in one replica."""
+    rows = data(96)
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sharding="full", callbacks=[ReadsAlone()])
+    try:
+        aa.Experiment(graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))).run_phase(phase)
+    except AnyaccelError as error:
+        tell("reads_alone", message=str(error))
 
 
 def memory() -> None:
@@ -764,6 +843,8 @@ if __name__ == "__main__":
     functions = (
         weighted,
         sources,
+        ragged,
+        reads_alone,
         refused,
         evaluated,
         sharded,

@@ -404,6 +404,28 @@ def test_batches_of_a_source_that_make_one_update_are_padded_together() -> None:
     assert_same(net, by_hand(size=8)[1])
 
 
+@pytest.mark.parametrize("classes", [False, True])
+def test_the_loss_of_an_epoch_is_the_mean_over_all_elements_of_its_batches(classes: bool) -> None:
+    values = [np.tanh(row.astype("float32")) for row in TOKENS]
+    columns = {"ids": TOKENS, "y": TAGS if classes else values}
+    data = aa.FeatureSet.from_dict("t", columns, "ids", "y", pad=dict.fromkeys(("ids", "y"), 0))
+    torch.manual_seed(0)
+    last = nn.Linear(8, 4) if classes else nn.Sequential(nn.Linear(8, 1), nn.Flatten())
+    net, loss = nn.Sequential(nn.Embedding(50, 8), last), F.cross_entropy if classes else F.mse_loss
+    total = count = 0.0
+    for start in range(0, ROWS, BATCH):
+        parts = [[torch.from_numpy(row) for row in columns[name][start : start + BATCH]] for name in ("ids", "y")]
+        ids, y = (pad_sequence(part, batch_first=True) for part in parts)
+        outputs = net(ids).flatten(0, 1) if classes else net(ids)
+        total += loss(outputs, y.flatten() if classes else y).item() * y.numel()
+        count += y.numel()
+    name = "cross_entropy" if classes else "mse"
+    phase = aa.TrainPhase("t", data=data, losses=aa.AppliedLoss(name, on="net"), sampler=aa.SimpleSampler(BATCH))
+    graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference("ids"))], aa.Optimizer("sgd", lr=1e-12))
+    results = aa.Experiment("t", graph, progress="none").run_phase(phase)
+    assert results.loss[0] == pytest.approx(total / count, rel=1e-6)
+
+
 def test_batches_of_a_source_are_rounded_up() -> None:
     net = made(Classifier)
     pads = {name: aa.Pad(0, multiple_of=8) for name in PADS}

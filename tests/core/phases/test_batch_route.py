@@ -31,6 +31,8 @@ ORDER = (
     "nan_check",
     "model_placement",
     "train_loop",
+    "unfinished_call",
+    "mean_check",
     "sharding",
     "compiled_changes",
     "profile",

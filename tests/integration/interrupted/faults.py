@@ -56,7 +56,7 @@ def _step_ahead() -> Iterator[None]:
     step_done = resolve_name(STEP_DONE)
 
     def late(self: Any, losses: Any, step_losses: Any, n_steps: int, told: Any = None) -> None:
-        self._uncounted = 0
+        self._call.n_steps = 0
         resolve_name("anyaccel.interrupts").check()
         step_done(self, losses, step_losses, n_steps, told)
 

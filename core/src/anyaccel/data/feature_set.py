@@ -1,12 +1,12 @@
 """Feature sets, the views of their rows, and references to their columns.
 
-The three classes know each other and therefore share this module; what they do is in `anyaccel.data.readers`,
-`row_filters`, `splitting`, `transforms` and `display`.
+The three classes know each other and therefore share this module. What they do is elsewhere: `readers` make tables of
+what a user has, `column_store` holds the columns, `row_filters` and `splitting` choose rows, `table_casting` and
+`transforms` make new columns, `column_reference` checks references, and `display` shows them all.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,12 @@ import pyarrow as pa
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
-from anyaccel.data.arrow_columns import check_complete, check_numbers, contiguous, is_readable, read_only, to_numpy
-from anyaccel.data.arrow_columns import to_arrow as arrow_column
-from anyaccel.data.casting import cast_array
+from anyaccel.data.arrow_columns import check_complete, contiguous, is_readable, read_only, to_numpy
 from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_stream, columns_of_role
+from anyaccel.data.column_store import ColumnStore
 from anyaccel.data.display import data_frame, rows_html, summary
 from anyaccel.data.other_names import OTHER_NAMES
-from anyaccel.data.padding import Pad, padding_of
-from anyaccel.data.ragged_columns import cast_lists, check_ragged
+from anyaccel.data.padding import Pad
 from anyaccel.data.readers import dataframes, hf_datasets, parquet
 from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.file_discovery import Paths
@@ -36,16 +34,15 @@ from anyaccel.data.row_filters import checked_indices, described, positions_wher
 from anyaccel.data.rows import Rows
 from anyaccel.data.splitting.group_keys import group_keys
 from anyaccel.data.splitting.group_split import check_together
-from anyaccel.data.splitting.random_split import check_distinct, conditional_positions, random_positions
+from anyaccel.data.splitting.named_splits import ALL, NamedSplits
+from anyaccel.data.splitting.random_split import split_at_random, split_by_condition
+from anyaccel.data.table_casting import cast_table
 from anyaccel.data.transforms import feature_set_transforms as transforming
 from anyaccel.data.transforms import sklearn_calls
 from anyaccel.data.transforms.fitted_transform import FittedTransform
 from anyaccel.data.transforms.transform_log import FitRequest, Log
-from anyaccel.errors import ColumnError, DataError, SplitError, TransformError
+from anyaccel.errors import ColumnError, DataError, SplitError
 from anyaccel.printable import printable
-from anyaccel.suggestions import did_you_mean
-
-ALL = "all"
 
 
 class _SplitRows(AttributeHints, Rows):
@@ -104,12 +101,9 @@ class _SplitRows(AttributeHints, Rows):
                 strata.
             ColumnError: a column that is not there, has nulls or NaN, or is not scalar.
         """
-        strata = None if stratify_by is None else group_keys(self, stratify_by, "stratify_by")
-        groups = None if group_by is None else group_keys(self, group_by, "group_by")
         view = self.view()
-        check_distinct(self._label, view.name, view.rows)
-        positions = random_positions(self._label, view.name, len(self), ratios, seed=seed, strata=strata, groups=groups)
-        return _registered(view, positions)
+        splits = split_at_random(self, view.name, ratios, seed=seed, stratify_by=stratify_by, group_by=group_by)
+        return _registered(view, splits)
 
     def split_by_condition(
         self, conditions: Mapping[str, Mapping[str, Any]], group_by: Names = None
@@ -124,10 +118,7 @@ class _SplitRows(AttributeHints, Rows):
             SplitError: an empty split, two that overlap, a group that crosses splits, or a name that is taken.
             DataError, ColumnError: as `filter`, and as `split_random` for `group_by`.
         """
-        positions = conditional_positions(self, conditions)
-        if group_by is not None:
-            check_together(self._label, group_keys(self, group_by, "group_by"), positions)
-        return _registered(self.view(), positions)
+        return _registered(self.view(), split_by_condition(self, conditions, group_by=group_by))
 
     def to_pandas(self) -> Any:
         """A pandas DataFrame with these rows; its index holds their row numbers in the feature set.
@@ -403,16 +394,11 @@ class FeatureSet(_SplitRows):
         dataframes.check_table(label, table)
         super().__init__(label, table.schema)
         self._schema = pa.schema([table.schema.field(name) for name in self.columns], table.schema.metadata)
-        self._columns = {name: table.column(name) for name in self.columns}
-        self._arrays: dict[str, np.ndarray] = {}
-        self._splits: dict[str, FeatureSetView] = {}
+        self._store = ColumnStore(table, self._schema)
+        self._splits: NamedSplits[FeatureSetView] = NamedSplits(label)
         self._log: Log = ()
         self._check_rows()
-        for name in self.features + self.targets:
-            if padding_of(self._schema.field(name)) is None:
-                check_numbers(name, self._columns[name])
-            else:
-                check_ragged(self._schema.field(name), self._columns[name])
+        self._store.check_readable(self.features + self.targets)
 
     def _check_rows(self) -> None:
         if len(self) == 0:
@@ -477,14 +463,9 @@ class FeatureSet(_SplitRows):
         """
         check_label(label)
         given = RoleNames(feature_keys, target_keys, tag_keys)
-        named = hf_datasets.split_tables(label, table)
-        if named is None:
-            return cls(label, dataframes.table_from_arrow(label, table, given, pad))
-        made = cls(label, dataframes.table_from_arrow(label, pa.concat_tables(named.values()), given, pad))
-        stops = list(itertools.accumulate(map(len, named.values())))
-        made.add_splits(
-            {name: np.arange(stop - len(own), stop) for (name, own), stop in zip(named.items(), stops, strict=True)}
-        )
+        joined, splits = hf_datasets.joined_splits(label, table) or (table, {})
+        made = cls(label, dataframes.table_from_arrow(label, joined, given, pad))
+        made.add_splits(splits)
         return made
 
     @classmethod
@@ -583,11 +564,11 @@ class FeatureSet(_SplitRows):
         return cls(label, parquet.table_from_parquet(label, path, given, row_groups, pad))
 
     def __repr__(self) -> str:
-        splits = ", ".join(f"{name} {len(view)}" for name, view in self._splits.items())
+        splits = ", ".join(f"{name} {len(view)}" for name, view in self.splits.items())
         return printable(f"FeatureSet({self._label!r}, {summary(self)}{'; splits: ' if splits else ''}{splits})")
 
     def __len__(self) -> int:
-        return len(next(iter(self._columns.values())))
+        return len(self._store)
 
     def __getitem__(self, name: str) -> FeatureSetView:
         """The same as `split(name)`."""
@@ -595,17 +576,17 @@ class FeatureSet(_SplitRows):
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a split of this name."""
-        return name in self._splits
+        return name in self._splits.by_name
 
     @property
     def nbytes(self) -> int:
         """Bytes of all columns in Arrow memory."""
-        return sum(int(column.nbytes) for column in self._columns.values())
+        return self._store.nbytes
 
     @property
     def splits(self) -> Mapping[str, FeatureSetView]:
         """The registered splits by name, as a read-only mapping."""
-        return MappingProxyType(self._splits)
+        return MappingProxyType(self._splits.by_name)
 
     @property
     def transforms(self) -> tuple[FittedTransform, ...]:
@@ -622,16 +603,7 @@ class FeatureSet(_SplitRows):
             ColumnError: there is no such column, or it is a tag that is not numeric or has nulls.
         """
         self.role(name)
-        ragged = self.ragged_column(name) if name not in self._arrays else None
-        if ragged is not None:
-            self._arrays[name] = read_only(ragged.padded())
-        if name not in self._arrays:
-            self.spec(name)
-            check_complete(name, self._columns[name])
-            combined = contiguous(self._columns[name])
-            self._columns[name] = pa.chunked_array([combined])
-            self._arrays[name] = to_numpy(name, combined)
-        return self._arrays[name]
+        return self._store.array(name)
 
     def column(self, name: str) -> Any:
         """A column as an Arrow chunked array; the way to read tags of any type.
@@ -640,11 +612,11 @@ class FeatureSet(_SplitRows):
             ColumnError: there is no such column.
         """
         self.role(name)
-        return self._columns[name]
+        return self._store.column(name)
 
     def to_arrow(self) -> Any:
         """An Arrow table on the same memory, with roles in the field metadata; `from_arrow` reads it back."""
-        return pa.table(list(self._columns.values()), schema=self._schema)
+        return self._store.table()
 
     def view(self) -> FeatureSetView:
         """All rows as a view, named `"all"`."""
@@ -656,17 +628,7 @@ class FeatureSet(_SplitRows):
         Raises:
             SplitError: there is no such split.
         """
-        if name == ALL:
-            return self.view()
-        if not isinstance(name, str) or name not in self._splits:
-            hint = "make splits with split_random({'train': 0.8, ...})"
-            hint = did_you_mean(name, self._splits) if self._splits else hint
-            raise SplitError(
-                f"{self._label!r} has no split {name!r}",
-                available=listed([*self._splits, ALL]),
-                hint=f"it is a column: data.array({name!r})" if name in self.columns else hint,
-            )
-        return self._splits[name]
+        return self.view() if name == ALL else self._splits.get(name, self.columns)
 
     def add_split(self, name: str, rows: Sequence[int] | np.ndarray) -> FeatureSetView:
         """Register rows of your own choice (integers [k], in any order) as a split, and return it.
@@ -675,7 +637,7 @@ class FeatureSet(_SplitRows):
             SplitError: the name is `"all"`, not text or that of other rows, or the rows are empty, not integers or out
                 of range.
         """
-        self._check_name(name)
+        self._splits.check_name(name)
         return self.add_splits({name: rows})[name]
 
     def add_splits(
@@ -692,16 +654,12 @@ class FeatureSet(_SplitRows):
             SplitError: as `add_split`, or a group that crosses splits.
             ColumnError: a column of `group_by` that is not there, has nulls or NaN, or is not scalar.
         """
-        if not isinstance(rows, Mapping):
-            problem = f"the splits of {self._label!r} must be a mapping by name, got {shown(rows)}"
-            raise SplitError(problem, hint="write add_splits({'train': [0, 1], 'test': [2]})")
-        for name in rows:
-            self._check_name(name)
-        views = {name: self._new_or_same(FeatureSetView(self, name, chosen)) for name, chosen in rows.items()}
+        self._splits.check_names(rows)
+        views = {name: self._splits.known_or(name, FeatureSetView(self, name, own)) for name, own in rows.items()}
         if group_by is not None and views:
             groups = group_keys(self, group_by, "group_by")
             check_together(self._label, groups, {name: view.rows for name, view in views.items()})
-        self._splits.update(views)
+        self._splits.by_name.update(views)
         return views
 
     def cast(self, dtypes: Mapping[str, Any], *, keep_splits: bool = True) -> FeatureSet:
@@ -718,22 +676,8 @@ class FeatureSet(_SplitRows):
                 numeric, or one that cannot represent a value (floats are rounded to narrower floats, nothing else
                 changes).
         """
-        if not isinstance(dtypes, Mapping):
-            raise ColumnError(
-                f"cast({dtypes!r}) of {self._label!r} does not say which columns",
-                available=f"columns: {listed(self.columns)}",
-                hint=f"write cast({{{self.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
-            )
         arguments.flag(ColumnError, "cast: ", "keep_splits", keep_splits)
-        table = self.to_arrow()
-        for name, dtype in dtypes.items():
-            if name in self._roles and padding_of(self._schema.field(name)) is not None:
-                field, column = cast_lists(self._schema.field(name), self._columns[name], dtype)
-            else:
-                column = arrow_column(cast_array(name, self.array(name), dtype))
-                field = self._schema.field(name).with_type(column.type)
-            table = table.set_column(table.schema.get_field_index(name), field, column)
-        return self._copy(table, self._log, keep_splits)
+        return self._copy(cast_table(self, dtypes), self._log, keep_splits)
 
     def select(self, features: Names = None, targets: Names = None, tags: Names = None) -> FeatureSet:
         """A new feature set of the same label, rows, splits and transforms with fewer columns, on the same memory.
@@ -856,38 +800,12 @@ class FeatureSet(_SplitRows):
             return fit_on
         if isinstance(fit_on, str):
             return self.split(fit_on)
-        given = "a view of another feature set" if isinstance(fit_on, FeatureSetView) else repr(fit_on)
-        missing = f"{what} needs fit_on=, the rows that it is fitted to"
-        raise TransformError(
-            missing if fit_on is None else f"{what} cannot be fitted on {given}",
-            available=f"splits: {listed([*self._splits, ALL])}",
-            hint=f"write fit_on={next(iter(self._splits), ALL)!r}; 'all' also takes the rows that you evaluate on",
-        )
+        raise transforming.no_fit_rows(fit_on, [*self.splits, ALL], what)
 
     def _copy(self, table: Any, log: Log, keep_splits: bool = True) -> FeatureSet:
         """A feature set of the same label and splits with these columns and transforms."""
         copy = FeatureSet(self._label, table)
         copy._log = log
         if keep_splits:
-            copy.add_splits({name: view.rows for name, view in self._splits.items()})
+            copy.add_splits({name: view.rows for name, view in self.splits.items()})
         return copy
-
-    def _check_name(self, name: Any) -> None:
-        if not isinstance(name, str) or not name:
-            problem = f"the name of a split of {self._label!r} must be text, got {shown(name)}"
-            raise SplitError(problem, hint="write add_split('NAME', rows)")
-        if name == ALL:
-            raise self._name_taken(name, "choose another name")
-
-    def _new_or_same(self, view: FeatureSetView) -> FeatureSetView:
-        """The view, or the registered one of the same name and rows: a cell of a notebook may run again."""
-        known = self._splits.get(view.name)
-        if known is None or np.array_equal(known.rows, view.rows):
-            return known or view
-        hint = "make the feature set anew in the same cell, or choose another name"
-        raise self._name_taken(view.name, hint, " of other rows")
-
-    def _name_taken(self, name: str, hint: str, of: str = "") -> SplitError:
-        return SplitError(
-            f"{self._label!r} already has a split {name!r}{of}", available=listed([*self._splits, ALL]), hint=hint
-        )

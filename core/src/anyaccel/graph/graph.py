@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import arguments, saved_folder
+from anyaccel import arguments
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
-from anyaccel.errors import ConfigError, GraphError, StateError
+from anyaccel.errors import GraphError, StateError
 from anyaccel.graph import (
-    data_config,
-    framework_versions,
     graph_config,
+    graph_folder,
     phase_runner,
-    serialization,
     state_dict,
     state_loading,
     state_mapping,
@@ -398,11 +396,8 @@ class ModelGraph(AttributeHints):
             ConfigError: the optimizer of a node is a framework's own, or the folder has a manifest of something else.
             StateError: the graph has no state yet, or its arrays cannot be written.
         """
-        more = arguments.mapping(ConfigError, "", "extra", extra)
-        if "graph" in more:
-            raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
-        versions = framework_versions.versions_of(self.shapes.backends.values())
-        saved_folder.write(folder, {**more, "graph": self.saved_config()}, self.state(), versions=versions)
+        parts = graph_folder.checked_extra(extra)
+        graph_folder.write(folder, self, self.state(), parts)
 
     def saved_config(self) -> dict[str, Any]:
         """The configuration as in a saved folder: a framework's own optimizer of the graph is named, not written.
@@ -410,7 +405,7 @@ class ModelGraph(AttributeHints):
         Raises:
             ConfigError: the optimizer of a node is a framework's own.
         """
-        return graph_config.config(self, serialization.optimizer_entry(self.optimizer))
+        return graph_folder.saved_config(self)
 
     @classmethod
     def load(
@@ -446,12 +441,9 @@ class ModelGraph(AttributeHints):
                 given.
             StateError: a file was changed or is incomplete, or a model is not like the saved one.
         """
-        manifest, arrays = saved_folder.read(folder, "graph")
-        own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
-        config = serialization.without_optimizer(manifest["graph"]) if own else manifest["graph"]
-        sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
-        graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
-        graph.optimizer = own or graph.optimizer
-        arrays = state_mapping.mapped(graph, arrays, names, change)
+        saved = graph_folder.read(folder, feature_sets, optimizer, allow)
+        graph = cls.from_config(saved.config, feature_sets=saved.feature_sets, models=models, allow=saved.classes)
+        graph.optimizer = saved.optimizer or graph.optimizer
+        arrays = state_mapping.mapped(graph, saved.arrays, names, change)
         state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
         return graph

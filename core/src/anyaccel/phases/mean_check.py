@@ -12,11 +12,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anyaccel.adapter.replicated_program import ReplicatedProgram
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
@@ -119,6 +121,16 @@ class MeanCheck:
             UserWarning,
             stacklevel=user_level(),
         )
+
+
+def mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
+    """The check of the programs of a phase; None where steps are not made of parts."""
+    stages, parted = pipeline.stages, replicated is not None and not replicated.takes_whole_batches
+    shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
+    if not shared and phase.accumulate == 1:
+        return None
+    gather, is_first = (None, True) if replicated is None else (replicated.gather, replicated.rank == 0)
+    return MeanCheck(phase, stages, shared=shared, gather=gather, is_first=is_first)
 
 
 def _is_own(loss: AppliedLoss) -> bool:

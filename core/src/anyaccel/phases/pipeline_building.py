@@ -53,7 +53,9 @@ def build_pipeline(
     own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
     step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
     if replicated is not None and replicated.takes_whole_batches:
-        step_replicas = WholeBatches(replicated.compare_step, replicated.end_step)
+        step_replicas = WholeBatches(
+            replicated.compare_step, replicated.end_step, takes_calls=not replicated.compares_batches
+        )
     return Pipeline(stages, learners or None, log_event, own_step, step_replicas)
 
 

@@ -30,6 +30,7 @@ from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 from anyaccel.segment import Segment
 
+_READS_MODELS = "reads the models"
 Sums = dict[str, tuple[float, float]]
 
 
@@ -67,6 +68,7 @@ class ReplicatedTraining:
         self.fixed_order = fixed_order
         self.takes_whole_batches = takes_whole_batches
         self.has_all_rows = fixed_order or takes_whole_batches
+        self.takes_calls = False  # in the sense of `StepReplicas`: each has a program of its own
         self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
         self._whole: Any = {"whole": tuple(whole)} if whole else {}
         self._built: list[tuple[str, Program]] = []
@@ -78,6 +80,7 @@ class ReplicatedTraining:
         self._epoch, self._step = -1, 0
         self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
         self._source, self._accumulate = "", accumulate
+        self._has_failed = False
         self._gathered = 0  # batches of this step whose shards were exchanged
         self._overlapped: dict[str, list[Program]] = {}
         self._is_compared = False  # the batches of this step
@@ -119,6 +122,7 @@ class ReplicatedTraining:
 
     def abandon(self) -> None:
         """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+        self._has_failed = True
         for framework, group in self._groups.items():
             group.abandon([program for name, program in self._built if name == framework])
 
@@ -140,6 +144,11 @@ class ReplicatedTraining:
             PhaseError: the steps cannot be shared.
         """
         return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.has_all_rows)
+
+    @property
+    def compares_batches(self) -> bool:
+        """Whether each step compares its batches with those of the others."""
+        return self._batches is not None
 
     @property
     def draws_apart(self) -> bool:
@@ -217,6 +226,13 @@ class ReplicatedTraining:
         for framework, programs in self._overlapped.items():
             self._groups[framework].expect_gradients(programs, weight, factor)
 
+    @contextmanager
+    def shared_call(self, n_steps: int) -> Iterator[None]:
+        """Around a call of a program that all replicas compute together; errors name its steps."""
+        with self._telling_where(n_steps):
+            yield
+        self._step += n_steps
+
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """See `StepReplicas`."""
         if not self._is_compared:
@@ -259,18 +275,41 @@ class ReplicatedTraining:
         return [{name: from_plain(array) for name, array in each.items()} for one in every for each in one]
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain values that all replicas give, by rank; called by all at once."""
+        """The plain values that all replicas give, by rank; called by all at once.
+
+        Raises:
+            PhaseError: another replica reads models meanwhile.
+        """
         with self._telling_where():
-            return self._host.gather(value)
+            every = self._host.gather(value)
+        readers = [rank for rank, each in enumerate(every) if each == _READS_MODELS]
+        if readers and (value != _READS_MODELS or len(readers) < self.size):
+            self._tell_readers(readers)
+        return every
+
+    def begin_reading(self) -> None:
+        """See `StepReplicas`."""
+        if not self._has_failed:
+            self.gather(_READS_MODELS)
+
+    def _tell_readers(self, readers: Sequence[int]) -> None:
+        raise PhaseError(
+            f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: replica {', '.join(map(str, readers))} "
+            "reads models whose parameters are divided, and the others do not",
+            available="they are gathered from all replicas, which do so together",
+            hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write "
+            "checkpoint=, which gathers them by itself",
+        )
 
     @contextmanager
-    def _telling_where(self) -> Iterator[None]:
+    def _telling_where(self, n_steps: int = 1) -> Iterator[None]:
         try:
             yield
         except FrameworkError as error:
             if self._epoch < 0:
                 raise
-            problem = f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: {error.problem}"
+            steps = f"step {self._step}" if n_steps == 1 else f"steps {self._step} to {self._step + n_steps - 1}"
+            problem = f"phase {self._label!r}, epoch {self._epoch}, {steps}: {error.problem}"
             raise FrameworkError(problem, available=error.available, hint=error.hint) from error
 
     def total(self, sums: Mapping[str, tuple[float, float]]) -> Sums:
@@ -289,6 +328,10 @@ class ReplicatedTraining:
         """Remember the row orders that the samplers have drawn for all replicas."""
         for key in sorted(orders):
             self._orders.update(f"{key} {digest(np.asarray(orders[key]))}".encode())
+
+    def stop_reason_of_all(self, own: str) -> str:
+        """Why a replica is asked to stop: what the first says that was, `""` if none was; called by all at once."""
+        return next((reason for reason in self.gather(own) if reason), "")
 
     def end_epoch(self, stop_reason: str) -> str:
         """Exchange at the end of an epoch why the run is asked to stop: what the first replica says that was asked.

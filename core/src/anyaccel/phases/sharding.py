@@ -111,7 +111,8 @@ def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
     nodes, whole = divided_nodes(resolution.plan), whole_nodes(resolution.plan)
     if len(resolution.segments) > 1:
         yield f"its graph is computed in {len(resolution.segments)} segments, of several frameworks"
-    if phase.compile == "steps":
+    whole_steps = all(isinstance(each, ShardParameters) and each.takes_whole_batches for each in resolution.backends)
+    if phase.compile == "steps" and not whole_steps:
         yield "compile='steps': steps of replicas are not compiled"
     mapped = [each.node for each in resolution.plan.assignments if each.offload is not None]
     if mapped:

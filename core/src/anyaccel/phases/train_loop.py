@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 from anyaccel import interrupts, rng
-from anyaccel.adapter.replicated_program import ReplicatedProgram
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
@@ -24,7 +23,7 @@ from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.mean_check import MeanCheck
+from anyaccel.phases.mean_check import mean_check
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
@@ -33,10 +32,12 @@ from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.sharding import divides
+from anyaccel.phases.shared_calls import SharedCalls
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.step_telling import StepTeller
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.unfinished_call import UnfinishedCall
 
 _LOST = (
     "parameters were divided among replicas, and this one does not gather them after an error: in its models they are "
@@ -80,11 +81,14 @@ class TrainLoop:
         self._hooks, self._progress = hooks, progress
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
+        self._n_skipped = 0  # steps of this run whose scaled gradients were not finite
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
         self._goes_back = not self._sharded and not (run.plan is not None and divides(run.plan))
-        self._mean_check = _mean_check(phase, pipeline, replicated)
+        shares_calls = replicated is not None and pipeline.takes_calls
+        self._shared_calls = SharedCalls(replicated) if replicated is not None and shares_calls else None
+        self._mean_check = mean_check(phase, pipeline, replicated)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.tells_steps
         self._teller = StepTeller(run, hooks, progress) if told else None
@@ -97,12 +101,10 @@ class TrainLoop:
         self._snapshots = policy.snapshots = Snapshots(pipeline, policy.loader.repeatable, hooks.callbacks)
         self._tried_rows: int  # at once, by the call that is running; 0 before the first of an attempt
         self._full_batch = policy.batch_size
-        self._uncounted = 0  # steps of the call that is running
+        self._call = UnfinishedCall(run, pipeline, self._snapshots)
         self._checkpointer = checkpointer
         self._resumed: Position | None = None  # where the first epoch begins, if not at its start
         self._losses: LossAccumulator | None = None  # of the epoch that is running
-        self._is_whole = False  # values and records are those of whole steps
-        self._steps_before = 0  # of an earlier run, which the programs do not count
 
     @property
     def _rank_key(self) -> tuple[str, ...]:
@@ -129,13 +131,17 @@ class TrainLoop:
         try:
             self._run.looping = True
             self._progress.start(self._phase.label, self._phase.n_epochs, self._policy.loader.n_steps)
+            self._agree_to_stop()
             for epoch in range(self._go_on(), self._phase.n_epochs):
                 if self._run.stopped:
                     break
                 self._epoch(epoch)
             if self._run.history:
                 self._compile_policy.end()
+                self._non_finite.all_skipped(self._n_skipped, sum(epoch.steps for epoch in self._run.history))
             self._snapshots.clear()
+            if self._replicated is not None:  # seeds that models keep are alike in all again
+                self._pipeline.seed(rng.key(self._run.graph.seed, "end", self._phase.label))
             if self._checkpointer is not None:
                 self._checkpointer.end()
             self._run.finalize()
@@ -153,6 +159,11 @@ class TrainLoop:
             self._policy.loader.prefetch(None)
             self._progress.stop()
 
+    def _agree_to_stop(self) -> None:
+        """All replicas stop where one was asked to; the others would wait for it."""
+        if self._replicated is not None:
+            self._run.stop_reason = self._replicated.stop_reason_of_all(self._run.stop_reason)
+
     def _go_on(self) -> int:
         """The epoch to begin with: that of an earlier run, as its checkpoint tells, or the first."""
         resumed = self._resumed = self._checkpointer.resumed if self._checkpointer is not None else None
@@ -160,18 +171,18 @@ class TrainLoop:
             self._checkpointer.restore_run()
             if resumed.loss_scale is not None and self._pipeline.loss_scaling is not None:
                 self._pipeline.loss_scaling.load(resumed.loss_scale)
-            self._steps_before = sum(epoch.steps for epoch in resumed.history) + resumed.step
+            self._call.steps_before = sum(epoch.steps for epoch in resumed.history) + resumed.step
             for epoch in resumed.history:
                 self._progress.advance(epoch.steps)
                 self._progress.epoch(epoch.figures)
             self._progress.advance(resumed.step)
             self._policy.loader.draws = resumed.source_draws
-        self._is_whole = True
+        self._call.is_whole = True
         return len(self._run.history)
 
     def _write_last(self, error: BaseException) -> None:
         """The run ends early: write where it is, if the values are those of whole steps."""
-        if self._checkpointer is None or not self._is_whole:
+        if self._checkpointer is None or not self._call.is_whole:
             return
         try:
             self._checkpointer.after_error(self._pipeline, self._losses, self._policy.loader)
@@ -183,15 +194,16 @@ class TrainLoop:
         resumed, self._resumed = self._resumed, None
         run.epoch, run.step = epoch, 0 if resumed is None else resumed.step
         number = run.graph.progress.get(label, 0)
+        if self._replicated is not None:
+            self._replicated.begin_epoch(epoch, run.step)
         self._hooks.call("epoch_start", run=run)
+        self._agree_to_stop()
         if run.stopped:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
             renew_compiled(run, self._pipeline)
         began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
-        if self._replicated is not None:
-            self._replicated.begin_epoch(epoch, run.step)
         self._losses = LossAccumulator(None if self._replicated is None else self._replicated.total)
         if resumed is not None and self._checkpointer is not None:
             self._losses.go_on_after(resumed.losses)
@@ -200,6 +212,7 @@ class TrainLoop:
         skipped = 0 if scaling is None else scaling.state.skipped
         losses, n_steps = self._train(number, self._losses)
         if scaling is not None and scaling.state.skipped > skipped:
+            self._n_skipped += scaling.state.skipped - skipped
             self._tell_skipped(scaling.state.skipped - skipped, n_steps, scaling.scale)
         seconds = time.perf_counter() - began
         if self._checkpointer is not None:
@@ -257,12 +270,12 @@ class TrainLoop:
             alone = self._replicated is None  # others wait in the step that failed here
             resumed, failed = self._snapshots.restore(losses) if alone else None, run.step
             if resumed is None:
-                self._is_whole = False
+                self._call.is_whole = False
                 raise self._policy.final_error(failure, self._tried_rows) from None
             try:
                 self._policy.make_room(failure, self._tried_rows)
             finally:  # its events say at which step memory ran out
-                run.step, self._uncounted, self._unheard = resumed, 0, []
+                run.step, self._call.n_steps, self._unheard = resumed, 0, []
                 self._samples.back_to(resumed)
             self._pending.clear()
             self._compile_policy.repeat(failed - resumed)
@@ -275,31 +288,6 @@ class TrainLoop:
             self._non_finite.training(losses.first_not_finite())
         labels = self._weights if self._phase.step is None else means
         return {label: means[label] for label in labels if label in means}, run.step
-
-    def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
-        """An error within a call: count the steps that are done, or go back if one failed or may be done by half."""
-        if self._replicated is not None:
-            self._replicated.abandon()
-        rescued = self._snapshots.rescue(losses)
-        if rescued is not None:
-            self._run.step, self._uncounted = rescued, 0
-            error.add_note(f"a step before it failed too: values are those after {rescued} steps of this epoch")
-        if not self._uncounted:
-            return
-        try:
-            if not interrupts.was_forced() and not self._pipeline.is_updating:
-                earlier = sum(epoch.steps for epoch in self._run.history) - self._steps_before
-                counted = self._pipeline.count_steps() - earlier - self._run.step
-                self._run.step += min(max(counted, 0), self._uncounted)
-            elif (resumed := self._snapshots.restore(losses)) is not None:
-                self._run.step = resumed
-                error.add_note(f"a step was broken off: values are those after {self._run.step} steps of this epoch")
-            else:
-                self._is_whole = False
-                error.add_note("a step was broken off, and there is no snapshot: values may be those of two steps")
-        except Exception as failure:  # the error itself matters more
-            self._is_whole = False
-            error.add_note(f"the steps of the last call could not be counted: {type(failure).__name__}: {failure}")
 
     def _attempt(self, number: int, losses: LossAccumulator) -> dict[str, float] | OutOfMemoryError:
         """The rest of an epoch; mean losses, or what ended it. It is over once all that was launched is computed."""
@@ -325,7 +313,9 @@ class TrainLoop:
         except MemoryError as error:
             return as_out_of_memory(error)
         except BaseException as error:
-            self._settle(error, losses)
+            if self._replicated is not None:
+                self._replicated.abandon()
+            self._call.settle(error, losses)
             raise
         return means
 
@@ -343,7 +333,7 @@ class TrainLoop:
                 continue
             max_rows = self._policy.microbatch_size
             self._tried_rows = smallest(max_rows, steps.batch_size) or 0
-            self._uncounted = 1
+            self._call.n_steps = 1
             with self._profiled(1):
                 step_losses = runner.train_step(steps.rows, max_rows)
             self._samples.add(self._run.step, 1, steps.batch_size)
@@ -360,28 +350,39 @@ class TrainLoop:
         self._tried_rows = min(microbatch or size, size)
         self._full_batch = max(self._full_batch, size)
         teller = self._teller if runner.tells_steps(size, microbatch) else None
-        done = 0
+        done, shared, chunk_runner = 0, self._shared_calls, runner
         while done < n_steps and not run.stopped:
+            first = start + done * size
+            if shared is not None:
+                limit = self._most_steps(n_steps - done, listened=True)
+                runner, agreed = shared.agree(chunk_runner, first, limit)
             if size == self._full_batch:  # a last, partial batch is not worth a compilation
                 policy.before_call(runner, size, microbatch)
-            count = min(self._pacing.next(), n_steps - done, policy.max_steps)
-            if self._hooks.step_listeners and teller is None:
-                count = min(count, self._hooks.steps_until_heard(run.step))
-            if self._checkpointer is not None:
-                count = min(count, self._checkpointer.steps_until_due(run.step) or count)
-            if self._profile is not None:
-                count = min(count, self._profile.steps_until_change())
-            began, self._uncounted = time.perf_counter(), count
+            count = self._most_steps(n_steps - done, listened=teller is None) if shared is None else agreed
+            began, self._call.n_steps = time.perf_counter(), count
             with self._profiled(count):
-                if teller is None:
-                    step_losses = runner.train_steps(start + done * size, count, size, microbatch)
+                if shared is not None:
+                    step_losses = shared.train_steps(runner, first, count, size, microbatch)
+                elif teller is None:
+                    step_losses = runner.train_steps(first, count, size, microbatch)
                 else:
-                    step_losses = self._told_steps(teller, runner, start + done * size, count, size, microbatch)
+                    step_losses = self._told_steps(teller, runner, first, count, size, microbatch)
                     count = teller.n_told
             self._samples.add(run.step - (0 if teller is None else count), count, size)
             self._step_done(losses, step_losses, count, told=teller)
             self._record(self._pending.launched(step_losses, count, began))
             done += count
+
+    def _most_steps(self, n_left: int, *, listened: bool) -> int:
+        """Steps of the next call, of so many that are left; `listened`: at most up to one that somebody listens to."""
+        count, step = min(self._pacing.next(), n_left, self._compile_policy.max_steps), self._run.step
+        if listened and self._hooks.step_listeners:
+            count = min(count, self._hooks.steps_until_heard(step))
+        if self._checkpointer is not None:
+            count = min(count, self._checkpointer.steps_until_due(step) or count)
+        if self._profile is not None:
+            count = min(count, self._profile.steps_until_change())
+        return count
 
     def _told_steps(
         self, teller: StepTeller, runner: ChunkRunner, start: int, count: int, size: int, microbatch: int | None
@@ -391,7 +392,7 @@ class TrainLoop:
         try:
             means = runner.train_told_steps(start, count, size, microbatch, teller)
         finally:
-            self._uncounted = count - teller.n_told
+            self._call.n_steps = count - teller.n_told
             teller.end()
         return [runner.losses_of(means, teller.n_told, size)]
 
@@ -403,7 +404,7 @@ class TrainLoop:
     def _step_done(
         self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int, told: StepTeller | None = None
     ) -> None:
-        self._uncounted, first = 0, self._run.step - (0 if told is None else n_steps)
+        self._call.n_steps, first = 0, self._run.step - (0 if told is None else n_steps)
         try:
             losses.add(step_losses, first, n_steps)
             if told is not None:
@@ -433,13 +434,3 @@ class TrainLoop:
 def smallest(*sizes: int | None) -> int | None:
     """The smallest of some limits, of which None is no limit."""
     return min((size for size in sizes if size is not None), default=None)
-
-
-def _mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
-    """What looks whether the parts of a step make up the whole; None where steps have no parts."""
-    stages, parted = pipeline.stages, replicated is not None and not replicated.takes_whole_batches
-    shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
-    if not shared and phase.accumulate == 1:
-        return None
-    gather, is_first = (None, True) if replicated is None else (replicated.gather, replicated.rank == 0)
-    return MeanCheck(phase, stages, shared=shared, gather=gather, is_first=is_first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -30,6 +30,9 @@ class DeviceMesh:
             can divide; those without one are everywhere.
         whole: labels of nodes whose parameters and optimizer state are everywhere all the same.
     """
+
+    chooses_by_time: ClassVar[bool] = True
+    """Whether what is faster may be found by the clock: not where others would choose otherwise."""
 
     def __init__(self, devices: Sequence[Any], *, divides: bool, whole: Collection[str] = ()) -> None:
         self._mesh = Mesh(np.array(devices), (_AXIS,))
@@ -151,9 +154,9 @@ class MeshOps(JaxOps):
 
     def compile_steps(self, body: StepFunction, *, quick: bool = False) -> StepLoop:
         """As of `JaxOps`; what is divided stays divided, parameter by parameter."""
-        if not self._mesh.divides:
-            return super().compile_steps(body, quick=quick)
-        return compile_loop(_DividedStep(body, self._mesh), self.jit, donates=self.donates)
+        body = _DividedStep(body, self._mesh) if self._mesh.divides else body
+        mesh = self._mesh
+        return compile_loop(body, self.jit, donates=self.donates, put=mesh.put, times_ways=mesh.chooses_by_time)
 
 
 class DonatingMeshOps(MeshOps):

@@ -26,6 +26,8 @@ class ProcessMesh(DeviceMesh):
         whole: labels of nodes whose parameters and optimizer state each device has.
     """
 
+    chooses_by_time = False
+
     def __init__(self, devices: Sequence[Any], own: Any, whole: Collection[str] = ()) -> None:
         super().__init__(devices, divides=True, whole=whole)
         self.own = own
@@ -95,6 +97,24 @@ class ProcessMeshProgram(MeshProgram):
 
     def _training_outputs(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return (None,) * len(outputs)
+
+    def train_steps(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int = 1,
+    ) -> Any:
+        """As of `MeshProgram`; all processes take as many steps."""
+        compute = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
+        return self._tried("compute steps", compute, lambda: self._state.parameters)
+
+    def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
+        """As of `MeshProgram`; called by all processes together."""
+        compute = partial(super().compile, columns, orders, batch_size, n_microbatches)
+        self._tried("compile steps", compute, lambda: self._state.parameters)
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
         """As of `MeshProgram`."""

@@ -22,11 +22,17 @@ RunSteps = Callable[..., tuple[Any, Any, Any]]
 """From state, rest, table, numbers, the count on the device, and the count: to the state afterwards, the results (one
 row each, and zeros beyond them) and the numbers of the next step."""
 
+Put = Callable[[Any, Any], Any]
+"""Puts an array on a device, or over a sharding."""
+
 _TRIALS = (1, 4, 16)  # steps
 _wait: Any = jax.block_until_ready
+_device_put: Any = jax.device_put
 
 
-def compile_loop(body: StepFunction, compile_: Compile, *, donates: bool) -> StepLoop:
+def compile_loop(
+    body: StepFunction, compile_: Compile, *, donates: bool, put: Put = _device_put, times_ways: bool = True
+) -> StepLoop:
     """As `TracedOps.compile_steps`: a loop of up to `MAX_STEPS_PER_CALL` steps, compiled once for any number of them.
 
     The scalars of steps stay on the device, where the previous call left them. On a CPU, steps with convolutions are
@@ -37,6 +43,8 @@ def compile_loop(body: StepFunction, compile_: Compile, *, donates: bool) -> Ste
         body: one step.
         compile_: compiles a function.
         donates: whether the state is destroyed.
+        put: how arrays of the host come to where the orders of rows are.
+        times_ways: whether steps with convolutions are timed in both ways, without which they are called one by one.
     """
     has_convolutions: list[bool] = []
 
@@ -48,14 +56,14 @@ def compile_loop(body: StepFunction, compile_: Compile, *, donates: bool) -> Ste
 
     loop = compile_(training_steps, (0,) if donates else ())
     step = compile_(training_step, (0, 5) if donates else (5,))
-    run_steps = _LoopOrSteps(loop, step, lambda: any(has_convolutions), keeps_state=not donates)
-    return multi_step_runner(run_steps, jnp.concatenate, lambda rest: partial(_put, rest["orders"][0].sharding))
+    run_steps = _LoopOrSteps(loop, step, lambda: any(has_convolutions), put, times_ways=times_ways and not donates)
+    return multi_step_runner(run_steps, jnp.concatenate, lambda rest: partial(_put, put, rest["orders"][0].sharding))
 
 
-def _put(where: Any, array: np.ndarray) -> Any:
+def _put(put: Put, where: Any, array: np.ndarray) -> Any:
     """On a JAX device, or all of a sharding; integers as int32, which JAX always has, random keys as they are."""
     dtype = np.dtype(np.int32) if array.dtype.kind == "i" else jax.dtypes.canonicalize_dtype(array.dtype)
-    return jax.device_put(array.astype(dtype), where)
+    return put(array.astype(dtype), where)
 
 
 class _LoopOrSteps:
@@ -69,7 +77,8 @@ class _LoopOrSteps:
         loop: a compiled loop of (state, rest, table, numbers, count); with a count of 0 it returns the state.
         step: a compiled step; see `_run_single`.
         has_convolutions: whether a step has any; known once the loop has been called.
-        keeps_state: whether the loop leaves the state it is given intact.
+        put: puts numbers where the loop has its own.
+        times_ways: whether both ways may be tried, as the loop leaves the state it is given intact.
     """
 
     def __init__(
@@ -77,11 +86,12 @@ class _LoopOrSteps:
         loop: Callable[..., Any],
         step: Callable[..., Any],
         has_convolutions: Callable[[], bool],
+        put: Put,
         *,
-        keeps_state: bool,
+        times_ways: bool,
     ) -> None:
-        self._loop, self._step = loop, step
-        self._has_convolutions, self._keeps_state = has_convolutions, keeps_state
+        self._loop, self._step, self._put = loop, step, put
+        self._has_convolutions, self._times_ways = has_convolutions, times_ways
         self._chosen: RunSteps | None = None
 
     def __call__(self, state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int) -> tuple[Any, Any, Any]:
@@ -95,10 +105,10 @@ class _LoopOrSteps:
         """The state, in other memory where the loop does not keep it."""
         chosen: RunSteps = self._run_loop
         if next(iter(numbers.devices())).platform == "cpu":
-            state, results, _ = self._loop(state, rest, table, numbers, jax.device_put(np.int32(0), numbers.sharding))
+            state, results, _ = self._loop(state, rest, table, numbers, self._put(np.int32(0), numbers.sharding))
             one_by_one = partial(self._run_one_by_one, (results.shape, results.dtype))
             arguments = (state, rest, table, numbers)
-            if self._has_convolutions() and not (self._keeps_state and self._loop_is_faster(one_by_one, arguments)):
+            if self._has_convolutions() and not (self._times_ways and self._loop_is_faster(one_by_one, arguments)):
                 chosen = one_by_one
         self._chosen = chosen
         return state
@@ -107,7 +117,7 @@ class _LoopOrSteps:
         sharding = arguments[-1].sharding
 
         def run(way: RunSteps, count: int) -> None:
-            _wait(way(*arguments, jax.device_put(np.int32(count), sharding), count))
+            _wait(way(*arguments, self._put(np.int32(count), sharding), count))
 
         run(one_by_one, 1)  # compile it
         return is_faster(partial(run, self._run_loop), partial(run, one_by_one), _TRIALS)
@@ -119,7 +129,7 @@ class _LoopOrSteps:
     def _run_one_by_one(
         self, like: tuple[Any, Any], state: Any, rest: Any, table: Any, numbers: Any, count: Any, size: int
     ) -> tuple[Any, Any, Any]:
-        first, results = numbers, _zeros(*like)
+        first, results = numbers, self._put(_zeros(*like), numbers.sharding)
         for _ in range(size):
             state, results, numbers = self._step(state, rest, table, numbers, first, results)
         return state, results, numbers

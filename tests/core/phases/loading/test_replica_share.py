@@ -48,6 +48,18 @@ def test_the_shares_of_all_replicas_are_the_batches_of_one(
     assert max(part.batch_size for part in parts) == -(-whole.batch_size // size)
 
 
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_a_share_knows_the_rows_of_all_with_which_it_is_padded(skipped: int) -> None:
+    expected = rows_of(epochs_of(22, 6).epoch(1))[skipped:]
+    for rank in range(3):
+        blocks = list(ReplicaEpochs("train", epochs_of(22, 6), rank, 3).epoch(1).skip(skipped).single_steps())
+        assert [block.whole["d", ""][0].tolist() for block in blocks] == expected
+        for block in blocks:
+            order, first = block.whole["d", ""]
+            own = block.orders["d", ""]
+            assert order[first : first + len(own)].tolist() == own.tolist()
+
+
 @given(st.integers(0, 1000), st.integers(1, 64))
 def test_shares_differ_by_at_most_one_row(n_rows: int, size: int) -> None:
     spans = [share(n_rows, rank, size) for rank in range(size)]

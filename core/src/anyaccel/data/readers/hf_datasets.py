@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from anyaccel.data.roles import listed
@@ -43,14 +45,23 @@ def are_splits(data: Any) -> bool:
     return isinstance(data, Mapping) and bool(data) and all(map(has_table, data.values()))
 
 
-def split_tables(label: str, data: Any) -> dict[str, Any] | None:
-    """The Arrow tables of a mapping of such data sets by name, as of a `DatasetDict`; None for anything else.
+def joined_splits(label: str, data: Any) -> tuple[Any, dict[str, np.ndarray]] | None:
+    """One Arrow table of all data sets of a mapping, as of a `DatasetDict`, and the rows of each by its name.
+
+    None for anything else than a mapping of such data sets.
 
     Raises:
         DataError: their columns differ.
     """
     if not are_splits(data):
         return None
+    tables = _split_tables(label, data)
+    stops = itertools.accumulate(map(len, tables.values()))
+    rows = {name: np.arange(stop - len(own), stop) for (name, own), stop in zip(tables.items(), stops, strict=True)}
+    return pa.concat_tables(tables.values()), rows
+
+
+def _split_tables(label: str, data: Mapping[Any, Any]) -> dict[str, Any]:
     tables = {str(name): arrow_table(label, dataset) for name, dataset in data.items()}
     first = next(iter(tables))
     for name, table in tables.items():

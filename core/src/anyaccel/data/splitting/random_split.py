@@ -13,17 +13,28 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.arguments import is_integer, shown
-from anyaccel.data.roles import listed
+from anyaccel.data.roles import Names, listed
 from anyaccel.data.row_filters import positions_where
 from anyaccel.data.rows import Rows
-from anyaccel.data.splitting.group_keys import GroupKeys
-from anyaccel.data.splitting.group_split import check_nested, split_groups
+from anyaccel.data.splitting.group_keys import GroupKeys, group_keys
+from anyaccel.data.splitting.group_split import check_nested, check_together, split_groups
 from anyaccel.data.splitting.stratified_split import apportion, split_strata
 from anyaccel.errors import SplitError
 
 _TOLERANCE = 1e-6
 _DENOMINATOR = 10**6
 _MANY = 20  # strata; fewer do not come from a continuous column
+
+
+def split_at_random(
+    rows: Rows, name: str, ratios: Mapping[str, float], *, seed: int, stratify_by: Names, group_by: Names
+) -> dict[str, np.ndarray]:
+    """Positions in rows called `name` for each split, int64; see `FeatureSet.split_random`."""
+    strata = None if stratify_by is None else group_keys(rows, stratify_by, "stratify_by")
+    groups = None if group_by is None else group_keys(rows, group_by, "group_by")
+    if rows.indices is not None:
+        _check_distinct(rows.label, name, rows.indices)
+    return random_positions(rows.label, name, len(rows), ratios, seed=seed, strata=strata, groups=groups)
 
 
 def random_positions(
@@ -51,8 +62,18 @@ def random_positions(
     return {split: order[split_of_row == number] for number, split in enumerate(shares)}
 
 
-def conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Positions in `rows` for each split, int64, ascending, of the rows that meet its conditions."""
+def split_by_condition(
+    rows: Rows, conditions: Mapping[str, Mapping[str, Any]], *, group_by: Names = None
+) -> dict[str, np.ndarray]:
+    """Positions in rows for each split, int64, ascending; see `FeatureSet.split_by_condition`."""
+    positions = _conditional_positions(rows, conditions)
+    if group_by is not None:
+        check_together(rows.label, group_keys(rows, group_by, "group_by"), positions)
+    return positions
+
+
+def _conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Positions of the rows that meet the conditions of each split; no row meets those of two."""
     if not isinstance(conditions, Mapping) or not conditions:
         raise SplitError(
             f"the conditions for splits of {rows.label!r} must be a mapping by split, got {conditions!r}",
@@ -71,7 +92,7 @@ def conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any]
     return positions
 
 
-def check_distinct(label: str, name: str, indices: np.ndarray) -> None:
+def _check_distinct(label: str, name: str, indices: np.ndarray) -> None:
     """Check that no row is twice in a view that is cut at random: its copies would get into several splits."""
     rows, counts = np.unique(indices, return_counts=True)
     repeated = rows[counts > 1].tolist()

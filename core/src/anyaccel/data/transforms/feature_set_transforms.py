@@ -153,6 +153,24 @@ def undo_transforms(rows: Rows, log: Log, count: int | None = None) -> tuple[Any
     return table, log[:kept]
 
 
+def no_fit_rows(fit_on: Any, splits: Sequence[str], what: str) -> TransformError:
+    """The error where `fit_on` is neither the name of a split nor a view of the feature set.
+
+    Args:
+        fit_on: what was given; None for nothing.
+        splits: names that would do.
+        what: is to be fitted.
+    """
+    is_view = isinstance(fit_on, Rows) and fit_on.base is not fit_on
+    given = "a view of another feature set" if is_view else repr(fit_on)
+    missing = f"{what} needs fit_on=, the rows that it is fitted to"
+    return TransformError(
+        missing if fit_on is None else f"{what} cannot be fitted on {given}",
+        available=f"splits: {listed(splits)}",
+        hint=f"write fit_on={splits[0]!r}; 'all' also takes the rows that you evaluate on",
+    )
+
+
 def inverse(rows: Rows, log: Log, values: Any, columns: Names) -> np.ndarray:
     """Values of transformed columns in the units before all transforms; see `FeatureSet.inverse`."""
     transforms = fitted_transforms(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +23,7 @@ from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
-from anyaccel.segment import NodeState
+from anyaccel.segment import LossTerm, NodeState
 
 TrainSteps = Callable[[int, int, int, int | None], list[Losses]]
 TrainStep = Callable[[StepRows, int | None], list[Losses]]
@@ -100,6 +101,11 @@ class ChunkRunner:
         )
 
     @property
+    def layout(self) -> list[list[int]]:
+        """The shapes of columns and orders, for which programs are compiled."""
+        return [list(map(int, array.shape)) for array in (*self.columns, *self.orders)]
+
+    @property
     def n_rows(self) -> int:
         """Length of the row orders, as programs are compiled for; 0 without a program."""
         return int(self.orders[0].shape[0]) if self.orders else 0
@@ -130,7 +136,7 @@ class Pipeline:
         learners: estimators that learn from every training step; with some, steps are taken one by one.
         log_event: is told if values cannot go from one framework to another as planned.
         own_step: the training step, if it is the user's own.
-        replicas: share each step; with them, steps are taken one by one.
+        replicas: share each step; with them, steps are taken one by one, unless they compute one program together.
 
     Attributes:
         loss_scaling: by what losses are scaled in all programs; None where they are not.
@@ -149,10 +155,12 @@ class Pipeline:
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._cross_segment = CrossSegmentStep(self._stages, log_event, replicas)
+        self._divided_among = replicas if replicas is not None and replicas.sharded else None
         self.loss_scaling = loss_scaling_of(self._stages)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
-        whole = len(stages) == 1 and learners is None and own_step is None and replicas is None
+        whole = len(stages) == 1 and learners is None and own_step is None
+        whole = whole and (replicas is None or replicas.takes_calls)
         only = stages[0].program if whole else None
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
@@ -169,6 +177,11 @@ class Pipeline:
             issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
             for program in programs
         )
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether one program takes several steps in one call."""
+        return self._multi_step is not None
 
     @property
     def tells_steps(self) -> bool:
@@ -211,7 +224,7 @@ class Pipeline:
             orders=tuple(column.order for column in inputs),
             labels=tuple(term.label for term in stage.segment.losses),
             weighted=tuple(term.label for term in stage.segment.losses if weight_inputs(term)),
-            elements={term.label: term.elements for term in stage.segment.losses},
+            elements={term.label: _elements(stage, term, columns) for term in stage.segment.losses},
         )
 
     def to_host(self, name: str, value: Any) -> np.ndarray:
@@ -297,7 +310,9 @@ class Pipeline:
             states.update(stage.program.optimizer_states())
 
     def sync_values(self) -> None:
-        """Copy the current values to the user's models."""
+        """Copy the current values to the user's models; where these are divided, all replicas do so together."""
+        if self._divided_among is not None:
+            self._divided_among.begin_reading()
         for stage in self._stages:
             stage.program.sync_models()
 
@@ -321,3 +336,12 @@ class Pipeline:
                     failures.append(interrupt)
         if failures:
             raise failures[0]
+
+
+def _elements(stage: PipelineStage, term: LossTerm, columns: DeviceColumns) -> int:
+    """What a loss is a mean over in each row of a chunk, whose targets may have another length than in the plan."""
+    target = columns.get(term.inputs[1]) if len(term.inputs) > 1 else None
+    if target is None or term.elements == 1:
+        return term.elements
+    planned = math.prod(stage.segment.inputs[term.inputs[1]][0].shape)
+    return term.elements * int(math.prod(target.rows.shape[1:])) // planned

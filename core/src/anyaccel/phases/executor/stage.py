@@ -67,9 +67,14 @@ class StepReplicas(Protocol):
 
     sharded: bool
     """Whether gradients are summed over the replicas as soon as they are computed."""
+    takes_calls: bool
+    """Whether a program of theirs may take several steps in one call, for which nothing is exchanged beside it."""
 
     def begin_step(self, sizes: Sequence[int]) -> None:
         """Where they are summed so: a step begins, in parts of so many rows."""
+
+    def begin_reading(self) -> None:
+        """Where parameters are divided: models are read next, for which all replicas gather them."""
 
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float

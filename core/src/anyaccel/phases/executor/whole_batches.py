@@ -14,14 +14,19 @@ class WholeBatches:
     Args:
         compare: is called when the gradients of a step are computed.
         end_step: is called when it is done.
+        takes_calls: see `StepReplicas`; not where batches are compared in every step.
     """
 
-    def __init__(self, compare: Callable[[], None], end_step: Callable[[], None]) -> None:
+    def __init__(self, compare: Callable[[], None], end_step: Callable[[], None], *, takes_calls: bool) -> None:
         self.sharded = False  # in the sense of `StepReplicas`
+        self.takes_calls = takes_calls
         self._compare, self.end_step = compare, end_step
 
     def begin_step(self, sizes: Sequence[int]) -> None:
         """Nothing: programs know their rows."""
+
+    def begin_reading(self) -> None:
+        """Nothing: programs gather by themselves."""
 
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from anyaccel.errors import PhaseError
-from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, SampledBatches, StepRows
+from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, SampledBatches, StepRows, StreamKey
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.prefetch import BackgroundCall
 
@@ -87,24 +89,50 @@ def uniform_range(
 class StepBlock:
     """Consecutive steps that are loaded together; their rows count from the first row of the block.
 
-    `spans` says which rows of the epoch's orders these are, `orders` has that part of the orders.
+    `spans` says which rows of the epoch's orders these are, `orders` has that part of the orders. Where they are a
+    replica's share of a step, `whole` has that part of the orders of all replicas, and which of its rows is the first.
     """
 
     steps: tuple[StepRange, ...]
     spans: Mapping[str, RowSpan]
     orders: RowOrders
+    whole: Mapping[StreamKey, tuple[np.ndarray, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSteps:
+    """The steps of all replicas, of which some steps are one's share.
+
+    Attributes:
+        steps: of all.
+        first: of a number of rows of all, the first that this replica takes.
+    """
+
+    steps: EpochSteps
+    first: Callable[[int], int]
+
+    def rows_of(self, block: StepBlock) -> dict[StreamKey, tuple[np.ndarray, int]]:
+        """The order of a block of all by stream, and where the share begins."""
+        return {stream: (order, self.first(len(order))) for stream, order in block.orders.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class EpochSteps:
-    """The steps of one epoch, or of one evaluation, and the row orders that they take rows of."""
+    """The steps of one epoch, or of one evaluation, and the row orders that they take rows of.
+
+    `shared` is of what they are a replica's share: what is padded to the longest row of a batch is to that of all.
+    """
 
     steps: tuple[StepRange, ...]
     orders: RowOrders
+    shared: SharedSteps | None = None
 
     def skip(self, n: int) -> EpochSteps:
         """All steps but the first `n`."""
-        return replace(self, steps=tuple(_skip(self.steps, n))) if n else self
+        if not n:
+            return self
+        shared = None if self.shared is None else replace(self.shared, steps=self.shared.steps.skip(n))
+        return replace(self, steps=tuple(_skip(self.steps, n)), shared=shared)
 
     def split(self, max_rows: int) -> EpochSteps:
         """The same rows in more steps, of at most so many rows of each feature set. For evaluations."""
@@ -123,7 +151,11 @@ class EpochSteps:
 
     def single_steps(self) -> Iterator[StepBlock]:
         """A block for each step, also for a last, smaller batch."""
-        return (self._block([step]) for step in _limited(self.steps, 1))
+        own = (self._block([step]) for step in _limited(self.steps, 1))
+        if self.shared is None:
+            return own
+        pairs = zip(own, self.shared.steps.single_steps(), strict=True)
+        return (replace(block, whole=self.shared.rows_of(every)) for block, every in pairs)
 
     def _block(self, block: Sequence[StepRange]) -> StepBlock:
         spans: dict[str, RowSpan] = {}

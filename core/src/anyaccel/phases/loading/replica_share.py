@@ -10,7 +10,7 @@ import numpy as np
 
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, SampledBatches
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepRange
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, SharedSteps, StepRange
 from anyaccel.phases.loading.host_columns import Batch
 
 _SEEN_BYTES = 1024
@@ -151,7 +151,10 @@ class ReplicaEpochs(EpochPlan):
             parts.append(replace(part, rows=rows))
         positions = {name: np.concatenate(each) for name, each in taken.items()}
         orders = {key: order[positions[key[0]]] for key, order in whole.orders.items() if key[0] in positions}
-        return EpochSteps(tuple(parts), orders)
+        return EpochSteps(tuple(parts), orders, SharedSteps(whole, self._first))
+
+    def _first(self, n_rows: int) -> int:
+        return share(n_rows, self._rank, self._size)[0]
 
 
 def check_shares(label: str, batches: SampledBatches, n_replicas: int) -> None:

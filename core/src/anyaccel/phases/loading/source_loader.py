@@ -280,7 +280,7 @@ class MapSourceLoader(StreamingLoader):
         for stream in dict.fromkeys(map(stream_of, self._columns)):
             order = block.orders[stream]
             with self._randomness.drawing():
-                batch = self._source.gather(order)
+                batch = self._gathered(order, block.whole.get(stream))
             self.draws = self.draws or self._randomness.has_drawn
             self.unsaved_draws = self.unsaved_draws or self._randomness.unsaved
             for column in self._columns:
@@ -291,6 +291,16 @@ class MapSourceLoader(StreamingLoader):
                     with error_context(f"source {self._source.label!r}"):
                         copy_batch(column, batch, filled[column.name][: len(order)], self._ranges.get(column.name))
         return filled
+
+    def _gathered(self, order: np.ndarray, whole: tuple[np.ndarray, int] | None) -> Batch:
+        """Some rows; a replica's share of a batch that is made as one, where its rows differ in length or are collated.
+
+        `whole` has the rows of all replicas, and where the share begins.
+        """
+        if whole is None or not self._alone:
+            return self._source.gather(order)
+        every, first = whole
+        return {name: column[first : first + len(order)] for name, column in self._source.gather(every).items()}
 
 
 def _without_first(chunks: Generator[Chunk], n_steps: int) -> Generator[Chunk]:

@@ -228,7 +228,8 @@ class StreamingLoader(BatchLoader):
             name, array = column.names[0], column.array
             span, order = block.spans.get(column.stream[0]), block.orders.get(column.stream)
             if isinstance(array, RaggedColumn):
-                width = array.width(_rows_of(span or (0, 0), order))
+                together = block.whole.get(column.stream, (order, 0))[0]
+                width = array.width(_rows_of(span or (0, 0), together))
                 filled[name] = column.part(buffers, (self._block_rows, width, *array.values.shape[1:]))
             if span is not None:
                 _fill(array, filled[name], span, order)
