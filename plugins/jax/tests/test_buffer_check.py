@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,3 @@ def test_accumulated_batches_change_a_buffer_once_each_and_are_told(
     with pytest.warns(UserWarning, match=expected) as told:
         train(make(request), epochs=1, accumulate=2)
     assert len(told) == 1 and str(told[0].message).endswith("or leave accumulate out")
-
-
-def test_random_numbers_of_dropout_are_not_told(train: Train, keras: ModuleType) -> None:
-    layers = [keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
-    train(keras.Sequential(layers), epochs=1, accumulate=2)
