@@ -376,7 +376,7 @@ class ReplicatedProgram(Program, ScalesLosses):
     def unequal_buffers(self) -> list[str]:
         """Buffers, as `NODE/buffers/NAME`, that are not alike in all replicas, as each computes them from its rows."""
         every = [self._buffers(program) for program in self._programs]
-        return [name for name, value in every[0].items() if not all(np.array_equal(value, own[name]) for own in every)]
+        return [name for name in every[0] if len({own[name].tobytes() for own in every}) > 1]
 
     def _buffers(self, program: Program) -> dict[str, np.ndarray]:
         """Floating buffers of what a replica trains; others count, or are of random numbers."""

@@ -60,7 +60,7 @@ class BufferCheck:
         """They are done: warn of what they changed, of two replicas on devices only of what is not alike in them."""
         if self._is_parted:
             now = self._values()
-            names = [name for name, value in self._before.items() if not np.array_equal(value, now[name])]
+            names = [name for name, value in self._before.items() if value.tobytes() != now[name].tobytes()]
         else:
             names = [name for program in self._replicated for name in program.unequal_buffers()]
         if names and self._is_first:
