@@ -35,6 +35,7 @@ ORDER = (
     "train_loop",
     "unfinished_call",
     "mean_check",
+    "buffer_check",
     "sharding",
     "compiled_changes",
     "profile",
