@@ -42,7 +42,7 @@ class Case:
 
 
 SMALL = [Case(64, 128, 256), Case(256, 512, 256), Case(1024, 1024, 256)]
-LARGE = Case(2048, 4096, 128, rounds=5, steps=4)
+LARGE = Case(2048, 4096, 64, rounds=4, steps=3)
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -74,7 +74,7 @@ class SlowLink:
         """Let all sums of gradients go this way."""
         torch.distributed.ProcessGroup.allreduce = lambda group, *args: self.send(group, *args)  # type: ignore[method-assign,assignment]
 
-    def hook(self, _: Any, bucket: Any) -> Any:
+    def hook(self, _, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations as text
         """A communication hook of DistributedDataParallel."""
         sent = self.send(torch.distributed.group.WORLD, [bucket.buffer().div_(SIZE)])
         return sent.then(lambda future: future.value()[0])
