@@ -56,7 +56,7 @@ def graph(data: aa.FeatureSet, width: int = 1) -> aa.ModelGraph:
         ({"shuffle": True}, r"Hint: write sampler=SimpleSampler\(16, shuffle=True\)\.$"),
         ({"verbose": 0}, r"Hint: write Experiment\(..., progress='none'\)\.$"),
         ({"compile": False}, r"unknown compile=False. Available: 'auto', 'off', 'steps'. Hint: write compile='off'\.$"),
-        ({"n_epochs": 0.5}, r"n_epochs must be an int of at least 0, got 0.5. Hint: write n_epochs=1\.$"),
+        ({"n_epochs": 0.5}, r"n_epochs=0.5 is not an int of at least 0. Hint: write n_epochs=1\.$"),
         ({"colour": "red"}, r"no setting 'colour'. Available: .* Hint: use one of these\.$"),
     ],
 )

@@ -256,21 +256,36 @@ def resumed_without_dropout() -> None:
 
 
 class StopsOne(aa.Callback):
-    """Asks to stop in the last replica only."""
+    """Asks to stop in the last replica only, in a hook of epoch 1."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def _called(self, hook: str, run: Any) -> None:
+        if hook == self.hook and PLACE is not None and PLACE.rank == PLACE.size - 1:
+            run.stop("enough for one")
+
+    def after_loading(self, run: Any) -> None:
+        self._called("after_loading", run)
+
+    def epoch_start(self, run: Any) -> None:
+        if run.epoch == 1:
+            self._called("epoch_start", run)
 
     def epoch_end(self, run: Any) -> None:
-        if PLACE is not None and PLACE.rank == PLACE.size - 1 and run.epoch == 1:
-            run.stop("enough for one")
+        if run.epoch == 1:
+            self._called("epoch_end", run)
 
 
 def stop() -> None:
     """One replica asks to stop; all end with the same epoch."""
-    rows = data()
-    graph = graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))
-    losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data="train", losses=losses, n_epochs=50, callbacks=[StopsOne()])
-    results = aa.Experiment(graph).run_phase(phase)
-    tell("stop", epochs=len(results.epochs))
+    rows, epochs = data(), {}
+    for hook in ("after_loading", "epoch_start", "epoch_end"):
+        graph = graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))
+        losses = [aa.AppliedLoss("mse", on="net")]
+        phase = aa.TrainPhase("train", data="train", losses=losses, n_epochs=50, callbacks=[StopsOne(hook)])
+        epochs[hook] = len(aa.Experiment(graph).run_phase(phase).epochs)
+    tell("stop", epochs=epochs)
 
 
 class Centres(torch.nn.Module):

@@ -80,7 +80,7 @@ TRAINING = [
     Row(
         "epochs as text",
         lambda: train(n_epochs="3"),
-        r"n_epochs must be an int.*Hint: write n_epochs=1",
+        r"n_epochs=.3. is not an int.*Hint: write n_epochs=1",
         lambda: train(n_epochs=1),
     ),
     Row(

@@ -24,6 +24,12 @@ def train(**settings):
     return TrainPhase(settings.pop("label", "t"), **{"data": "train", "losses": [MSE], **settings})
 
 
+def test_counts_may_be_integers_of_numpy() -> None:
+    counts = {name: np.int64(2) for name in ("n_epochs", "validate_every", "accumulate", "replicas")}
+    phase = TrainPhase("t", data="train", losses=[MSE], **counts)
+    assert [(type(getattr(phase, name)), getattr(phase, name)) for name in counts] == [(int, 2)] * 4
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -42,10 +48,10 @@ def train(**settings):
         ),
         ({"callbacks": [print]}, PhaseError, "is not a Callback. Hint: derive it from anyaccel.Callback"),
         ({"callbacks": [Callback]}, PhaseError, "is not a Callback"),
-        ({"n_epochs": -1}, PhaseError, "phase 't': n_epochs must be an int of at least 0, got -1"),
-        ({"n_epochs": 1.5}, PhaseError, "n_epochs must be an int of at least 0, got 1.5"),
-        ({"n_epochs": True}, PhaseError, "n_epochs must be an int of at least 0, got True"),
-        ({"validate_every": 0}, PhaseError, "validate_every must be an int of at least 1, got 0"),
+        ({"n_epochs": -1}, PhaseError, "phase 't': n_epochs=-1 is not an int of at least 0"),
+        ({"n_epochs": 1.5}, PhaseError, "n_epochs=1.5 is not an int of at least 0"),
+        ({"n_epochs": True}, PhaseError, "n_epochs=True is not an int of at least 0"),
+        ({"validate_every": 0}, PhaseError, "validate_every=0 is not an int of at least 1"),
         (
             {"sampler": "all"},
             PhaseError,

@@ -9,7 +9,15 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.adapter import VjpResult
-from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, GraphError, PhaseError, SpecError
+from anyaccel.errors import (
+    AnyaccelError,
+    CapabilityError,
+    ConfigError,
+    GraphError,
+    NaNWarning,
+    PhaseError,
+    SpecError,
+)
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.rounding import rounded_vjp
 from anyaccel.phases import Phase
@@ -20,6 +28,7 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(N, 4)).astype("float32")
 Y = X[:, :1] * 2
 LOSSES = [aa.AppliedLoss("mse", on="net")]
+LOUD = aa.AppliedLoss("mse", on="net", weight=1e3)
 
 
 def data(x: np.ndarray = X) -> aa.FeatureSet:
@@ -41,6 +50,15 @@ def spoiled() -> aa.FeatureSet:
     x = X.copy()
     x[10] = 1e6
     return data(x)
+
+
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+def test_a_run_of_which_all_steps_were_skipped_is_told() -> None:
+    settings: dict[str, Any] = {"precision": "fp16-mixed", "loss_scale": 2.0**24, "losses": [LOUD]}
+    with pytest.warns(NaNWarning, match=r"phase 'train': all of its 6 steps were skipped.*nothing was learned. Hint: "):
+        graph().run(phase(**settings))
+    graph().run(phase(**settings, on_nan="ignore"))
+    graph().run(phase(**{**settings, "n_epochs": 8}))  # the scale has come down
 
 
 def bfloat16(array: Any) -> Any:

@@ -246,7 +246,7 @@ def test_accumulate_below_one_is_refused(given: Any) -> None:
     with pytest.raises(PhaseError) as caught:
         TrainPhase("t", data="train", losses=MSE, accumulate=given)
     hint = "Hint: write accumulate=1."
-    assert str(caught.value) == f"phase 't': accumulate must be an int of at least 1, got {given!r}. {hint}"
+    assert str(caught.value) == f"phase 't': accumulate={given!r} is not an int of at least 1. {hint}"
 
 
 @pytest.mark.parametrize("schedule", ["alternate_strict", "alternate_cycle", "zip_cycle"])

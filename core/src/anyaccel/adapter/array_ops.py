@@ -85,14 +85,25 @@ class ArrayOps(ABC):
 
     @abstractmethod
     def write(self, model: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any]) -> None:
-        """Store these values, which the program and its snapshots may hold as well, in the user's model."""
+        """Store the values that training gave in the user's model.
+
+        Args:
+            model: as the graph has it.
+            parameters, buffers: all of them by name, with the shapes and dtypes that the methods of these names gave.
+                The program and its snapshots may hold the same arrays, so that nothing may be written into them later.
+        """
 
     def optimizer_state(self, model: Any) -> NodeState | None:
         """The optimizer state that a model brings along, which nodes without one go on with; the default is None."""
         return None
 
     def write_optimizer_state(self, model: Any, state: NodeState) -> None:
-        """Store the optimizer state in a model that has brought one along; the default does nothing."""
+        """Store the optimizer state in the model; the default does nothing.
+
+        Args:
+            model: as the graph has it, one for which `optimizer_state` gives a state.
+            state: steps and slots after training; slots are arrays by name of parameter and of slot.
+        """
 
     @abstractmethod
     def vjp(
@@ -104,7 +115,19 @@ class ArrayOps(ABC):
         train: bool,
         key: int,
     ) -> VjpResult:
-        """Apply a model to inputs on its device; `key` (64 bits) determines all randomness, such as dropout."""
+        """Apply a model to inputs on its device, so that its outputs can be differentiated.
+
+        Args:
+            model: its own arrays do not count.
+            parameters, buffers: by name, in place of its own.
+            inputs: arrays [rows, *shape], in the order of the model's arguments.
+            train: whether it computes as in training: dropout is active, and buffers change.
+            key: an int of 64 bits that determines all randomness, such as dropout.
+
+        Returns:
+            outputs [rows, *shape], their pullback (see `Pullback`), and the buffers afterwards, or None where they
+            stay as they are.
+        """
 
     @abstractmethod
     def move(self, array: Any, device: Device) -> Any:
@@ -123,7 +146,15 @@ class ArrayOps(ABC):
         layout: CallLayout = POSITIONAL,
         precision: NodePrecision | None = None,
     ) -> tuple[Any, ...]:
-        """Outputs in evaluation mode. The default takes those of `vjp`; override it where that costs more."""
+        """Outputs in evaluation mode, arrays [rows, *shape]; nothing is changed.
+
+        The default takes the outputs of `vjp`; override it where that costs more.
+
+        Args:
+            model, parameters, buffers, inputs: as of `vjp`.
+            layout: how inputs become arguments; only for a backend that `calls_by_keyword`.
+            precision: in which it is computed; only for a backend that `ComputesPrecision`.
+        """
         keywords: dict[str, Any] = {} if layout is POSITIONAL else {"layout": layout}
         keywords |= {} if precision is None else {"precision": precision}
         return self.vjp(model, parameters, buffers, inputs, False, 0, **keywords).outputs
@@ -173,7 +204,7 @@ class ArrayOps(ABC):
         return value
 
     def arange(self, count: int, like: Any) -> Any:
-        """The integers 0 to count - 1 on the device of `like`, in a dtype that compares with it."""
+        """The integers 0 to count - 1, [count], on the device of `like`, in a dtype that compares with it."""
         return self.xp.arange(count)
 
     def constant(self, values: Sequence[float], like: Any) -> Any:

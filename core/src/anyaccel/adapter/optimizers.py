@@ -13,6 +13,7 @@ from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer, Schedule
 
 Slots = Mapping[str, Mapping[str, Any]]
+"""Arrays by name of parameter and of slot."""
 
 
 class UpdateRule(ABC):
@@ -41,11 +42,17 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
-        """The slots that `step` needs for some parameters: the kept ones, else initial ones."""
+        """The slots that `step` needs for some parameters: the kept ones, else initial ones.
+
+        Args:
+            xp: the framework's namespace of functions by NumPy's names, as `ArrayOps.xp`.
+            kept: of an earlier step, for all of these parameters, some or none.
+            parameters: arrays by name, which give initial slots their shapes, dtypes and devices.
+        """
 
     @abstractmethod
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
-        """Whether slots of an earlier phase belong to this rule and these parameters."""
+        """Whether slots of an earlier phase belong to this rule and these parameters; reads names and shapes only."""
 
     @abstractmethod
     def step(
@@ -56,7 +63,16 @@ class UpdateRule(ABC):
         slots: Slots,
         coefficients: Mapping[str, Any],
     ) -> tuple[dict[str, Any], Slots]:
-        """The parameters that have gradients, and their slots, after a step."""
+        """The parameters that have gradients, and their slots, after a step. No array is written to.
+
+        Args:
+            xp: the framework's namespace of functions by NumPy's names, as `ArrayOps.xp`.
+            parameters: arrays by name; others than those with a gradient may be among them.
+            gradients: of the shape of their parameter, by its name.
+            slots: as `slots` gave them, or the step before.
+            coefficients: of this step, as `coefficients` or a row of `table` has them: numbers, or scalar arrays where
+                steps are compiled; and `value` if the rule `needs_value`.
+        """
 
 
 class PerParameterRule(UpdateRule):
@@ -106,7 +122,15 @@ class PerParameterRule(UpdateRule):
     def update(
         self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """The parameter and its slots after a step with gradient `g`; no array is written to."""
+        """The parameter and its slots after a step; no array is written to.
+
+        Args:
+            xp: the framework's namespace of functions by NumPy's names, as `ArrayOps.xp`.
+            w: the parameter.
+            g: its gradient, of the same shape.
+            slots: its own, by `names`.
+            coefficients: of this step; see `UpdateRule.step`.
+        """
 
 
 def update_rule(optimizer: Optimizer) -> UpdateRule:

@@ -193,20 +193,25 @@ class SegmentFunctions:
             buffers, sums = self._ops.accumulate(microbatch, state["buffers"], n_microbatches)
         means = list(self._mean_losses(sums["losses"]))
         value = weighted_sum(means, self._segment.losses) if self._optimizer.needs_value else None
-        new_parameters, new_slots = dict(state["parameters"]), dict(state["slots"])
         averages = {owner: _average(grads, n_microbatches) for owner, grads in sums["gradients"].items()}
         averages, finite = self._unscaled(averages, state)
-        for group, owners in self.reached.items():
-            gradients = {owner: averages[owner] for owner in owners}
-            coefficients = self._optimizer.with_value(group, scalars["coefficients"], value)
-            for updated, slots in self._updates(group, gradients, state, coefficients):
-                new_parameters.update(updated)
-                new_slots.update(slots)
-        after = {"parameters": new_parameters, "slots": new_slots, "buffers": buffers}
+        after = {**self._optimizer_step(averages, state, scalars["coefficients"], value), "buffers": buffers}
         if finite is not None and self._loss_scale is not None:
             kept = {name: kept_unless(self._ops, finite, after[name], state[name]) for name in ("parameters", "slots")}
             after = {**after, **kept, KEY: scale_after(self._ops, self._loss_scale, state[KEY], finite)}
         return after, self._ops.xp.stack(means)
+
+    def _optimizer_step(self, gradients: Any, state: Any, coefficients: Any, value: Any) -> dict[str, Any]:
+        """The `parameters` and `slots` of a state after a step with gradients by owner."""
+        parameters, slots = dict(state["parameters"]), dict(state["slots"])
+        for group, owners in self.reached.items():
+            own = {owner: gradients[owner] for owner in owners}
+            for updated, kept in self._updates(
+                group, own, state, self._optimizer.with_value(group, coefficients, value)
+            ):
+                parameters.update(updated)
+                slots.update(kept)
+        return {"parameters": parameters, "slots": slots}
 
     def _unscaled(self, gradients: Any, state: Any) -> tuple[Any, Any]:
         """Gradients by owner divided by the loss scale, and whether all are finite; as they are, and None without."""

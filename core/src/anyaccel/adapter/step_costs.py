@@ -24,7 +24,7 @@ class StepCost:
 
 
 class StepCosts(ABC):
-    """Capability: the work of a training step. `Run.measure_step` asks for it."""
+    """Capability: the work of a training step. `Run.measure_step` asks for it, and plans of nodes with `remat`."""
 
     @abstractmethod
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
@@ -33,3 +33,11 @@ class StepCosts(ABC):
         Raises:
             CapabilityError: it cannot be told of such models.
         """
+
+    def activations(self, segment: Segment, batch_size: int) -> Mapping[str, int]:
+        """The activations of `step_cost` alone, which it may tell in less time.
+
+        Raises:
+            CapabilityError: they cannot be told of such models.
+        """
+        return self.step_cost(segment, batch_size).activations

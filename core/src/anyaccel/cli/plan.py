@@ -13,7 +13,7 @@ from anyaccel.cli.module_object import load_object
 from anyaccel.errors import ConfigError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.graph.plan import covered
+from anyaccel.graph.plan import activation_line, covered
 from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
 from anyaccel.graph.plan_json import LARGEST
 from anyaccel.graph.plan_offload import block_rows, offload_summary
@@ -131,10 +131,8 @@ def run_estimate(target: PlanTarget, as_json: bool) -> int:
     """Print the memory of each device, and return the exit status."""
     plan, _, _ = target.plan()
     if as_json:
-        memory = plan.to_dict()["memory"]
-        print_json(
-            {"memory": memory, "notes": list(plan.notes), "not_covered": list(plan.not_covered), "fits": plan.fits}
-        )
+        figures = {name: plan.to_dict()[name] for name in ("memory", "activations")}
+        print_json({**figures, "notes": list(plan.notes), "not_covered": list(plan.not_covered), "fits": plan.fits})
         return status_of(plan)
     _print_memory(plan)
     for note in plan.notes:
@@ -203,6 +201,8 @@ def _print_memory(plan: Plan) -> None:
     names = (*CATEGORIES, "headroom", "capacity")
     rows = [(f"{m.framework} {m.device}", *(covered(getattr(m, name)) for name in names)) for m in plan.memory]
     print_table(("memory of", *names), rows)
+    for each in plan.activations:
+        print_line(activation_line(each))
 
 
 def _print_advice(advice: Iterable[Advice]) -> None:

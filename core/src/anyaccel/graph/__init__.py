@@ -12,7 +12,7 @@ from anyaccel.graph.nodes import ConcatNode, ModelNode
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_diff import PlanDiff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection
-from anyaccel.graph.plan_figures import Decision, DeviceMemory
+from anyaccel.graph.plan_figures import Decision, DeviceMemory, NodeActivations
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.resolve import resolve
 from anyaccel.graph.weight_loading import LoadedWeights
@@ -28,6 +28,7 @@ __all__ = [
     "LoadedWeights",
     "ModelGraph",
     "ModelNode",
+    "NodeActivations",
     "Part",
     "Plan",
     "PlanDiff",

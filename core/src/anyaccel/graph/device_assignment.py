@@ -160,18 +160,7 @@ class DeviceAssigner:
             wanted, reason = precedence(None, self.accelerator)
             return self._settled(label, self._on_one_device(wanted, reason, framework), reason, wanted.spec)
         near = (same or neighbours)[0]
-        backend = self.registry.computing(framework, near.device.kind)
-        return Assignment(
-            node=label,
-            framework=framework,
-            device=near.device,
-            native_name=self.registry.ask(backend, "device_string", near.device),
-            backend=backend,
-            native_device=self.registry.ask(backend, "native_device", near.device, required=True),
-            reason="neighbour",
-            requested=near.node,
-            pinned=near.pinned,
-        )
+        return self._on(near.device, label, reason="neighbour", requested=near.node, pinned=near.pinned)
 
     def _settled(self, label: str, wanted: Accelerator, reason: str, requested: str) -> Assignment:
         """The assignment for a request, or on the CPU where that is allowed."""
@@ -188,17 +177,22 @@ class DeviceAssigner:
             chosen = f" (the policy {requested!r} chose it)" if reason == "policy" else ""
             problem = f"node {label!r}: {error.problem}{chosen}"
             raise type(error)(problem, available=error.available, hint=error.hint) from None
-        backend = self.registry.computing(framework, wanted.device.kind)
+        return self._on(wanted.device, label, reason=reason, requested=requested, pinned=wanted.pin_memory)
+
+    def _on(self, device: Device, label: str, *, reason: str, requested: str, pinned: bool) -> Assignment:
+        """The assignment of a node to a device on which its framework runs."""
+        framework = self.shapes.frameworks[label]
+        backend = self.registry.computing(framework, device.kind)
         return Assignment(
             node=label,
             framework=framework,
-            device=wanted.device,
-            native_name=self.registry.ask(backend, "device_string", wanted.device),
+            device=device,
+            native_name=self.registry.ask(backend, "device_string", device),
             backend=backend,
-            native_device=self.registry.ask(backend, "native_device", wanted.device, required=True),
+            native_device=self.registry.ask(backend, "native_device", device, required=True),
             reason=reason,
             requested=requested,
-            pinned=wanted.pin_memory,
+            pinned=pinned,
         )
 
     def _by_policy(self, policy: str, models: Iterable[ModelNode]) -> dict[str, Device]:

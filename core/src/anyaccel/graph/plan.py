@@ -13,7 +13,7 @@ from anyaccel.errors import ConfigError, GraphError
 from anyaccel.graph import plan_json
 from anyaccel.graph.plan_diff import PlanDiff, diff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
-from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, step_bytes
+from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
 from anyaccel.graph.plan_html import plan_page
 from anyaccel.graph.plan_offload import offload_lines
 from anyaccel.graph.plan_report import plan_report
@@ -52,6 +52,7 @@ class Plan:
             first is that of the assignments. Empty where each node is on one device.
         memory: of each device by category. Like the following it depends on the machine and is not compared by `==`
             (`diff` shows it), and a plan of a run does not have it: `Experiment.plan` and `Phase.plan` do.
+        activations: of each trained node with `remat`, what that saves. Like `memory` it is not compared.
         decisions: residency, compilation and what else holds for the whole phase, with reasons.
         batch_size: the most rows in a step, None if that is not known.
         machine: what the plan is for, `""` for the machine that made it.
@@ -66,6 +67,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     replicas: tuple[Device, ...] = ()
     memory: tuple[DeviceMemory, ...] = field(default=(), compare=False)
+    activations: tuple[NodeActivations, ...] = field(default=(), compare=False)
     decisions: tuple[Decision, ...] = field(default=(), compare=False)
     batch_size: int | None = field(default=None, compare=False)
     machine: str = field(default="", compare=False)
@@ -119,11 +121,12 @@ class Plan:
         """What the plan says nothing about, with the reason."""
         if not self.memory:
             return ("memory: a plan of a run has no figures; experiment.plan(phase) makes one",)
-        return tuple(
+        figures = [
             f"{name} of {each.framework} on {each.device}: {why}"
             for each in self.memory
             for name, why in each.gaps.items()
-        )
+        ]
+        return (*figures, *(f"what remat of {each.node} saves: {each.gap}" for each in self.activations if each.gap))
 
     @property
     def fits(self) -> bool | None:
@@ -171,6 +174,7 @@ class Plan:
             self.decisions,
             self.not_covered,
             self.batch_size,
+            activations=self.activations,
             nodes=Markup(self._repr_html_()),
             picture=Markup("") if picture is None else picture,
             json=self.to_json(),
@@ -196,6 +200,7 @@ class Plan:
             "notes": list(self.notes),
             **replicas,
             "memory": [each.to_dict() for each in self.memory],
+            "activations": [each.to_dict() for each in self.activations],
             "decisions": [_to_dict(each) for each in self.decisions],
             "batch_size": self.batch_size,
             "machine": self.machine,
@@ -213,6 +218,7 @@ class Plan:
             tuples: dict[str, Any] = {name: tuple(entries) for name, entries in lists.items()}
             tuples["replicas"] = tuple(Device.parse(each) for each in given.get("replicas", ()))
             tuples["memory"] = tuple(map(DeviceMemory.from_dict, given.get("memory", ())))
+            tuples["activations"] = tuple(map(NodeActivations.from_dict, given.get("activations", ())))
             tuples["decisions"] = tuple(read_entry(Decision, each) for each in given.get("decisions", ()))
             texts: dict[str, Any] = {name: _text(given[name]) for name in ("phase", "graph")}
             return cls(
@@ -252,7 +258,8 @@ class Plan:
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
         lines += [f"{each.what} {each.choice}: {text(each.why, _LONGEST)}" for each in self.decisions]
-        return "\n".join([*lines, *(_memory_lines(self.memory) if self.memory else ())])
+        lines += _memory_lines(self.memory) if self.memory else ()
+        return "\n".join([*lines, *map(activation_line, self.activations)])
 
     def _crossing_line(self, crossing: Crossing) -> str:
         value = f"gradient of {crossing.value}" if crossing.gradient else crossing.value
@@ -317,6 +324,17 @@ def _memory_lines(memory: Sequence[DeviceMemory]) -> list[str]:
         for each in memory
     ]
     return table(rows)
+
+
+def activation_line(activations: NodeActivations) -> str:
+    """What `remat` saves of a node, as a sentence."""
+    rows = "" if activations.rows is None else f" of {number_of(activations.rows, 'row')}"
+    start = f"remat {text(activations.node, _LONGEST)}: activations{rows} until the backward pass"
+    if activations.kept is None or activations.without_remat is None or activations.saved is None:
+        return f"{start} {NOT_COVERED}: {text(activations.gap, _LONGEST)}"
+    share = f" ({100 * activations.saved / activations.without_remat:.0f} %)" if activations.without_remat else ""
+    kept, without = size(activations.kept), size(activations.without_remat)
+    return f"{start} {kept} instead of {without}, {covered(activations.saved)} saved{share}"
 
 
 def covered(nbytes: int | None) -> str:

@@ -15,6 +15,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[_Entry], str]]] = {
     "crossings": ("crossing", lambda entry: f"{entry['value']} from {entry['source']} to {entry['target']}"),
     "segments": ("segment", lambda entry: str(entry["label"])),
     "memory": ("memory of", lambda entry: f"{entry['framework']} on {entry['device']}"),
+    "activations": ("remat of", lambda entry: str(entry["node"])),
     "decisions": ("decision", lambda entry: str(entry["what"])),
 }
 """What the entries of a list are called, and what makes them the same in two plans."""

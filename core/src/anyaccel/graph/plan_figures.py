@@ -75,6 +75,43 @@ class DeviceMemory:
         return cls(device=Device.parse(given["device"]), framework=_text(given["framework"]), gaps=gaps, **numbers)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeActivations:
+    """What the forward pass of a node with `remat` leaves until its backward pass, with its outputs, in bytes.
+
+    Attributes:
+        rows: that are computed together: those of a step, or of a micro-batch; None if that is not known.
+        kept: with `remat`; None where that is not covered.
+        without_remat: what it would be; None where that is not covered.
+        gap: why it is not covered.
+    """
+
+    node: str
+    rows: int | None
+    kept: int | None = None
+    without_remat: int | None = None
+    gap: str = ""
+
+    @property
+    def saved(self) -> int | None:
+        """What `remat` saves; None where that is not covered."""
+        return None if self.kept is None or self.without_remat is None else self.without_remat - self.kept
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; what is not covered is None, with the reason in `gap`."""
+        return {item.name: getattr(self, item.name) for item in fields(self)} | {"saved": self.saved}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> NodeActivations:
+        """What `to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: malformed.
+        """
+        numbers: dict[str, Any] = {name: _bytes(given[name]) for name in ("rows", "kept", "without_remat")}
+        return cls(node=_text(given["node"]), gap=_text(given["gap"]), **numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A setting of the whole phase: what was decided, and why."""

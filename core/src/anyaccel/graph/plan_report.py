@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.display import prose, row, size, table
 from anyaccel.graph.plan_entries import Crossing
-from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, step_bytes
+from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
 from anyaccel.graph.plan_html import ROUTES
 from anyaccel.html import FONT, Markup, badge, element, escaped, joined
 
@@ -40,6 +40,7 @@ def plan_report(
     not_covered: Sequence[str],
     batch_size: int | None,
     *,
+    activations: Sequence[NodeActivations] = (),
     nodes: Markup,
     picture: Markup,
     json: str,
@@ -48,7 +49,7 @@ def plan_report(
 
     Args:
         title: what the plan is of, and for which machine.
-        memory, crossings, decisions, not_covered, batch_size: of the plan.
+        memory, crossings, decisions, not_covered, batch_size, activations: of the plan.
         nodes: the tables of a notebook.
         picture: the graph as SVG, or nothing.
         json: the plan as JSON, which is shown as text.
@@ -56,14 +57,16 @@ def plan_report(
     parts = {
         "Memory": joined(_memory(memory)),
         "Graph": element("div", picture, class_="figure", tabindex="0", role="group", aria_label="graph"),
+        "Gradient checkpointing": _activations(activations),
         "Edges": _edges(crossings, batch_size),
         "Nodes and columns": element("div", nodes, class_="table", tabindex="0", role="group", aria_label="nodes"),
         "Decisions": table(("what", "choice", "why"), decisions, lambda d: row([d.what, d.choice, prose(d.why)])),
         "Not covered": joined(element("p", prose(each)) for each in not_covered or ["nothing"]),
         "JSON": element("details", element("summary", "the plan as JSON"), element("pre", _lines(json))),
     }
-    if not picture:
-        del parts["Graph"]
+    for name, content in (("Graph", picture), ("Gradient checkpointing", activations)):
+        if not content:
+            del parts[name]
     links = [element("a", name, href=f"#{_anchor(name)}") for name in parts]
     sections = [
         element("section", element("h2", name, id=_anchor(name)), content, aria_labelledby=_anchor(name))
@@ -145,6 +148,20 @@ def _bar(memory: DeviceMemory) -> Markup:
     told = ", ".join(f"{name} {_title(getattr(memory, name))}" for name in (*CATEGORIES, "headroom"))
     label = f"memory of {memory.framework} on {memory.device}: {told}"
     return element("div", *pieces, class_="bar", role="img", tabindex="0", aria_label=label)
+
+
+def _activations(activations: Sequence[NodeActivations]) -> Markup:
+    """What each node with `remat` keeps until its backward pass."""
+
+    def cells(each: NodeActivations) -> Markup:
+        figures = [
+            element("span", NOT_COVERED if value is None else size(value), data_bytes=value, title=_title(value))
+            for value in (each.without_remat, each.kept)
+        ]
+        saved = NOT_COVERED if each.saved is None else f"{'-' if each.saved < 0 else ''}{size(abs(each.saved))}"
+        return row([each.node, NOT_COVERED if each.rows is None else f"{each.rows:,}", *figures, saved])
+
+    return table(("node", "rows", "activations without remat", "with remat", "saved"), activations, cells)
 
 
 def _edges(crossings: Sequence[Crossing], batch_size: int | None) -> Markup:

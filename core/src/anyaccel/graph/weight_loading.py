@@ -95,6 +95,11 @@ def _told(given: Any) -> str:
 
 
 def check_functions(names: Any, change: Any) -> None:
+    """Check `names` and `change` of a load of weights or of a state.
+
+    Raises:
+        StateError: `names` is neither a mapping nor a function, or `change` is not a function.
+    """
     if names is not None and not isinstance(names, Mapping) and not callable(names):
         raise StateError(
             f"names={shown(names)} is neither a dict nor a function", hint="write names={'IN THE FILE': 'IN THE MODEL'}"

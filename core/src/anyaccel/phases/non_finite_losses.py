@@ -40,6 +40,19 @@ class NonFiniteLosses:
         if not_finite:
             self._found(not_finite, f"in the validation after epoch {self._run.epoch + 1}")
 
+    def all_skipped(self, n_skipped: int, n_steps: int) -> None:
+        """The run has ended: so many of its steps were skipped, as scaled gradients were not finite."""
+        if n_skipped < n_steps or not n_steps or self._run.phase.on_nan == "ignore":
+            return
+        label = self._run.phase.label
+        problem = f"phase {label!r}: all of its {n_steps} steps were skipped, as gradients were not finite in float16"
+        hint = (
+            "Hint: train for more steps, as each that is skipped halves the scale, or write a smaller loss_scale=; "
+            "scale the data to about 1; or write precision='bf16-mixed', which has the range of float32"
+        )
+        message = f"{problem}: nothing was learned. {hint}"
+        warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
+
     def _found(self, values: Mapping[str, float], where: str) -> None:
         on_nan = self._run.phase.on_nan
         named = [f"{self._name(label)} is {value}" for label, value in values.items()]

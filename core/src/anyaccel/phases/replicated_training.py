@@ -37,6 +37,7 @@ from anyaccel.phases.whole_rows import WholeRows
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 from anyaccel.segment import Segment
 
+_READS_MODELS = "reads the models"
 Sums = dict[str, tuple[float, float]]
 
 
@@ -84,6 +85,7 @@ class ReplicatedTraining:
         self._epoch, self._step = -1, 0
         self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
         self._source, self._accumulate = "", accumulate
+        self._has_failed = False
         self._gathered = 0  # batches of this step whose shards were exchanged
 
     @property
@@ -142,6 +144,7 @@ class ReplicatedTraining:
 
     def abandon(self) -> None:
         """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+        self._has_failed = True
         for framework, group in self._groups.items():
             group.abandon([program for name, program in self._built if name == framework])
 
@@ -279,9 +282,31 @@ class ReplicatedTraining:
         return [{name: _from_plain(array) for name, array in each.items()} for one in every for each in one]
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain values that all replicas give, by rank; called by all at once."""
+        """The plain values that all replicas give, by rank; called by all at once.
+
+        Raises:
+            PhaseError: another replica reads models meanwhile.
+        """
         with self._telling_where():
-            return self._host.gather(value)
+            every = self._host.gather(value)
+        readers = [rank for rank, each in enumerate(every) if each == _READS_MODELS]
+        if readers and (value != _READS_MODELS or len(readers) < self.size):
+            self._tell_readers(readers)
+        return every
+
+    def begin_reading(self) -> None:
+        """See `StepReplicas`."""
+        if not self._has_failed:
+            self.gather(_READS_MODELS)
+
+    def _tell_readers(self, readers: Sequence[int]) -> None:
+        raise PhaseError(
+            f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: replica {', '.join(map(str, readers))} "
+            "reads models whose parameters are divided, and the others do not",
+            available="they are gathered from all replicas, which do so together",
+            hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write "
+            "checkpoint=, which gathers them by itself",
+        )
 
     @contextmanager
     def _telling_where(self, n_steps: int = 1) -> Iterator[None]:
@@ -310,6 +335,10 @@ class ReplicatedTraining:
         """Remember the row orders that the samplers have drawn for all replicas."""
         for key in sorted(orders):
             self._orders.update(f"{key} {_digest(np.asarray(orders[key]))}".encode())
+
+    def stop_reason_of_all(self, own: str) -> str:
+        """Why a replica is asked to stop: what the first says that was, `""` if none was; called by all at once."""
+        return next((reason for reason in self.gather(own) if reason), "")
 
     def end_epoch(self, stop_reason: str) -> str:
         """Exchange at the end of an epoch why the run is asked to stop: what the first replica says that was asked.

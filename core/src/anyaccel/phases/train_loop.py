@@ -81,6 +81,7 @@ class TrainLoop:
         self._hooks, self._progress = hooks, progress
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
+        self._n_skipped = 0  # steps of this run whose scaled gradients were not finite
         self._replicated = replicated
         self._sharded = replicated is not None and replicated.sharded
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
@@ -130,13 +131,17 @@ class TrainLoop:
         try:
             self._run.looping = True
             self._progress.start(self._phase.label, self._phase.n_epochs, self._policy.loader.n_steps)
+            self._agree_to_stop()
             for epoch in range(self._go_on(), self._phase.n_epochs):
                 if self._run.stopped:
                     break
                 self._epoch(epoch)
             if self._run.history:
                 self._compile_policy.end()
+                self._non_finite.all_skipped(self._n_skipped, sum(epoch.steps for epoch in self._run.history))
             self._snapshots.clear()
+            if self._replicated is not None:  # seeds that models keep are alike in all again
+                self._pipeline.seed(rng.key(self._run.graph.seed, "end", self._phase.label))
             if self._checkpointer is not None:
                 self._checkpointer.end()
             self._run.finalize()
@@ -153,6 +158,11 @@ class TrainLoop:
             self._snapshots.clear()
             self._policy.loader.prefetch(None)
             self._progress.stop()
+
+    def _agree_to_stop(self) -> None:
+        """All replicas stop where one was asked to; the others would wait for it."""
+        if self._replicated is not None:
+            self._run.stop_reason = self._replicated.stop_reason_of_all(self._run.stop_reason)
 
     def _go_on(self) -> int:
         """The epoch to begin with: that of an earlier run, as its checkpoint tells, or the first."""
@@ -184,15 +194,16 @@ class TrainLoop:
         resumed, self._resumed = self._resumed, None
         run.epoch, run.step = epoch, 0 if resumed is None else resumed.step
         number = run.graph.progress.get(label, 0)
+        if self._replicated is not None:
+            self._replicated.begin_epoch(epoch, run.step)
         self._hooks.call("epoch_start", run=run)
+        self._agree_to_stop()
         if run.stopped:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
             renew_compiled(run, self._pipeline)
         began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
-        if self._replicated is not None:
-            self._replicated.begin_epoch(epoch, run.step)
         self._losses = LossAccumulator(None if self._replicated is None else self._replicated.total)
         if resumed is not None and self._checkpointer is not None:
             self._losses.go_on_after(resumed.losses)
@@ -201,6 +212,7 @@ class TrainLoop:
         skipped = 0 if scaling is None else scaling.state.skipped
         losses, n_steps = self._train(number, self._losses)
         if scaling is not None and scaling.state.skipped > skipped:
+            self._n_skipped += scaling.state.skipped - skipped
             self._tell_skipped(scaling.state.skipped - skipped, n_steps, scaling.scale)
         seconds = time.perf_counter() - began
         if self._checkpointer is not None:

@@ -15,6 +15,7 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.phases.own_step_settings import check_own_step
 from anyaccel.phases.phase import Data, Phase, known_settings, one_of, split_name
 from anyaccel.phases.samplers import (
     Samplers,
@@ -24,6 +25,7 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
+from anyaccel.phases.validation import check_validation, validation_of
 from anyaccel.precision import LossScale
 
 MICROBATCHING = ("exact", "approximate")
@@ -173,21 +175,21 @@ class TrainPhase(Phase):
     ) -> None:
         self.sampler: Samplers = samplers_of(sampler)
         self.schedule = schedule
-        self.n_epochs = _count(label, "n_epochs", n_epochs, 0)
-        self.validation = _validation_of(validation, self.sampler) if isinstance(validation, str) else validation
-        self.validate_every = _count(label, "validate_every", validate_every, 1)
-        self.accumulate = _count(label, "accumulate", accumulate, 1)
+        where = f"phase {label!r}: "
+        self.n_epochs = arguments.integer(PhaseError, where, "n_epochs", n_epochs, 0)
+        self.validation = validation_of(validation, self.sampler) if isinstance(validation, str) else validation
+        self.validate_every = arguments.integer(PhaseError, where, "validate_every", validate_every, 1)
+        self.accumulate = arguments.integer(PhaseError, where, "accumulate", accumulate, 1)
         self.microbatching = one_of(label, "microbatching", microbatching, MICROBATCHING)
         self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
         if step is not None:
             self.step = step
-        self.replicas = None if replicas is None else _count(label, "replicas", replicas, 1)
-        where = f"phase {label!r}: "
+        self.replicas = None if replicas is None else arguments.integer(PhaseError, where, "replicas", replicas, 1)
         self.per_replica = arguments.flag(PhaseError, where, "per_replica", per_replica)
         self.deterministic = arguments.flag(PhaseError, where, "deterministic", deterministic)
         self.loss_scale = _loss_scale_of(label, loss_scale)
         self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
-        self.sync_batchnorm = _flag(label, "sync_batchnorm", sync_batchnorm)
+        self.sync_batchnorm = arguments.flag(PhaseError, where, "sync_batchnorm", sync_batchnorm)
         self.checkpoint = _checkpoint_of(label, checkpoint)
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
@@ -252,63 +254,9 @@ class TrainPhase(Phase):
         if self.accumulate > 1:
             check_accumulation(self.label, self.losses)
         if self.step is not None:
-            self._check_own_step()
-        if self.validation is None:
-            return
-        if not isinstance(self.validation, EvalPhase):
-            raise PhaseError(
-                f"phase {self.label!r}: validation must be an EvalPhase or the name of a split, "
-                f"got {shown(self.validation)}",
-                hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
-            )
-        for loss in self.validation.losses:
-            if loss not in self.losses and self.step is None:
-                raise PhaseError(
-                    f"phase {self.label!r}: the validation has the loss {loss.label!r}, which is not trained",
-                    available=", ".join(trained.label for trained in self.losses),
-                    hint="leave losses out of the validation, or run a separate EvalPhase after training",
-                )
-        for name in ("precision", "matmul_precision"):
-            own, given = getattr(self, name), getattr(self.validation, name)
-            if given not in (None, own):
-                raise PhaseError(
-                    f"phase {self.label!r} trains with {name}={own!r} but validates with {given!r}",
-                    hint=f"leave {name} out of the validation: it is computed as the training is",
-                )
-        if self.validation.accelerator not in (None, self.accelerator):
-            raise PhaseError(
-                f"phase {self.label!r} trains on {self.accelerator or 'cpu:0'} but validates on "
-                f"{self.validation.accelerator}",
-                hint="leave accelerator out of the validation: it runs where the nodes are",
-            )
-
-    def _check_own_step(self) -> None:
-        if not callable(self.step):
-            raise PhaseError(
-                f"phase {self.label!r}: step must be a function of (models, batch, optimizers), got {shown(self.step)}",
-                hint="write step=FUNCTION",
-            )
-        if self.losses:
-            raise PhaseError(
-                f"phase {self.label!r} has losses and a step of its own, which computes its losses itself",
-                hint="leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])",
-            )
-        if self.precision is not None:
-            raise PhaseError(
-                f"phase {self.label!r} has precision={self.precision!r} and a step of its own, which is computed as it "
-                "says itself",
-                hint="leave precision out, and cast in the step, as by the framework's own autocast",
-            )
-        if self.accumulate > 1:
-            raise PhaseError(
-                f"phase {self.label!r} has accumulate={self.accumulate} and a step of its own",
-                hint="leave accumulate out, and add up gradients in the step",
-            )
-        if self.compile == "steps":
-            raise PhaseError(
-                f"phase {self.label!r} has compile='steps' and a step of its own, which runs line by line",
-                hint="leave compile out, and compile what pays with your framework's own compiler",
-            )
+            check_own_step(self, self.step, self.accumulate)
+        if self.validation is not None:
+            check_validation(self, self.validation, own_step=self.step is not None)
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase.
@@ -352,15 +300,6 @@ class TrainPhase(Phase):
         }
 
 
-def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
-    """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
-    by_label = samplers if isinstance(samplers, Mapping) else {"": samplers}
-    tuples = {name: part for name, part in by_label.items() if isinstance(part, Sampler) and len(part.streams) > 1}
-    if not tuples:
-        return EvalPhase.from_split(split, split=split)
-    return EvalPhase.from_split(split, split=split, sampler=tuples.get("", tuples))
-
-
 def _checkpoint_of(label: str, given: Any) -> Checkpoint | None:
     if given is None or isinstance(given, Checkpoint):
         return given
@@ -378,20 +317,6 @@ def _loss_scale_of(label: str, given: Any) -> LossScale:
     except SpecError:
         problem = f"phase {label!r}: loss_scale must be a LossScale or a positive number, got {shown(given)}"
         raise PhaseError(problem, hint="write loss_scale=LossScale(initial=1024.0)") from None
-
-
-def _flag(label: str, name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        problem = f"phase {label!r}: {name} must be True or False, got {shown(value)}"
-        raise PhaseError(problem, hint=f"write {name}=True")
-    return value
-
-
-def _count(label: str, name: str, value: Any, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        hint = f"write {name}={max(least, 1)}"
-        raise PhaseError(f"phase {label!r}: {name} must be an int of at least {least}, got {shown(value)}", hint=hint)
-    return value
 
 
 def all_losses(phase: Phase) -> tuple[AppliedLoss, ...]:

@@ -104,6 +104,10 @@ class Problem:
 
     @cached_property
     def seconds(self) -> Floats:
+        """Compute seconds of each unit on each class of devices, [classes, units]; infinite where it does not run.
+
+        Estimated from the bytes of weights where no block has a time.
+        """
         if self.estimated:
             weights = sum(self.block_bytes[name] for name in WEIGHTS) / ASSUMED_BANDWIDTH
             return np.array([self._of_units(weights / each.rate) for each in self.classes])
@@ -112,12 +116,14 @@ class Problem:
 
     @cached_property
     def resident(self) -> Floats:
+        """Bytes of each unit that stay during a step, [classes, units]; in training with its activations."""
         kept = [name for name in CATEGORIES if name not in ("tied", "activations")]
         kept += ["activations"] * self.settings.training
         return np.array([self._of_units(sum(self.rounded(name, each) for name in kept)) for each in self.classes])
 
     @cached_property
     def transient(self) -> Floats:
+        """Bytes of each unit, [classes, units], that are free once it is computed: its largest block; 0 in training."""
         made = np.zeros((len(self.classes), len(self.units)))
         if not self.settings.training:
             for c, each in enumerate(self.classes):

@@ -21,6 +21,7 @@ from anyaccel.replicas.launcher_variables import (
     number,
     port_of,
 )
+from anyaccel.replicas.partial_variables import check_agreement, check_partial
 
 TIMEOUT_VARIABLE = "ANYACCEL_REPLICA_TIMEOUT"
 _MPI = (OPEN_MPI, PMI)
@@ -68,17 +69,20 @@ def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
         None if no launcher has set rank and size, or has started a single process.
 
     Raises:
-        ConfigError: they contradict each other, or do not say where the processes meet.
+        ConfigError: they contradict each other, say only a part (WORLD_SIZE=2 without RANK, RANK without WORLD_SIZE,
+            LOCAL_RANK alone), or do not say where the processes meet.
     """
     given = os.environ if environment is None else environment
     variables = _innermost(given)
+    check_partial(given, variables)
     if variables is None:
         return None
     rank, size = _place(given, variables)
     if size == 1:
         return None
+    local = _local_place(given, variables, size)
     address, port = _meeting_point(given, variables, size)
-    return Launched(rank, size, local_rank(given, variables), address, port, local_size(given, variables))
+    return Launched(rank, size, local[0], address, port, local[1])
 
 
 def is_main_process() -> bool:
@@ -116,25 +120,13 @@ def _innermost(environment: Mapping[str, str]) -> Variables | None:
     """The launcher that started this process itself."""
     mpi = [each for each in _MPI if is_set(environment, each)]
     if not is_set(environment, TORCHRUN):
-        _check_agreement(environment, mpi)
+        check_agreement(environment, mpi)
         return next(iter(mpi), SLURM if is_set(environment, SLURM) else None)
     if not environment.get("LOCAL_WORLD_SIZE"):  # written by hand, and not by a launcher that another has started
         outer = [*mpi, *([SLURM] if not mpi and is_set(environment, SLURM) else [])]
         several = [each for each in outer if number(environment, each.size) > 1]
-        _check_agreement(environment, [TORCHRUN, *several])
+        check_agreement(environment, [TORCHRUN, *several])
     return TORCHRUN
-
-
-def _check_agreement(environment: Mapping[str, str], launchers: list[Variables]) -> None:
-    if len({(environment[each.rank], environment[each.size]) for each in launchers}) <= 1:
-        return
-    shown = [f"{name}={environment[name]}" for each in launchers for name in (each.rank, each.size)]
-    raise ConfigError(
-        f"the launchers of this process contradict each other: {', '.join(shown)}",
-        available=", ".join(each.launcher for each in launchers),
-        hint=f"start all processes with one launcher, and unset {launchers[0].rank} and {launchers[0].size} if they "
-        "are left from another",
-    )
 
 
 def _place(environment: Mapping[str, str], variables: Variables) -> tuple[int, int]:
@@ -146,6 +138,24 @@ def _place(environment: Mapping[str, str], variables: Variables) -> tuple[int, i
             hint=f"start all processes with one launcher, or unset {variables.rank} for a process of its own",
         )
     return rank, size
+
+
+def _local_place(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[int | None, int | None]:
+    """The rank on this machine, and how many there are, as far as the launcher tells them."""
+    rank, n_local = local_rank(environment, variables), local_size(environment, variables)
+    if n_local is not None and n_local > size:
+        problem, available = f"{n_local} processes on this machine, of {size} in all", f"1 to {size}"
+    elif rank is not None and rank >= (n_local or size):
+        problem, available = f"rank {rank} on this machine, of {n_local or size}", f"ranks 0 to {(n_local or size) - 1}"
+    else:
+        return rank, n_local
+    names = [variables.size, *variables.local_rank, *variables.local_size]
+    shown = ", ".join(f"{name}={environment[name]}" for name in names if environment.get(name))
+    raise ConfigError(
+        f"the variables of {variables.launcher} contradict each other, {problem}: {shown}",
+        available=available,
+        hint="start all processes with one launcher, and unset what is left from another",
+    )
 
 
 def _meeting_point(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[str, int]:

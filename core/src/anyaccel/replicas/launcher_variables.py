@@ -53,6 +53,7 @@ PMI = Variables(
 )
 # Of a step, which srun makes; a batch script has SLURM_PROCID and SLURM_NTASKS, too, and is one process.
 SLURM = Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ())
+LAUNCHERS = (TORCHRUN, OPEN_MPI, PMI, SLURM)
 
 
 def number(environment: Environment, name: str) -> int:
@@ -65,7 +66,7 @@ def number(environment: Environment, name: str) -> int:
     if not text.isascii() or not text.isdigit() or (name.endswith(("SIZE", "TASKS")) and int(text) < 1):
         raise ConfigError(
             f"the environment has {name}={text!r}, which is no number of processes",
-            hint="start the processes with a launcher: anyaccel run --replicas 2 SCRIPT",
+            hint=f"start the processes with a launcher: anyaccel run --replicas 2 SCRIPT; or unset {name}",
         )
     return int(text)
 

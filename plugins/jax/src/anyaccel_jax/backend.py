@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
@@ -31,6 +32,7 @@ class JaxBackend(
     HealthChecks,
     ObservesTransfers,
     ProfilesSteps,
+    StepCosts,
 ):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
@@ -51,6 +53,12 @@ class JaxBackend(
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "KERAS_BACKEND",
     )
+
+    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
+        """As `StepCosts.step_cost`: activations; operations are not counted."""
+        from anyaccel_jax.step_cost import activations
+
+        return StepCost(activations=activations(segment, batch_size))
 
     def profile_steps(
         self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]

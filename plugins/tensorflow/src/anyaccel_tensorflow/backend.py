@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
 from anyaccel.replicas import ReplicaGroup, Replicate
+from anyaccel.segment import Segment
 from anyaccel_tensorflow.compute import TensorFlowCompute
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.memory import TensorFlowMemory
@@ -29,6 +31,7 @@ class TensorFlowBackend(
     HealthChecks,
     ObservesTransfers,
     ProfilesSteps,
+    StepCosts,
 ):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
@@ -43,6 +46,12 @@ class TensorFlowBackend(
         "TF_XLA_FLAGS",
         "KERAS_BACKEND",
     )
+
+    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
+        """As `StepCosts.step_cost`: activations; operations are not counted."""
+        from anyaccel_tensorflow.step_cost import activations
+
+        return StepCost(activations=activations(segment, batch_size))
 
     def profile_steps(
         self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]

@@ -70,6 +70,12 @@ class TorchBackend(
 
         return step_cost(segment, batch_size)
 
+    def activations(self, segment: Segment, batch_size: int) -> Mapping[str, int]:
+        """As `StepCosts.activations`, over tensors without values."""
+        from anyaccel_torch.step_cost import activations
+
+        return activations(segment, batch_size)
+
     def profile_steps(
         self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
     ) -> AbstractContextManager[Mark]:

@@ -97,11 +97,13 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
     def untrainable_reason(self, model: Any) -> str:
         """As `Compute.untrainable_reason`, for models of Keras, and for those that share batches themselves."""
         from anyaccel_torch import keras
+        from anyaccel_torch.keras_remat import remat_reason
         from anyaccel_torch.module_traits import shares_batches
 
         if shares_batches(model):
             return "DataParallel shares batches itself; give the module in it, and TrainPhase(accelerator='gpu:*')"
-        reasons = (keras.library().untrainable_reason(layer) for layer in keras.outermost(model))
+        library = keras.library()
+        reasons = (library.untrainable_reason(layer) or remat_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
@@ -132,9 +134,17 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         )
 
     def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
-        """As `ComputesPrecision.remat_blocks`: members of lists and sequences of layers, or modules by their names."""
+        """As `ComputesPrecision.remat_blocks`: members of lists and sequences of layers, or modules by their names.
+
+        None of a model with layers of Keras, whose seeds and arguments would be others when they are computed again.
+        """
+        import torch
+
+        from anyaccel_torch import keras
         from anyaccel_torch.recomputation import parts_to_recompute
 
+        if isinstance(model, torch.nn.Module) and keras.outermost(model):
+            return []
         return [part.name for parts in parts_to_recompute(model, remat).values() for part in parts]
 
     def data_format(self, model: Any) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.specs import Loss
 from anyaccel_torch import keras
+from anyaccel_torch.keras_remat import ScopedRemat
 
 Call = Callable[..., Any]
 
@@ -71,13 +72,13 @@ def bind_call(
     library = keras.library()
     layer = model if library.is_layer(model) else _frame(model, layers)
     pack = library.packing(layer, n_inputs, layout)
-    keras_device, device_name = library.module.device, str(device)
+    scope = ScopedRemat(model, str(device))
     checked: list[bool] = []
 
     def call(*inputs: Tensor) -> Any:
         training = model.training
         arguments, keywords = pack(inputs)
-        with keras_device(device_name):
+        with scope.on_device():
             result = layer(*arguments, **keywords, training=training)
             added = layer.losses if training else ()
         if training and not checked:

@@ -19,7 +19,7 @@ from anyaccel_torch.error_translation import raise_if_device_mismatch
 from anyaccel_torch.forward_call import bind_call, output_tensors
 from anyaccel_torch.module_state import submodules
 from anyaccel_torch.precise_call import bind_precision, casts_everything
-from anyaccel_torch.recomputation import bind_recomputation, parts_to_recompute, recomputed
+from anyaccel_torch.recomputation import ReplacedForwards, bind_recomputation, parts_to_recompute, recomputed
 
 Run = Callable[[list[Any]], None]
 
@@ -27,12 +27,17 @@ Run = Callable[[list[Any]], None]
 class ForwardPlan:
     """Slots for the values of a segment, and `runs`: functions that compute one value from others, in order.
 
+    Of each run `nodes` has the label of the node with a model that it computes, `""` for other runs. `forwards` are
+    those that modules have in a run, as some of their parts are computed again.
+
     The inputs have the first slots, in their order. A value needed on another device than its own gets a slot of its
     own there, and is moved once, differentiably, however many operations read it.
     """
 
     def __init__(self, segment: Segment, torch_device: Callable[[Device], torch.device]) -> None:
         self.runs: list[Run] = []
+        self.nodes: list[str] = []
+        self.forwards: list[ReplacedForwards] = []
         self._precision: SegmentPrecision = segment.precision or SegmentPrecision()
         self._sources: list[tuple[int, ...]] = []
         self._homes: dict[str, torch.device] = {}
@@ -78,8 +83,9 @@ class ForwardPlan:
             self._append(_transfer(name, source, self._slots[name, device], device), [source])
         return self._slots[name, device]
 
-    def _append(self, run: Run, sources: Sequence[int]) -> None:
+    def _append(self, run: Run, sources: Sequence[int], node: str = "") -> None:
         self.runs.append(run)
+        self.nodes.append(node)
         self._sources.append(tuple(sources))
 
     def _add_value(self, name: str, device: torch.device) -> int:
@@ -97,9 +103,10 @@ class ForwardPlan:
         else:
             model = self._bound(operation, device)
             if len(sources) == len(targets) == 1:
-                self._append(_one_to_one(model, operation, sources[0], targets[0]), sources)
+                run = _one_to_one(model, operation, sources[0], targets[0])
             else:
-                self._append(_many_to_many(model, operation, sources, targets), sources)
+                run = _many_to_many(model, operation, sources, targets)
+            self._append(run, sources, operation.label)
 
     def _bound(self, operation: Operation, device: torch.device) -> Callable[..., Any]:
         """What to call; a model that writes to inputs that others read is called with copies."""
@@ -119,7 +126,8 @@ class ForwardPlan:
         casts = precision is not None and casts_everything(operation.model, precision)
         parts = parts_to_recompute(operation.model, remat) if remat and operation.trainable else {}
         if parts and not casts:
-            call = bind_recomputation(call, parts)
+            self.forwards.append(ReplacedForwards(parts))
+            call = bind_recomputation(call, self.forwards[-1])
         if precision is not None:
             call = bind_precision(operation.model, call, precision, device)
         if parts and casts:  # the parts would be computed again with tensors that are not cast

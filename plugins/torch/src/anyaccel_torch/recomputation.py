@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Call = Callable[..., Any]
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
@@ -70,24 +70,36 @@ def _blocks(module: nn.Module, path: str) -> Iterator[tuple[nn.Module, list[Reco
         )
 
 
-def bind_recomputation(call: Call, parts: Mapping[nn.Module, Sequence[RecomputedPart]]) -> Call:
-    """`call`, in whose backward pass these parts are computed again; their forward is replaced for each call."""
-    forwards = {owner: _forward(owner, own) for owner, own in parts.items()}
+class ReplacedForwards:
+    """The forward of modules, replaced by one whose parts are computed again in the backward pass."""
 
-    def run(*inputs: Tensor) -> Any:
-        if not torch.is_grad_enabled():
-            return call(*inputs)
-        before = {owner: vars(owner).get("forward") for owner in forwards}
+    def __init__(self, parts: Mapping[nn.Module, Sequence[RecomputedPart]]) -> None:
+        self._forwards = {owner: _forward(owner, own) for owner, own in parts.items()}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, the modules have them; then those of before."""
+        before = {owner: vars(owner).get("forward") for owner in self._forwards}
         try:
-            for owner, forward in forwards.items():
+            for owner, forward in self._forwards.items():
                 vars(owner)["forward"] = forward
-            return call(*inputs)
+            yield
         finally:
             for owner, own in before.items():
                 if own is None:
                     vars(owner).pop("forward", None)
                 else:
                     vars(owner)["forward"] = own
+
+
+def bind_recomputation(call: Call, forwards: ReplacedForwards) -> Call:
+    """`call`, whose modules have these forwards; where it is compiled, they have them around the compiled function."""
+
+    def run(*inputs: Tensor) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return call(*inputs)
+        with forwards.active():
+            return call(*inputs)
 
     return run
 
@@ -119,6 +131,8 @@ def _checkpointed(function: Call, modules: Sequence[nn.Module], *args: Any, **kw
     """`torch.utils.checkpoint`, in which buffers change once; what is computed again begins with those of before."""
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
+    if torch.compiler.is_compiling():  # buffers are values there, and nothing changes them
+        return checkpoint(function, *args, use_reentrant=False, context_fn=_keep_random_numbers, **kwargs)
     calls: list[list[_Buffer]] = []
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -133,6 +147,17 @@ def _checkpointed(function: Call, modules: Sequence[nn.Module], *args: Any, **kw
         return result
 
     return checkpoint(run, *args, use_reentrant=False, **kwargs)
+
+
+def _keep_random_numbers() -> Any:
+    """For compiled steps: torch computes again what draws no random numbers, and keeps what does."""
+    contexts: Call = create_selective_checkpoint_contexts
+    return contexts(_policy)
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    draws = torch.Tag.nondeterministic_seeded in operator.tags
+    return CheckpointPolicy.MUST_SAVE if draws else CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _buffer_names(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:

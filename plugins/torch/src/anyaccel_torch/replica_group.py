@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
 _POLL_SECONDS = 0.05
+_JOIN = "join the others"
+_HINT = "another replica has ended, or does not answer; start all again with their launcher"
+_HINTS = {
+    _JOIN: "let all processes run the phase, none of it behind `if rank == 0:`, or write replicas=1 to train in this "
+    "one alone; if one has ended by an error, start all again with their launcher"
+}
 _meshes: list[DeviceMesh] = []
 _REPORT_SECONDS = 3.0
 """So long a replica that has lost another waits for the others to say that they are there."""
@@ -57,7 +63,7 @@ class TorchReplicaGroup(ReplicaGroup):
         if not dist.is_available():
             raise FrameworkError("this torch was built without torch.distributed", hint="install a build with it")
         if not dist.is_initialized():
-            self._try("join the others", self._join)
+            self._try(_JOIN, self._join)
             self._departure = Departure(lambda _: _leave())
         elif dist.get_world_size() != size or dist.get_rank() != rank:
             raise FrameworkError(
@@ -74,6 +80,8 @@ class TorchReplicaGroup(ReplicaGroup):
         for bucket in _buckets(p for program in own if not program.is_divided for p in program.trained):
             self._exchange(bucket, weight, means=True)
         sharded = [cast("ShardedProgram", program) for program in own if program.is_divided]
+        for program in sharded:
+            program.drop_unused(self.sums(program.take_used()))
         for bucket in _buckets(p for program in sharded for p in program.undivided):
             self._exchange(bucket, 1.0, means=False)
 
@@ -196,7 +204,7 @@ class TorchReplicaGroup(ReplicaGroup):
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {who or str(error).splitlines()[0]}",
                 available="errors of the other replicas, above or in their logs",
-                hint="another replica has ended, or does not answer; start all again with their launcher",
+                hint=_HINTS.get(what, _HINT),
             ) from error
 
     def _silent(self) -> list[int]:

@@ -190,7 +190,7 @@ class StepCompiler:
         return device if device.type in ("cpu", "cuda") else None
 
     def _uncompilable(self) -> str:
-        """What compiled steps do not do: weights elsewhere or divided, values computed again; `""` for nothing."""
+        """What compiled steps do not do: weights elsewhere or divided, on a GPU values computed again; or `""`."""
         nodes = (operation for operation in self._segment.operations if operation.model is not None)
         resting = next((operation.label for operation in nodes if find_offload(operation.model) is not None), None)
         if resting is not None:
@@ -198,7 +198,8 @@ class StepCompiler:
         if self._divided:
             return "parameters are divided among processes, in which steps are to stay alike"
         recomputed = self._segment.precision is not None and self._segment.precision.recomputed
-        return "values are computed again" if recomputed else ""
+        captured = recomputed and any(device.type != "cpu" for device in self._devices)
+        return "values are computed again (remat), which a captured graph does not do" if captured else ""
 
     def _request(self, device: torch.device) -> CompileRequest:
         from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule
@@ -214,6 +215,7 @@ class StepCompiler:
             n_computed=self._plan.size - len(self._segment.inputs),
             eager_seconds=self._eager_time[0] if self._eager_time else 0.0,
             scaling=self._scaling,
+            forwards=self._plan.forwards,
         )
 
 

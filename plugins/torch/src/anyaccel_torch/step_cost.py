@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from anyaccel.adapter.step_costs import StepCost
 from anyaccel.segment import Segment
+from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.step_memory import StorageCounter, fake_segment
 
@@ -21,9 +22,12 @@ def step_cost(segment: Segment, batch_size: int) -> StepCost:
     """As `StepCosts.step_cost`; operations as torch's own counter counts them, without those that are done again."""
     flops = FlopCounterMode(display=False)
     _run(replace(segment, precision=None), batch_size, StorageCounter(), flops)
-    counter = StorageCounter()
-    nbytes = _run(segment, batch_size, counter, nullcontext())
-    return StepCost(flops=flops.get_total_flops(), activations=nbytes)
+    return StepCost(flops=flops.get_total_flops(), activations=activations(segment, batch_size))
+
+
+def activations(segment: Segment, batch_size: int) -> dict[str, int]:
+    """As `StepCosts.activations`: storages that are used after a node's forward pass and were not before."""
+    return _run(segment, batch_size, StorageCounter(), nullcontext())
 
 
 def _run(
@@ -39,35 +43,29 @@ def _run(
             torch.zeros((batch_size, *spec.shape), dtype=getattr(torch, spec.dtype), device=places[device])
             for spec, device in segment.inputs.values()
         ]
-        program = TorchProgram(fake, lambda device: places[device])
-        kept = _NodeMemory({id(op.model): op.label for op in fake.operations if op.model is not None}, counter)
+        program = _CountingProgram(fake, lambda device: places[device], counter)
         for model in copies.values():
             for tensor in (*model.parameters(), *model.buffers()):
                 counter.add(tensor)
-        hooks = [register_module_forward_pre_hook(kept.before), register_module_forward_hook(kept.after)]
-        try:
-            with around, counter:
-                outputs, _, pullback = program.forward_pullback(columns)
-                pullback([None] * len(outputs))
-        finally:
-            for hook in hooks:
-                hook.remove()
-    return kept.nbytes
+        with around, counter:
+            outputs, _, pullback = program.forward_pullback(columns)
+            pullback([None] * len(outputs))
+    return program.kept
 
 
-class _NodeMemory:
-    """What is used more after a node's forward pass than before."""
+class _CountingProgram(TorchProgram):
+    """Notes what is used more after each node's run than before."""
 
-    def __init__(self, labels: dict[int, str], counter: StorageCounter) -> None:
-        self.nbytes: dict[str, int] = {}
-        self._labels, self._counter = labels, counter
-        self._before: dict[int, int] = {}
+    def __init__(self, segment: Segment, torch_device: Callable[[Any], torch.device], counter: StorageCounter) -> None:
+        super().__init__(segment, torch_device)
+        self.kept: dict[str, int] = {}
+        self._counter, runs = counter, self._plan.runs
+        runs[:] = [self._counted(run, node) for run, node in zip(runs, self._plan.nodes, strict=True)]
 
-    def before(self, module: Any, inputs: Any) -> None:
-        if id(module) in self._labels:
-            self._before[id(module)] = sum(self._counter.used.values())
+    def _counted(self, run: Run, node: str) -> Run:
+        def counted(values: list[Any]) -> None:
+            before = sum(self._counter.used.values())
+            run(values)
+            self.kept[node] = sum(self._counter.used.values()) - before
 
-    def after(self, module: Any, inputs: Any, outputs: Any) -> None:
-        label = self._labels.get(id(module))
-        if label is not None:
-            self.nbytes[label] = sum(self._counter.used.values()) - self._before.pop(id(module))
+        return counted if node else run

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -292,3 +294,27 @@ def test_a_plan_says_that_steps_of_layers_are_not_measured(make: Callable[[], An
     plan = aa.Experiment(graph, progress="none").plan(phase)
     (gap,) = [text for text in plan.not_covered if text.startswith("activations")]
     assert "layers of Keras copy themselves with their values" in gap and plan.memory[0].parameters
+
+
+REPLICATED = """
+import keras
+import numpy as np
+import anyaccel as aa
+
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+net = keras.Sequential([keras.Input((8,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], "adam")
+aa.Experiment(graph).run_phase(aa.TrainPhase("train", data=data, losses=[aa.AppliedLoss("mse", on="net")]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ANYACCEL_TEST_FULL"), reason="two processes that import Keras")
+def test_seeds_of_dropout_are_no_buffers_that_replicas_computed_from_their_rows(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(REPLICATED)
+    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", "script.py"]
+    environment = {**os.environ, "PYTHONWARNINGS": "error::UserWarning"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -73,6 +73,9 @@ class StepReplicas(Protocol):
     def begin_step(self, sizes: Sequence[int]) -> None:
         """Where they are summed so: a step begins, in parts of so many rows."""
 
+    def begin_reading(self) -> None:
+        """Where parameters are divided: models are read next, for which all replicas gather them."""
+
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:

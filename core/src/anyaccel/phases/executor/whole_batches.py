@@ -25,6 +25,9 @@ class WholeBatches:
     def begin_step(self, sizes: Sequence[int]) -> None:
         """Nothing: programs know their rows."""
 
+    def begin_reading(self) -> None:
+        """Nothing: programs gather by themselves."""
+
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.phases.loading.residency import bytes_added_by_training, state_slots
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.planning.machine_memory import capacity, free_after_placement, unknown_capacity
+from anyaccel.phases.planning.remat_figures import remat_figures
 from anyaccel.phases.planning.row_memory import RowMemory, row_memory
 from anyaccel.phases.planning.step_figures import StepFigures
 from anyaccel.phases.prepare import DrawnPart
@@ -49,7 +50,13 @@ def with_figures(
         for place in places
     ]
     decisions.append(_compilation(phase, resolution))
-    return replace(plan, memory=tuple(memory), decisions=tuple(decisions), batch_size=batch_size)
+    return replace(
+        plan,
+        memory=tuple(memory),
+        activations=tuple(remat_figures(phase, resolution, parts)),
+        decisions=tuple(decisions),
+        batch_size=batch_size,
+    )
 
 
 def _compilation(phase: Phase, resolution: Resolution) -> Decision:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from anyaccel.device import Device
-from anyaccel.graph import DeviceMemory, Plan
+from anyaccel.graph import DeviceMemory, NodeActivations, Plan
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.sharding import divided_nodes
 from anyaccel.phases.train_phase import TrainPhase
@@ -40,7 +40,9 @@ def with_replicas(phase: Phase, plan: Plan, devices: Sequence[Device]) -> Plan:
     if divided_nodes(plan):
         names, why = _DIVIDED, f"what is trained is divided among {number} replicas"
     memory = tuple(_without(each, names, why) for each in plan.memory)
-    return replace(plan, memory=memory, notes=(*plan.notes, note))
+    shared = f"each of {number} replicas takes its share of a batch"
+    activations = tuple(NodeActivations(node=each.node, rows=None, gap=shared) for each in plan.activations)
+    return replace(plan, memory=memory, activations=activations, notes=(*plan.notes, note))
 
 
 def _without(memory: DeviceMemory, names: Sequence[str], why: str) -> DeviceMemory:

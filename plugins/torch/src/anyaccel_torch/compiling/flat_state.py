@@ -59,6 +59,7 @@ class FlatState:
             n_computed=request.n_computed,
             n_microbatches=n_microbatches,
             loss_scale=None if request.scaling is None else request.scaling.spec,
+            recomputes=request.recomputes,
         )
 
     # -- grouping --------------------------------------------------------------------------------------------------

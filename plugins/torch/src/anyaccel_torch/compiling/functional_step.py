@@ -118,8 +118,21 @@ def _gradients(
             result = result + other
         return result, ([loss.detach().clone() for loss in losses], new_buffers)
 
+    if spec.recomputes:
+        return _taped_gradients(total, blocks, buffers, values)
     grads, (_, (losses, new_buffers)) = torch.func.grad_and_value(total, has_aux=True)(blocks, buffers, values)
     return grads, losses, new_buffers
+
+
+def _taped_gradients(
+    total: Callable[..., Any], blocks: list[Tensor], buffers: list[Tensor], values: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """As `_gradients`, by the tape of autograd: torch computes again what is marked in such graphs alone."""
+    leaves = [block.detach().requires_grad_() for block in blocks]
+    with torch.enable_grad():
+        loss, (losses, new_buffers) = total(leaves, buffers, values)
+        grads = torch.autograd.grad(loss, leaves)
+    return list(grads), losses, [buffer.detach() for buffer in new_buffers]
 
 
 def _weighted(weight: float, loss: Tensor, scale: Sequence[Tensor]) -> Tensor:

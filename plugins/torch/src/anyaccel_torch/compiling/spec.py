@@ -15,6 +15,7 @@ from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.loss_scaling import LossScaling
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.optimizers import GroupOptimizer
+from anyaccel_torch.recomputation import ReplacedForwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class StepSpec:
         n_computed: number of values besides the inputs.
         n_microbatches: into how many equal parts a batch is split.
         loss_scale: by what losses are scaled; None where they are not.
+        recomputes: whether some values are computed again in the backward pass.
     """
 
     rules: tuple[UpdateRule, ...]
@@ -69,6 +71,7 @@ class StepSpec:
     n_computed: int
     n_microbatches: int
     loss_scale: LossScale | None = None
+    recomputes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class CompileRequest:
         n_computed: number of values besides the inputs.
         eager_seconds: time of an uncompiled step, 0 if not measured yet.
         scaling: of the losses; None where they are not scaled.
+        forwards: those that modules have, as some of their parts are computed again.
     """
 
     segment: Segment
@@ -90,6 +94,12 @@ class CompileRequest:
     n_computed: int
     eager_seconds: float = 0.0
     scaling: LossScaling | None = None
+    forwards: Sequence[ReplacedForwards] = ()
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether some values are computed again in the backward pass."""
+        return self.segment.precision is not None and bool(self.segment.precision.recomputed)
 
     @property
     def trained(self) -> list[nn.Parameter]:

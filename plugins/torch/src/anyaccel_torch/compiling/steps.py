@@ -156,6 +156,12 @@ def _check_supported(request: CompileRequest, batch: int, n_microbatches: int) -
         raise CompileError(
             "steps with Keras layers or losses on torch cannot be compiled", hint="use torch's own, or compile='off'"
         )
+    if request.recomputes and (n_microbatches > 1 or not strategies.recomputes_in_graphs()):
+        why = "in micro-batches" if n_microbatches > 1 else f"with torch {torch.__version__}"
+        raise CompileError(
+            f"steps {why} in which values are computed again (remat) cannot be compiled",
+            hint="set compile='off', or leave remat out",
+        )
     if n_microbatches > 1 and any(loss.total_weight is not None for loss in request.losses):
         raise CompileError(
             "steps in micro-batches with a loss that weighs rows or positions cannot be compiled",
@@ -176,6 +182,8 @@ def _compile(request: CompileRequest, effects: StepEffects, rows: list[Tensor], 
     small = sum(parameter.numel() for parameter in request.trained) <= FLAT_UP_TO
     scan = toolchain_check.scan() if small else None
     attempt = partial(_compile_by, request, effects, rows, n_microbatches)
+    if request.recomputes:  # torch computes again in the backward pass of one step alone
+        return attempt(strategies.unrolled(1), None)
     if scan is None:
         return attempt(strategies.unrolled(UNROLLED if small else 1), None)
     try:
@@ -209,13 +217,14 @@ def _compile_by(
     scan: Callable[..., Any] | None,
 ) -> CompiledSteps:
     state = FlatState(request, effects, n_microbatches, flat=strategy.flat)
-    function = strategies.step_function(strategy, state.spec, scan)
+    own = strategies.step_function(strategy, state.spec, scan)
+    function = strategies.recomputing(own, request.forwards)
     xs = _repeated(request, state, rows, strategy.length or _TRIAL_STEPS)
     if strategy.length == 0:
         strategies.mark_any_length(xs)
-    with strategies.compilation():
+    with strategies.compilation(recomputes=request.recomputes):
         function(request.module, state.copies(), xs)
-    strategies.cache(strategy, state.spec, function)
+    strategies.cache(strategy, state.spec, own)
     compiled = CompiledSteps(request, state, strategy, partial(function, request.module), len(rows[0]))
     xs = _repeated(request, state, rows, strategy.length or 4 * _TRIAL_STEPS)
     torch.set_rng_state(effects.random)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import types
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from anyaccel_torch.compiling.functional_step import bound_step, unrolled_loop
 from anyaccel_torch.compiling.spec import SegmentModule, StepSpec
+from anyaccel_torch.recomputation import ReplacedForwards
 
 StepFunction = Callable[[SegmentModule, Any, list[Tensor]], Any]
 """Takes the module, the state and [inputs of many steps.., scalars], each with a first axis of steps.
@@ -132,24 +134,55 @@ def tensors_of(state: Any) -> list[Tensor]:
     return [*blocks, *[slot for held in slots for slot in held], *buffers, *scale]
 
 
+def recomputing(function: StepFunction, forwards: Sequence[ReplacedForwards]) -> StepFunction:
+    """A compiled function, in whose calls modules have these forwards; it was compiled so, and its guards see them."""
+
+    def steps(module: SegmentModule, state: Any, xs: list[Tensor]) -> Any:
+        with ExitStack() as stack:
+            for each in forwards:
+                stack.enter_context(each.active())
+            return function(module, state, xs)
+
+    return steps if forwards else function
+
+
+def recomputes_in_graphs() -> bool:
+    """Whether this torch computes again in graphs that have forward and backward pass."""
+    from torch import _dynamo
+    from torch._functorch import config
+
+    return hasattr(_dynamo.config, "trace_autograd_ops") and bool(
+        getattr(config, "remat_using_tags_for_fwd_loss_bwd_graph", False)
+    )
+
+
 @contextmanager
-def compilation() -> Iterator[None]:
+def compilation(*, recomputes: bool = False) -> Iterator[None]:
     """Inside, torch may compile without limit, Python's garbage collector is off, and warnings are silent.
 
     The collector takes a fifth of a compilation's time. Warnings are about torch's own use of what it has deprecated.
     Where tracing `torch.func.grad` fails or is interrupted, torch leaves hooks on saved tensors disabled in the whole
     process, which `torch.utils.checkpoint` needs; they are enabled again.
+
+    Args:
+        recomputes: whether steps compute values again in the backward pass, which torch has to trace then.
     """
     from torch import _dynamo
+
+    patches = {**_LIMITS, **({"trace_autograd_ops": True} if recomputes else {})}
+    checkpoints = logging.getLogger("torch._higher_order_ops.wrap")
+    level = checkpoints.level
 
     autograd: Any = torch._C._autograd  # noqa: SLF001
     collecting, hooks_enabled = gc.isenabled(), autograd._saved_tensors_hooks_is_enabled()  # noqa: SLF001
     gc.disable()
+    checkpoints.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), _dynamo.config.patch(_LIMITS), torch.no_grad():
+        with warnings.catch_warnings(), _dynamo.config.patch(patches), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     finally:
+        checkpoints.setLevel(level)
         if collecting:
             gc.enable()
         if hooks_enabled:

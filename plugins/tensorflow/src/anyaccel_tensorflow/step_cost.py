@@ -1,0 +1,106 @@
+"""Step cost: what a node keeps for its backward pass, as TensorFlow differentiates it; nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from anyaccel.adapter.array_ops import concatenate_vjp
+from anyaccel.adapter.segment_analysis import SegmentDataflow
+from anyaccel.device import Device
+from anyaccel.errors import CapabilityError
+from anyaccel.segment import Operation, Segment
+from anyaccel_tensorflow.functional_call import is_differentiable
+from anyaccel_tensorflow.ops import TensorFlowOps
+
+_SAME_MEMORY = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Reshape", "ExpandDims", "Squeeze")
+_GIVEN = ("Placeholder", "Const", "ReadVariableOp")
+
+
+def activations(segment: Segment, batch_size: int) -> dict[str, int]:
+    """As `StepCosts.activations`: outputs, and what operations of the backward pass read of the forward pass.
+
+    Raises:
+        CapabilityError: the backward pass reads something without a size, such as the list of a loop.
+    """
+    ops = _UnmovedOps(segment, lambda device: "/device:CPU:0")
+    dataflow = SegmentDataflow(segment, ops)
+    kept: dict[str, int] = {}
+
+    def call(op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if op.model is None:
+            return tuple(concatenate_vjp(ops, op, inputs).outputs)
+        kept[op.label], outputs = _kept(ops, dataflow, op, inputs)
+        return outputs
+
+    def run(*inputs: Any) -> None:
+        dataflow.run(inputs, call)
+
+    specs = [tf.TensorSpec((batch_size, *spec.shape), spec.dtype) for spec, _ in segment.inputs.values()]
+    tf.function(run, autograph=False).get_concrete_function(*specs)
+    return kept
+
+
+class _UnmovedOps(TensorFlowOps):
+    """Traces models as parts of one function; nothing moves, as devices need not be here."""
+
+    def __init__(self, segment: Segment, device_string: Any) -> None:
+        super().__init__(segment, device_string)
+        self.uses_several_devices = False
+
+    def move(self, array: Any, device: Device) -> Any:
+        return array
+
+
+def _kept(
+    ops: TensorFlowOps, dataflow: SegmentDataflow, op: Operation, inputs: tuple[Any, ...]
+) -> tuple[int, tuple[Any, ...]]:
+    """Bytes that an operation with a model keeps, and its outputs."""
+    keywords = (dataflow.training_calls if op.trainable else dataflow.calls)[op.label]
+    wanted = [name in dataflow.layout.needs_cotangent for name in op.inputs]
+    with tf.init_scope():
+        specs = {name: (value.shape, value.dtype) for name, value in ops.parameters(op.model).items()}
+    graph: Any = tf.compat.v1.get_default_graph()
+    parameters = {name: tf.compat.v1.placeholder(dtype, shape) for name, (shape, dtype) in specs.items()}
+    given = tuple(tf.stop_gradient(x) for x in inputs)
+    sources = [*parameters.values(), *(x for x, want in zip(given, wanted, strict=True) if want)]
+    sources = [source for source in sources if is_differentiable(source)]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(sources)
+        outputs, _ = ops.apply(op.model, parameters, _buffers(ops, op), given, op.trainable, ops.key(0), **keywords)
+    targets = [x for x in outputs if is_differentiable(x)]
+    before = set(graph.get_operations())
+    tape.gradient(targets, sources, [tf.ones_like(x) for x in targets])
+    after = [operation for operation in graph.get_operations() if operation not in before]
+    read = [x for operation in after for x in operation.inputs if x.op in before]
+    return _nbytes([*outputs, *read], {x.ref() for x in given}), outputs
+
+
+def _buffers(ops: TensorFlowOps, op: Operation) -> Mapping[str, Any]:
+    with tf.init_scope():
+        return ops.buffers(op.model)
+
+
+def _nbytes(tensors: Iterable[Any], given: set[Any]) -> int:
+    """Bytes of tensors, once where they have the same memory, and without those that were given."""
+    made = {x.ref(): x for tensor in tensors for x in _computed(tensor, given)}
+    return sum(_size(x) for x in made.values())
+
+
+def _computed(tensor: Any, given: set[Any]) -> Iterator[Any]:
+    """What was computed for a tensor: the tensor whose memory it has; nothing where that was given."""
+    while tensor.ref() not in given and tensor.op.type in _SAME_MEMORY:
+        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+    if tensor.ref() not in given and tensor.op.type not in _GIVEN and tensor.dtype != tf.resource:
+        yield tensor
+
+
+def _size(tensor: Any) -> int:
+    if tensor.shape.num_elements() is None or tensor.dtype == tf.variant:
+        raise CapabilityError(
+            f"the backward pass reads {tensor.name}, whose size is not known before it is computed",
+            hint="measure the memory while it runs, by run.stats",
+        )
+    return int(tensor.shape.num_elements()) * int(tensor.dtype.size)

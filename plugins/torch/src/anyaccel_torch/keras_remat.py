@@ -1,0 +1,63 @@
+"""Keras layers on torch that compute again in their backward pass (`keras.RematScope`), or are to (`remat`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from anyaccel_torch import keras
+from anyaccel_torch.module_state import submodules
+
+_DEFERRED = "rematerialized_call"
+
+
+class ScopedRemat:
+    """Lets layers of a `keras.RematScope` compute again on the device of their call.
+
+    A backward pass has no scope: what layers make without an input would be on Keras's default device.
+    """
+
+    def __init__(self, model: nn.Module, device: str) -> None:
+        self._scope, self._device = keras.library().module.device, device
+        self._layers = [part for part in submodules(model) if getattr(part, "_remat_mode", None) is not None]
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Inside, Keras is on the device, and so is what is computed again of calls that are made here."""
+        with ExitStack() as stack:
+            stack.enter_context(self._scope(self._device))
+            for layer in self._layers:
+                vars(layer)[_DEFERRED] = self._bound(layer)
+                stack.callback(vars(layer).pop, _DEFERRED)
+            yield
+
+    def _bound(self, layer: Any) -> Any:
+        deferred = getattr(type(layer), _DEFERRED)
+
+        def rematerialized_call(call: Any, *args: Any, **kwargs: Any) -> Any:
+            def on_device(*args: Any, **kwargs: Any) -> Any:
+                with self._scope(self._device):
+                    return call(*args, **kwargs)
+
+            return deferred(layer, on_device, *args, **kwargs)
+
+        return rematerialized_call
+
+
+def remat_reason(layer: nn.Module) -> str:
+    """Why a Keras layer cannot be trained as it computes again what it draws, with other numbers; `""` if it can.
+
+    Keras 3 puts back no seeds, so that gradients would be those of other masks than losses.
+    """
+    for part in submodules(layer):
+        mode = getattr(getattr(part, "_remat_mode", None), "mode", "activations")
+        drawing = [inner for inner in submodules(part) if getattr(inner, "_seed_generators", ())]
+        if mode != "activations" and any(getattr(inner, "rate", 1) for inner in drawing):
+            return (
+                f"a {type(drawing[0]).__name__} in keras.RematScope draws other numbers when it is computed again on "
+                "torch; make it outside of the scope"
+            )
+    return ""
