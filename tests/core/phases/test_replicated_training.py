@@ -278,6 +278,38 @@ def test_gradients_go_to_the_group_of_their_framework() -> None:
     assert seen == [("a", [1, 3], 5.0), ("b", [2], 5.0)]
 
 
+def test_what_overlaps_the_backward_pass_is_asked_once_and_batches_are_compared_before_it() -> None:
+    calls: list[Any] = []
+
+    class Overlapping(OneOf):
+        def sums(self, values: Any) -> list[float]:
+            calls.append("compared")
+            return [2.0 * each for each in values]
+
+        def overlap_backward(self, programs: Any) -> Any:
+            return programs[1:]
+
+        def expect_gradients(self, programs: Any, weight: float, factor: float) -> None:
+            calls.append((list(programs), weight, factor))
+
+        def average_gradients(self, programs: Any, weight: float) -> None:
+            calls.append(list(programs))
+
+    class Stage:
+        def __init__(self, framework: str, program: Any) -> None:
+            self.backend: Any = type("Backend", (), {"framework": framework})()
+            self.program = program
+
+    stages: Any = [Stage("a", "first"), Stage("b", "second"), Stage("a", "third")]
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"a": Overlapping(None), "b": OneOf(None)})
+    assert replicas.overlap_backward(stages) == stages[2:]
+    batches_of(replicas, 1, 2)
+    for _ in range(2):
+        replicas.expect_gradients(8.0, 0.5)
+        replicas.average(stages, 8.0)
+    assert calls == ["compared", (["third"], 8.0, 0.5), ["first", "third"]] * 2
+
+
 def test_replicas_that_go_on_from_different_checkpoints_are_named() -> None:
     key = "the checkpoint that it goes on from"
     replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf({key: "none"})})
