@@ -81,6 +81,12 @@ class StepReplicas(Protocol):
     ) -> list[dict[str, Any]]:
         """As `ReplicaGroup.loss_weights`, for stages with the inputs that their losses are weighed by."""
 
+    def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+        """As `ReplicaGroup.overlap_backward`, for stages."""
+
+    def expect_gradients(self, weight: float, factor: float) -> None:
+        """As `ReplicaGroup.expect_gradients`, for all stages that `overlap_backward` gave."""
+
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
 

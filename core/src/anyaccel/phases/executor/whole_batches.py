@@ -34,6 +34,13 @@ class WholeBatches:
         """Of all rows."""
         return [stage.program.loss_weights(given) for stage, given in inputs]
 
+    def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+        """None: nothing is exchanged."""
+        return []
+
+    def expect_gradients(self, weight: float, factor: float) -> None:
+        """Nothing: no stage overlaps."""
+
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Nothing: gradients are those of all rows."""
         self._compare()
