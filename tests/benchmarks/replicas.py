@@ -1,71 +1,161 @@
 """Replicas of torch beside DistributedDataParallel in a loop by hand, in the same processes, one after the other.
 
     anyaccel run --replicas 2 tests/benchmarks/replicas.py
+    anyaccel run --replicas 2 tests/benchmarks/replicas.py large
+    anyaccel run --replicas 2 tests/benchmarks/replicas.py slow 200
 
-Prints seconds a step of both and their ratio, the median of interleaved rounds.
+Prints seconds a step of each and their ratios, the median of interleaved rounds. `large` is a model of 25 million
+parameters, whose gradients go in buckets, and beside them all in one message after the backward pass. `slow` SIMULATES
+a network of so many megabytes a second for it: each message is held back, in a thread that sleeps, by its size.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import queue
 import statistics
+import sys
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import anyaccel as aa
-
-ROUNDS, STEPS = 7, 60
-SHAPES = [(64, 128, 256), (256, 512, 256), (1024, 1024, 256)]
+from anyaccel_torch import TorchBackend
 
 
-def model_of(width: int, hidden: int) -> torch.nn.Module:
+@dataclass(frozen=True)
+class Case:
+    """A perceptron of three layers, and how it is measured."""
+
+    width: int
+    hidden: int
+    batch: int
+    rounds: int = 7
+    steps: int = 60
+
+
+SMALL = [Case(64, 128, 256), Case(256, 512, 256), Case(1024, 1024, 256)]
+LARGE = Case(2048, 4096, 128, rounds=5, steps=4)
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class SlowLink:
+    """A network that takes one message after another; simulated by a thread that sleeps."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.messages: queue.SimpleQueue[tuple[Any, int, Any]] = queue.SimpleQueue()
+        self.allreduce = vars(torch.distributed.ProcessGroup)["allreduce"]
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self) -> None:
+        """Hold each message back when it is there."""
+        while True:
+            work, nbytes, future = self.messages.get()
+            work.wait()
+            time.sleep(nbytes / self.rate)
+            future.set_result(work.result())
+
+    def send(self, group: Any, tensors: list[torch.Tensor], *rest: Any) -> Any:
+        """As `ProcessGroup.allreduce`; the result can be waited for."""
+        future: Any = torch.futures.Future()
+        work = self.allreduce.__get__(group)(tensors, *rest)
+        self.messages.put((work, tensors[0].nbytes, future))
+        return future
+
+    def install(self) -> None:
+        """Let all sums of gradients go this way."""
+        torch.distributed.ProcessGroup.allreduce = lambda group, *args: self.send(group, *args)  # type: ignore[method-assign,assignment]
+
+    def hook(self, _: Any, bucket: Any) -> Any:
+        """A communication hook of DistributedDataParallel."""
+        sent = self.send(torch.distributed.group.WORLD, [bucket.buffer().div_(SIZE)])
+        return sent.then(lambda future: future.value()[0])
+
+
+def model_of(case: Case) -> torch.nn.Module:
     """A perceptron of three layers."""
     torch.manual_seed(0)
+    width, hidden = case.width, case.hidden
     layers = [torch.nn.Linear(width, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, hidden), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers, torch.nn.Linear(hidden, 1))
 
 
-def compare(width: int, hidden: int, batch: int) -> None:
-    """Measure one model."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    rng = np.random.default_rng(0)
-    x, y = (rng.normal(size=(batch * STEPS, n)).astype(np.float32) for n in (width, 1))
+def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | None = None) -> Callable[[], float]:
+    """Trains, and gives the seconds of the fastest epoch; in buckets of this size, or that of the default."""
     rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
-    own = model_of(width, hidden)
-    graph = aa.ModelGraph([aa.ModelNode("net", own, rows.reference())], aa.Optimizer("adam", lr=1e-3))
-    experiment = aa.Experiment(graph)
-    losses = [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(batch), n_epochs=2)
-    experiment.run_phase(phase)  # joins the replicas
-    by_hand = DistributedDataParallel(model_of(width, hidden))
-    optimizer = torch.optim.Adam(by_hand.parameters(), lr=1e-3, fused=True)
-    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
-    part = batch // size
-    seconds: dict[str, list[float]] = {"anyaccel": [], "ddp": []}
-    for _ in range(ROUNDS):
+    graph = aa.ModelGraph([aa.ModelNode("net", model_of(case), rows.reference())], aa.Optimizer("adam", lr=1e-3))
+    experiment, losses = aa.Experiment(graph), [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(case.batch), n_epochs=2)
+
+    def run() -> float:
+        group: Any = TorchBackend().replica_group(RANK, SIZE)
+        default = group.bucket_bytes
+        group.bucket_bytes = default if bucket_bytes is None else bucket_bytes
         results = experiment.run_phase(phase)
-        seconds["anyaccel"].append(min(epoch.seconds for epoch in results.epochs) / STEPS)
-        best = float("inf")
-        for _ in range(2):
-            torch.distributed.barrier()
-            began = time.perf_counter()
-            for start in range(rank * part, batch * STEPS, batch):
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(
-                    by_hand(inputs[start : start + part]), targets[start : start + part]
-                ).backward()
-                optimizer.step()
-            best = min(best, time.perf_counter() - began)
-        seconds["ddp"].append(best / STEPS)
-    if rank == 0:
-        ratio = statistics.median(a / b for a, b in zip(seconds["anyaccel"], seconds["ddp"], strict=True))
-        ours, theirs = (1e6 * statistics.median(seconds[name]) for name in ("anyaccel", "ddp"))
-        print(f"{width}-{hidden}-{hidden}-1, batch {batch}: {ours:.0f} us, by hand {theirs:.0f} us, ratio {ratio:.3f}")
+        group.bucket_bytes = default
+        return min(epoch.seconds for epoch in results.epochs)
+
+    return run
+
+
+def by_hand(case: Case, x: np.ndarray, y: np.ndarray, link: SlowLink | None) -> Callable[[], float]:
+    """The same loop with DistributedDataParallel and a fused Adam."""
+    model = DistributedDataParallel(model_of(case))
+    if link is not None:
+        model.register_comm_hook(None, link.hook)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    inputs, targets, part = torch.from_numpy(x), torch.from_numpy(y), case.batch // SIZE
+
+    def epoch() -> float:
+        torch.distributed.barrier()
+        began = time.perf_counter()
+        for start in range(RANK * part, len(x), case.batch):
+            optimizer.zero_grad()
+            outputs = model(inputs[start : start + part])
+            torch.nn.functional.mse_loss(outputs, targets[start : start + part]).backward()
+            optimizer.step()
+        return time.perf_counter() - began
+
+    return lambda: min(epoch(), epoch())
+
+
+def compare(case: Case, *, beside_whole: bool = False, rate: float | None = None) -> None:
+    """Measure one model."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(case.batch * case.steps, n)).astype(np.float32) for n in (case.width, 1))
+    ways = {"anyaccel": replicas(case, x, y)}
+    if beside_whole:
+        ways["all in one message"] = replicas(case, x, y, math.inf)
+    for way in ways.values():
+        way()  # joins the replicas
+    link = None if rate is None else SlowLink(rate)
+    if link is not None:
+        link.install()
+    ways["by hand"] = by_hand(case, x, y, link)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(case.rounds):
+        for name, way in ways.items():
+            seconds[name].append(way() / case.steps)
+    if RANK:
+        return
+    on = "" if rate is None else f", SIMULATED network of {rate / 1e6:.0f} MB/s"
+    print(f"{case.width}-{case.hidden}-{case.hidden}-1, batch {case.batch}{on}")
+    for name, values in seconds.items():
+        ratio = statistics.median(a / b for a, b in zip(values, seconds["by hand"], strict=True))
+        print(f"  {name}: {1e6 * statistics.median(values):.0f} us, {ratio:.3f} of the loop by hand")
 
 
 if __name__ == "__main__":
-    for shape in SHAPES:
-        compare(*shape)
+    if len(sys.argv) > 1:
+        compare(LARGE, beside_whole=True, rate=1e6 * float(sys.argv[2]) if sys.argv[1] == "slow" else None)
+    else:
+        for small in SMALL:
+            compare(small)

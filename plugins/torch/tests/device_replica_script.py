@@ -6,6 +6,7 @@ Arguments: epochs of 7 steps, the last of 11 rows.
 import json
 import os
 import sys
+import warnings
 
 os.environ["ANYACCEL_TORCH_SIMULATE"] = "8"
 
@@ -33,8 +34,23 @@ class Switch(torch.nn.Module):
         return torch.cat([layer(row) for row, layer in parts])
 
 
+class Centred(torch.nn.Linear):
+    """Moves a mean towards that of the rows of each call."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.lerp_(x.mean(0), 0.1)
+        return super().forward(x - self.mean)
+
+
 def model_of(kind: str) -> torch.nn.Module:
     torch.manual_seed(0)
+    if kind in ("centred", "spectral"):
+        return Centred() if kind == "centred" else torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(5, 1))
     if kind == "switch":
         return Switch()
     last = torch.nn.Linear(16, 3 if kind == "classes" else 1)
@@ -81,11 +97,21 @@ def by_hand() -> list[float]:
     return means
 
 
+def warned(kind: str, **settings) -> list[str]:
+    """What is warned of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trained(kind, 1, accelerator="sim", **settings)
+    return [str(each.message) for each in told]
+
+
 def main() -> None:
     told = {f"replicas {n}": trained(accelerator="sim", replicas=n) for n in (1, 2, 4)}
     told |= {f"fixed {n}": trained(accelerator="sim", replicas=n, deterministic=True) for n in (1, 2, 4, 8)}
     told |= {f"switch {n}": trained("switch", 1, accelerator="sim", replicas=n) for n in (1, 8)}
     told |= {f"double {n}": double(accelerator="sim", replicas=n) for n in (1, 2)}
+    told["warned"] = {kind: warned(kind, replicas=2) for kind in ("plain", "spectral", "centred")}
+    told |= {f"spectral {n}": trained("spectral", 1, accelerator="sim", replicas=n) for n in (1, 2)}
     print(json.dumps({**told, "by hand": by_hand()}))
 
 

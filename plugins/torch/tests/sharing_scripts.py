@@ -307,6 +307,18 @@ class Counts(aa.Callback):
             self.nbytes = storages()
 
 
+class Seldom(Blocks):
+    """One layer that every third call uses, and one that none does."""
+
+    def __init__(self) -> None:
+        super().__init__(n_blocks=1)
+        self.seldom, self.never = torch.nn.Linear(20, 3), torch.nn.Linear(20, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        return out + self.seldom(x) if self.training and self.seen % 3 == 0 else out
+
+
 def sharded() -> None:
     """FSDP2 over a model of blocks: plain, clipped, accumulated, with weighted losses, and going on from a phase."""
     rows, weighing = data(), aa.Loss("mse")
@@ -317,13 +329,14 @@ def sharded() -> None:
         "clipped by value": (aa.Optimizer("adam", lr=1e-3, clip_value=0.001), plain, {"n_epochs": 2}),
         "accumulated": (aa.Optimizer("sgd", lr=1e-2, momentum=0.9), plain, {"n_epochs": 2, "accumulate": 3}),
         "weighted": (aa.Optimizer("adam", lr=1e-3), weighted, {"n_epochs": 2, "accumulate": 2}),
+        "unused": (aa.Optimizer("adamw", lr=1e-3, weight_decay=0.5, clip_norm=0.05), plain, {}),
         "class": (aa.Optimizer(torch.optim.NAdam, lr=1e-3), plain, {"n_epochs": 2}),
     }
     for name, (optimizer, losses, more) in settings.items():
         if name in ("clipped by value", "class") and not IS_FULL:
             continue
         torch.manual_seed(0)
-        model = Blocks()
+        model = Seldom() if name == "unused" else Blocks()
         classes, flags = [type(part) for part in model.modules()], [p.requires_grad for p in model.parameters()]
         objects = [id(parameter) for parameter in model.parameters()]
         graph = graph_of(rows, model, optimizer)
@@ -345,6 +358,25 @@ def sharded() -> None:
             seen=float(model.seen),
             notes=results.plan.notes,
         )
+
+
+class ReadsAlone(aa.Callback):
+    """Reads the model in the first replica only."""
+
+    def epoch_end(self, run: Any) -> None:
+        if run.is_main_process:
+            run.model("net")
+
+
+def reads_alone() -> None:
+    """A model whose parameters are divided is read in one replica."""
+    rows = data(96)
+    losses = [aa.AppliedLoss("mse", on="net")]
+    phase = aa.TrainPhase("train", data=rows, losses=losses, sharding="full", callbacks=[ReadsAlone()])
+    try:
+        aa.Experiment(graph_of(rows, model_of(), aa.Optimizer("sgd", lr=1e-2))).run_phase(phase)
+    except AnyaccelError as error:
+        tell("reads_alone", message=str(error))
 
 
 def memory() -> None:
@@ -812,6 +844,7 @@ if __name__ == "__main__":
         weighted,
         sources,
         ragged,
+        reads_alone,
         refused,
         evaluated,
         sharded,

@@ -137,7 +137,9 @@ def programs(backend: TorchBackend) -> Iterator[Programs]:
 
 @pytest.fixture(autouse=True)
 def fresh(programs: Programs) -> Iterator[None]:
-    """Both programs in their initial state."""
+    """Both programs in their initial state, compiled also after a test that has changed a module."""
+    if programs.compiled.compiled_as != ONE_LOOP:
+        programs.compiled.compile(programs.columns, programs.orders, BATCH)
     kept = [(program, program.snapshot()) for program in (programs.plain, programs.compiled)]
     yield
     for program, snapshot in kept:

@@ -51,6 +51,14 @@ def test_a_parameter_that_only_some_shares_use_has_the_gradient_of_the_whole_bat
     np.testing.assert_allclose(told["switch 8"], told["switch 1"], rtol=1e-6)
 
 
+def test_buffers_of_the_rows_of_each_replica_are_told_and_others_are_those_of_one_device(told: dict[str, Any]) -> None:
+    (message,) = told["warned"]["centred"]
+    assert "the buffer 'net/buffers/mean' changes by the rows of each replica, and those of the first are" in message
+    assert message.endswith("or write replicas=1")
+    assert told["warned"]["plain"] == told["warned"]["spectral"] == []
+    np.testing.assert_allclose(told["spectral 2"], told["spectral 1"], rtol=1e-6)
+
+
 def test_data_parallel_is_refused_with_a_pointer_to_replicas() -> None:
     data = aa.FeatureSet.from_dict("d", {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 1))}, ["x"], ["y"])
     model = torch.nn.Sequential(torch.nn.DataParallel(torch.nn.Linear(3, 1)))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import anyaccel as aa
-from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.errors import ConfigError, FrameworkError, PhaseError
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
@@ -222,4 +222,26 @@ def test_a_timeout_that_is_none_is_named_alone(monkeypatch: pytest.MonkeyPatch) 
     rows = aa.FeatureSet.from_dict("d", {"x": np.zeros((4, 2), "float32"), "y": np.zeros((4, 1), "float32")}, "x", "y")
     graph = aa.ModelGraph([aa.ModelNode("net", torch.nn.Linear(2, 1), rows.reference())], "adam")
     with pytest.raises(ConfigError, match=r"^ANYACCEL_REPLICA_TIMEOUT='soon' is no number of seconds above 0\. Hint: "):
+        aa.Experiment(graph).run_phase(aa.TrainPhase("t", data=rows, losses=[aa.AppliedLoss("mse", on="net")]))
+
+
+def test_one_that_waits_for_others_in_vain_is_told_what_they_may_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = {
+        "RANK": 0,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "ANYACCEL_REPLICA_TIMEOUT": 1,
+    }
+    for name, value in places.items():
+        monkeypatch.setenv(name, str(value))
+    expected = (
+        r"replica 0 of 2 could not join the others: .*Hint: let all processes run the phase, none of it behind `if"
+    )
+    rows = aa.FeatureSet.from_dict("d", {"x": np.zeros((4, 2), "float32"), "y": np.zeros((4, 1), "float32")}, "x", "y")
+    graph = aa.ModelGraph([aa.ModelNode("net", torch.nn.Linear(2, 1), rows.reference())], "adam")
+    with pytest.raises(FrameworkError, match=expected):
         aa.Experiment(graph).run_phase(aa.TrainPhase("t", data=rows, losses=[aa.AppliedLoss("mse", on="net")]))

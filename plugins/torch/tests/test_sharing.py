@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 SCRIPTS = Path(__file__).with_name("sharing_scripts.py")
 SAME = "weighted,sources,ragged,evaluated,sharded,nodes,normalized,parallelized"
 WEIGHTED = [f"weighted-{name}-{n}" for name in ("ignore_index", "class_weights", "two", "double") for n in (1, 2)]
-SHARDED = [f"sharded-{name}" for name in ("plain", "clipped", "accumulated", "weighted")]
+SHARDED = [f"sharded-{name}" for name in ("plain", "clipped", "accumulated", "weighted", "unused")]
 if os.environ.get("ANYACCEL_TEST_FULL"):
     SHARDED += ["sharded-clipped by value", "sharded-class"]
 WHOLE = 3 * 4 * (20 * 256 + 256 + 4 * (2 * 256 + 256 * 256 + 256) + 3 * 256 + 3 + 3)
@@ -74,7 +74,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, alone: Path) -> Path:
     folder = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "checkpoints", folder / "from_one")
     more = ",nodes_mixed" if IS_FULL else ""
-    apart = "refused,no_mean,memory,by_hand,nodes_by_hand,nodes_memory,mixed"
+    apart = "reads_alone,refused,no_mean,memory,by_hand,nodes_by_hand,nodes_memory,mixed"
     answer = run(f"{SAME}{more},{apart},begin,go_on_from_one,lose", folder, 2)
     assert "ValueError: a fault of one replica" in answer.stderr, answer.stderr
     return folder
@@ -127,6 +127,14 @@ def test_evaluations_are_shared_by_batches_and_are_those_of_one_process(alone: P
 def test_what_cannot_be_shared_is_refused_in_all_replicas(two: Path, name: str, message: str) -> None:
     for each in told(two, name, 2):
         assert message in each["message"]
+
+
+@pytest.mark.slow
+def test_a_divided_model_that_one_replica_reads_alone_is_named_in_all(two: Path) -> None:
+    expected = "replica 0 reads models whose parameters are divided, and the others do not"
+    for each in told(two, "reads_alone", 2):
+        assert f"phase 'train', epoch 0, step 3: {expected}" in each["message"]
+        assert "Hint: call run.model and run.snapshot in all replicas" in each["message"]
 
 
 def check_close(own: Any, expected: Any) -> None:

@@ -119,7 +119,9 @@ def test_a_training_that_is_stopped_has_done_the_steps_that_were_told(data: aa.F
 
 def test_accumulated_batches_are_told_too(data: aa.FeatureSet) -> None:
     net, other, listens = network(), network(), Listens()
-    train(net, data, listens, accumulate=2)
-    train(other, data, accumulate=2)
+    with pytest.warns(UserWarning, match="accumulates batches, and the buffer 'net/buffers/1.running_mean'"):
+        train(net, data, listens, accumulate=2)
+    with pytest.warns(UserWarning, match="accumulates batches, and the buffer 'net/buffers/1.running_mean'"):
+        train(other, data, accumulate=2)
     assert_same(net, other)
     assert len(listens.losses) == 2 * ROWS // BATCH // 2

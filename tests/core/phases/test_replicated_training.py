@@ -90,7 +90,7 @@ def test_weighted_losses_are_refused_where_their_weights_cannot_be_added(monkeyp
     rows = data()
     graph = graph_of(rows)
     monkeypatch.setattr(type(registry().find("numpy", "cpu")), "replica_group", lambda *_: OneOf({}), raising=False)
-    monkeypatch.setattr("anyaccel.phases.replicated_training.Replicate", object)
+    monkeypatch.setattr("anyaccel.phases.replica_joining.Replicate", object)
     phase = aa.TrainPhase("train", data=rows, losses=[aa.AppliedLoss("mse", on="net", sample_weight="d.w")])
     with pytest.raises(CapabilityError, match=r"the loss 'net' weighs rows or positions, and replicas of numpy cannot"):
         aa.Experiment(graph).run_phase(phase)
@@ -278,6 +278,38 @@ def test_gradients_go_to_the_group_of_their_framework() -> None:
     assert seen == [("a", [1, 3], 5.0), ("b", [2], 5.0)]
 
 
+def test_what_overlaps_the_backward_pass_is_asked_once_and_batches_are_compared_before_it() -> None:
+    calls: list[Any] = []
+
+    class Overlapping(OneOf):
+        def sums(self, values: Any) -> list[float]:
+            calls.append("compared")
+            return [2.0 * each for each in values]
+
+        def overlap_backward(self, programs: Any) -> Any:
+            return programs[1:]
+
+        def expect_gradients(self, programs: Any, weight: float, factor: float) -> None:
+            calls.append((list(programs), weight, factor))
+
+        def average_gradients(self, programs: Any, weight: float) -> None:
+            calls.append(list(programs))
+
+    class Stage:
+        def __init__(self, framework: str, program: Any) -> None:
+            self.backend: Any = type("Backend", (), {"framework": framework})()
+            self.program = program
+
+    stages: Any = [Stage("a", "first"), Stage("b", "second"), Stage("a", "third")]
+    replicas = ReplicatedTraining("train", Launched(0, 2), {"a": Overlapping(None), "b": OneOf(None)})
+    assert replicas.overlap_backward(stages) == stages[2:]
+    batches_of(replicas, 1, 2)
+    for _ in range(2):
+        replicas.expect_gradients(8.0, 0.5)
+        replicas.average(stages, 8.0)
+    assert calls == ["compared", (["third"], 8.0, 0.5), ["first", "third"]] * 2
+
+
 def test_replicas_that_go_on_from_different_checkpoints_are_named() -> None:
     key = "the checkpoint that it goes on from"
     replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": OneOf({key: "none"})})
@@ -354,7 +386,7 @@ def numpy_group(monkeypatch: pytest.MonkeyPatch) -> OneOf:
     """NumPy as a framework with replicas, whose group cannot gather tensors."""
     group = OneOf({})
     monkeypatch.setattr(type(registry().find("numpy", "cpu")), "replica_group", lambda *_: group, raising=False)
-    monkeypatch.setattr("anyaccel.phases.replicated_training.Replicate", object)
+    monkeypatch.setattr("anyaccel.phases.replica_joining.Replicate", object)
     return group
 
 

@@ -223,9 +223,13 @@ def test_a_step_is_an_update() -> None:
 
 
 def test_batch_normalization_sees_each_batch() -> None:
-    """Batch normalization works batch by batch, and updates its statistics with each."""
+    """Batch normalization works batch by batch, and updates its statistics with each; a warning says so."""
     model = Sequential(Dense(3, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64"))
-    several = trained(line(model=model), sampler=SimpleSampler(5), accumulate=4, n_epochs=1)
+    expected = (
+        r"accumulates batches, and the buffer 'net/buffers/1\.running_mean' and 1 more change in every call of the"
+    )
+    with pytest.warns(UserWarning, match=expected):
+        several = trained(line(model=model), sampler=SimpleSampler(5), accumulate=4, n_epochs=1)
     other = Sequential(Dense(3, dtype="float64"), BatchNorm(dtype="float64"), Dense(1, dtype="float64"))
     one = trained(line(model=other), sampler=SimpleSampler(20), n_epochs=1)
     assert not np.allclose(one[0].loss, several[0].loss, rtol=1e-6)

@@ -25,7 +25,7 @@ FAIL = """
 import os, sys, time
 if os.environ["RANK"] == "1":
     raise ValueError("a fault of its own")
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -64,7 +64,7 @@ def test_threads_are_shared_out_unless_they_are_set(tmp_path: Path) -> None:
 def test_one_that_fails_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
     began = time.monotonic()
     assert run_replicas([sys.executable, "-c", FAIL], 3) == 1
-    assert time.monotonic() - began < 30  # others would sleep for a minute
+    assert time.monotonic() - began < 200  # others would sleep for ten minutes
     told = capfd.readouterr().err
     assert "ValueError: a fault of its own" in told
     assert "anyaccel run: replica 1 ended with exit status 1; the others are ended, too" in told

@@ -140,6 +140,11 @@ class ReplicatedProgram(Program, ScalesLosses):
         """On how many devices of this process it is computed."""
         return len(self._programs)
 
+    @property
+    def has_fixed_shards(self) -> bool:
+        """Whether each batch is cut into a fixed number of shards, whatever the number of devices."""
+        return self._fixed_shards is not None
+
     # -- random numbers --------------------------------------------------------------------------------------------
 
     def seed(self, key: int) -> None:
@@ -367,6 +372,21 @@ class ReplicatedProgram(Program, ScalesLosses):
     def sync_models(self) -> None:
         """Copy the values of the first replica into the user's models."""
         self._programs[0].sync_models()
+
+    def unequal_buffers(self) -> list[str]:
+        """Buffers, as `NODE/buffers/NAME`, that are not alike in all replicas, as each computes them from its rows."""
+        every = [self._buffers(program) for program in self._programs]
+        return [name for name in every[0] if len({own[name].tobytes() for own in every}) > 1]
+
+    def _buffers(self, program: Program) -> dict[str, np.ndarray]:
+        """Floating buffers of what a replica trains; others count, or are of random numbers."""
+        program.sync_models()
+        trained = [op for op in program.segment.operations if op.trainable and op.model is not None]
+        states = {f"{op.label}/{name}": array for op in trained for name, array in self._state_of(op.model)}
+        return {name: array for name, array in states.items() if "/buffers/" in name and array.dtype.kind not in "biu"}
+
+    def _state_of(self, model: Any) -> Collection[tuple[str, np.ndarray]]:
+        return cast("ComputingBackend", self._backend).state(model).items()
 
     def renew_compiled(self) -> Sequence[str]:
         """As of `Program`, of all replicas."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 
@@ -46,7 +47,7 @@ def _backend_checks(machine: Machine, plugin: Plugin, backend: Backend) -> Itera
 
 def _missing(roots: Iterable[str]) -> list[str]:
     """The first root, if it cannot be found; the others are of packages that need not be there."""
-    return [root for root in list(roots)[:1] if find_spec(root) is None]
+    return [root for root in list(roots)[:1] if root not in sys.modules and find_spec(root) is None]
 
 
 def _asked(backend: HealthChecks, machine: Machine, plugin: Plugin) -> list[Check]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,21 +14,17 @@ import numpy as np
 from anyaccel.adapter.batch_shards import ShardProcesses
 from anyaccel.adapter.replicated_program import build_replicated
 from anyaccel.backend import ComputingBackend, Program
-from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
-from anyaccel.graph import ModelGraph, Resolution
-from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.errors import FrameworkError, PhaseError
+from anyaccel.graph import ModelGraph
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import learners_of
-from anyaccel.phases.replica_checks import check_apart, check_fixed_order, check_shareable, check_weights
-from anyaccel.phases.sharding import is_sharded, offloads, whole_nodes
-from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
+from anyaccel.phases.replica_comparison import ReplicaComparison, as_plain, digest, from_plain
+from anyaccel.replicas import Launched, ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
 
+_READS_MODELS = "reads the models"
 Sums = dict[str, tuple[float, float]]
 
 
@@ -74,11 +69,15 @@ class ReplicatedTraining:
         self._label, self._groups = label, dict(groups)
         self._host = next(iter(self._groups.values()))
         self.rank, self.size = place.rank, place.size
+        self._comparison = ReplicaComparison(label, place.size, self.gather)
         self._orders = hashlib.blake2b(digest_size=16)
         self._epoch, self._step = -1, 0
         self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
         self._source, self._accumulate = "", accumulate
+        self._has_failed = False
         self._gathered = 0  # batches of this step whose shards were exchanged
+        self._overlapped: dict[str, list[Program]] = {}
+        self._is_compared = False  # the batches of this step
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         """The program of a segment, with what it trains divided among the replicas if that is asked for."""
@@ -117,6 +116,7 @@ class ReplicatedTraining:
 
     def abandon(self) -> None:
         """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+        self._has_failed = True
         for framework, group in self._groups.items():
             group.abandon([program for name, program in self._built if name == framework])
 
@@ -151,7 +151,7 @@ class ReplicatedTraining:
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
-        self._epoch, self._step, self._gathered = epoch, step, 0
+        self._epoch, self._step, self._gathered, self._is_compared = epoch, step, 0, False
         if self._batches is not None:
             self._batches.clear()
 
@@ -204,6 +204,22 @@ class ReplicatedTraining:
         """See `StepReplicas`."""
         self._step += 1
 
+    def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+        """See `StepReplicas`."""
+        for framework, programs in _by_framework(stages).items():
+            overlapped = self._groups[framework].overlap_backward(programs)
+            if overlapped:
+                self._overlapped[framework] = overlapped
+        chosen = {id(program) for programs in self._overlapped.values() for program in programs}
+        return [stage for stage in stages if id(stage.program) in chosen]
+
+    def expect_gradients(self, weight: float, factor: float) -> None:
+        """See `StepReplicas`; what is compared is compared before, as all replicas exchange in one order."""
+        self.compare_step()
+        self._is_compared = True
+        for framework, programs in self._overlapped.items():
+            self._groups[framework].expect_gradients(programs, weight, factor)
+
     @contextmanager
     def shared_call(self, n_steps: int) -> Iterator[None]:
         """Around a call of a program that all replicas compute together; errors name its steps."""
@@ -213,12 +229,11 @@ class ReplicatedTraining:
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """See `StepReplicas`."""
-        self.compare_step()
-        by_framework: dict[str, list[Program]] = {}
-        for stage in stages:
-            by_framework.setdefault(stage.backend.framework, []).append(stage.program)
+        if not self._is_compared:
+            self.compare_step()
+        self._is_compared = False
         with self._telling_where():
-            for framework, programs in by_framework.items():
+            for framework, programs in _by_framework(stages).items():
                 self._groups[framework].average_gradients(programs, weight)
 
     def loss_weights(
@@ -246,17 +261,39 @@ class ReplicatedTraining:
         plain = (
             None
             if own is None
-            else [{name: _as_plain(np.asarray(array)) for name, array in each.items()} for each in own]
+            else [{name: as_plain(np.asarray(array)) for name, array in each.items()} for each in own]
         )
         every = self.gather(plain)
         if any(one is None for one in every):
             return None
-        return [{name: _from_plain(array) for name, array in each.items()} for one in every for each in one]
+        return [{name: from_plain(array) for name, array in each.items()} for one in every for each in one]
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain values that all replicas give, by rank; called by all at once."""
+        """The plain values that all replicas give, by rank; called by all at once.
+
+        Raises:
+            PhaseError: another replica reads models meanwhile.
+        """
         with self._telling_where():
-            return self._host.gather(value)
+            every = self._host.gather(value)
+        readers = [rank for rank, each in enumerate(every) if each == _READS_MODELS]
+        if readers and (value != _READS_MODELS or len(readers) < self.size):
+            self._tell_readers(readers)
+        return every
+
+    def begin_reading(self) -> None:
+        """See `StepReplicas`."""
+        if not self._has_failed:
+            self.gather(_READS_MODELS)
+
+    def _tell_readers(self, readers: Sequence[int]) -> None:
+        raise PhaseError(
+            f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: replica {', '.join(map(str, readers))} "
+            "reads models whose parameters are divided, and the others do not",
+            available="they are gathered from all replicas, which do so together",
+            hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write "
+            "checkpoint=, which gathers them by itself",
+        )
 
     @contextmanager
     def _telling_where(self, n_steps: int = 1) -> Iterator[None]:
@@ -284,7 +321,7 @@ class ReplicatedTraining:
     def see_orders(self, orders: RowOrders) -> None:
         """Remember the row orders that the samplers have drawn for all replicas."""
         for key in sorted(orders):
-            self._orders.update(f"{key} {_digest(np.asarray(orders[key]))}".encode())
+            self._orders.update(f"{key} {digest(np.asarray(orders[key]))}".encode())
 
     def stop_reason_of_all(self, own: str) -> str:
         """Why a replica is asked to stop: what the first says that was, `""` if none was; called by all at once."""
@@ -308,152 +345,20 @@ class ReplicatedTraining:
         return next((reason for reason, _ in every if reason), "")
 
     def check_alike(self, graph: ModelGraph, columns: Mapping[str, Any], *, when: str) -> None:
-        """Compare models, seeds and data of all replicas by their digests.
-
-        Args:
-            graph: its nodes' values, and its seed.
-            columns: host columns by value name, as far as they are in memory.
-            when: ends the message: "before the first step".
-
-        Raises:
-            PhaseError: they differ; names what, and in which replicas.
-        """
-        own = {"the seed": str(graph.seed), "the rows that the samplers draw": self._orders.hexdigest()}
-        own |= {f"the values of {key!r}": _digest(np.asarray(value)) for key, value in graph.state().items()}
-        own |= {f"the data of {name!r}": _digest(value) for name, value in columns.items() if _is_array(value)}
-        hint = "make model, data and seed alike in every process: seed the framework before the model is made, "
-        self.check_same(own, when=when, hint=f"{hint}or load the same weights")
+        """As `ReplicaComparison.check_alike`, with the rows that were drawn so far."""
+        self._comparison.check_alike(graph, self._orders.hexdigest(), columns, when=when)
 
     def check_ended(self, graph: ModelGraph) -> dict[str, np.ndarray]:
-        """Compare what the replicas have trained; gives the first one's values of the buffers that are not alike.
-
-        Raises:
-            PhaseError: parameters or states of optimizers differ.
-        """
-        state = {key: np.asarray(value) for key, value in graph.state().items()}
-        every = self.gather({key: _digest(value) for key, value in state.items()})
-        apart = [key for key in _differing(every) if "/buffers/" in key]
-        rest = [{f"the values of {key!r}": one[key] for key in one if key not in apart} for one in every]
-        self._check(rest, when="after the last step", hint="let callbacks change the same values in every process")
-        if not apart:
-            return {}
-        firsts = self.first([_as_plain(state[key]) for key in apart])
-        return {key: _from_plain(plain).view(state[key].dtype) for key, plain in zip(apart, firsts, strict=True)}
+        """As `ReplicaComparison.check_ended`."""
+        return self._comparison.check_ended(graph)
 
     def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
-        """Compare texts by name with those of all replicas.
-
-        Args:
-            own: what this replica has; names are for people.
-            when: "before the first step".
-            hint: what makes them alike.
-
-        Raises:
-            PhaseError: they differ; names what, and in which replicas.
-        """
-        self._check(self.gather(dict(own)), when=when, hint=hint)
-
-    def _check(self, every: Sequence[Mapping[str, str]], *, when: str, hint: str) -> None:
-        differing = _differing(every)
-        if differing:
-            first = differing[0]
-            others = [str(rank) for rank, one in enumerate(every) if one.get(first) != every[0].get(first)]
-            more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
-            raise PhaseError(
-                f"phase {self._label!r}: the replicas disagree {when}: {first}{more} in replica {', '.join(others)} "
-                "of those from 0 on",
-                available=f"{self.size} replicas",
-                hint=hint,
-            )
+        """As `ReplicaComparison.check_same`."""
+        self._comparison.check_same(own, when=when, hint=hint)
 
 
-def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ReplicatedTraining | None:
-    """Join the replicas of a phase; None if it is trained by this process alone.
-
-    Raises:
-        PhaseError: it has something that replicas cannot share yet.
-        CapabilityError: a backend has no replicas.
-        ConfigError: the launcher's variables contradict each other.
-        FrameworkError: the replicas cannot be joined.
-    """
-    if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
-        return None
-    place = launched()
-    if place is None:
-        return None
-    if phase.replicas not in (None, place.size):
-        raise PhaseError(
-            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
-            available=f"{place.size} replicas",
-            hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
-        )
-    if isinstance(phase, EvalPhase):
-        able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
-        groups = {backend.framework: _joined(backend, place) for backend in able}
-        return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
-    check_shareable(phase, resolution, learners_of(phase, graph))
-    backends = {backend.framework: backend for backend in resolution.backends}
-    for framework, backend in backends.items():
-        if not isinstance(backend, Replicate):
-            raise CapabilityError(
-                f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
-                available="frameworks whose plugin has the capability 'replicate'",
-                hint="write replicas=1 to train the whole model in each process on its own",
-            )
-    groups = {name: _joined(backend, place) for name, backend in backends.items()}
-    if not phase.deterministic:  # there, each replica has all rows, and their weights
-        check_weights(phase, resolution, groups)
-    check_fixed_order(phase, place.size, groups)
-    check_apart(phase.label, resolution.plan, next(iter(groups.values())).gather)
-    return ReplicatedTraining(
-        phase.label,
-        place,
-        groups,
-        sharded=is_sharded(phase, resolution.plan),
-        offload=offloads(resolution.plan),
-        whole=whole_nodes(resolution.plan),
-        takes_whole_batches=is_sharded(phase, resolution.plan)
-        and any(isinstance(each, ShardParameters) and each.takes_whole_batches for each in resolution.backends),
-        sync_batchnorm=phase.sync_batchnorm,
-        fixed_order=phase.deterministic,
-        accumulate=phase.accumulate,
-    )
-
-
-def is_first(phase: Phase) -> bool:
-    """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
-    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
-
-
-def _joined(backend: Any, place: Launched) -> ReplicaGroup:
-    place.export()
-    group: ReplicaGroup = backend.replica_group(place.rank, place.size)
-    return group
-
-
-def _differing(every: Sequence[Mapping[str, str]]) -> list[str]:
-    """The names, in order, under which not all have the same text."""
-    names = dict.fromkeys(name for one in every for name in one)
-    return [name for name in names if len({one.get(name) for one in every}) > 1]
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
-
-
-def _as_plain(array: np.ndarray) -> list[Any]:
-    return [array.dtype.str, list(array.shape), array.tobytes()]
-
-
-def _from_plain(plain: Any) -> np.ndarray:
-    dtype, shape, values = plain
-    return np.frombuffer(values, dtype).reshape(shape).copy()
-
-
-def _digest(array: np.ndarray) -> str:
-    """Shape, dtype and a hash of the values."""
-    contiguous = np.ascontiguousarray(array)
-    digest = hashlib.blake2b(
-        contiguous.view(np.uint8).reshape(-1).data if math.prod(array.shape) else b"", digest_size=16
-    )
-    return f"{array.dtype}{list(array.shape)} {digest.hexdigest()}"
+def _by_framework(stages: Iterable[PipelineStage]) -> dict[str, list[Program]]:
+    programs: dict[str, list[Program]] = {}
+    for stage in stages:
+        programs.setdefault(stage.backend.framework, []).append(stage.program)
+    return programs

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from anyaccel import interrupts, rng
 from anyaccel.errors import OutOfMemoryError
+from anyaccel.phases.buffer_check import buffer_check
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
@@ -89,6 +90,7 @@ class TrainLoop:
         shares_calls = replicated is not None and pipeline.takes_calls
         self._shared_calls = SharedCalls(replicated) if replicated is not None and shares_calls else None
         self._mean_check = mean_check(phase, pipeline, replicated)
+        self._buffer_check = buffer_check(phase, pipeline, replicated)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.tells_steps
         self._teller = StepTeller(run, hooks, progress) if told else None
@@ -328,6 +330,8 @@ class TrainLoop:
                 break
             if self._mean_check is not None and self._mean_check.is_due:
                 self._mean_check.look(runner, steps)
+            if self._buffer_check is not None:
+                self._buffer_check.begin()
             if steps.uniform:
                 self._uniform_steps(runner, steps, losses)
                 continue
@@ -419,6 +423,9 @@ class TrainLoop:
                 self._hooks.call("steps_done", run=self._run, steps=done)
         finally:  # the step is done, whatever others raise
             self._run.step = first + n_steps
+        if self._buffer_check is not None:
+            self._buffer_check.end()
+            self._buffer_check = None
         self._snapshots.after_step(self._run.step, losses)
         if self._checkpointer is not None:
             self._checkpointer.after_step(self._pipeline, losses, self._policy.loader)

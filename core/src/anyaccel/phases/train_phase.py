@@ -57,7 +57,8 @@ class TrainPhase(Phase):
             phase's sampler, if it draws such.
         validate_every: epochs between validations.
         accumulate: batches per optimizer step. Their gradients are added, weighted by rows, which equals one batch of
-            all these rows unless a model mixes the rows of a batch (batch normalization). A loss of your own that is
+            all these rows unless a model mixes the rows of a batch (batch normalization) or has buffers that each call
+            changes (spectral norms, codebooks), which a warning says. A loss of your own that is
             seen to be no mean over rows (`reduction="sum"`, class weights, targets that it ignores) is refused. A step
             is an optimizer step. Batches left over at the end of an epoch make a step of their own.
         microbatching: what to do when memory runs out although rows are streamed: `"exact"` splits a batch into

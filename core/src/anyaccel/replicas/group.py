@@ -43,6 +43,30 @@ class ReplicaGroup(ABC):
             FrameworkError: another replica has ended, or does not answer.
         """
 
+    def overlap_backward(self, programs: Sequence[Program]) -> list[Program]:
+        """Prepare to exchange gradients in backward passes; those of these programs for which it will be done.
+
+        Called once, when all programs of a phase are built; the default is none. For the others everything is as if
+        it had not been called.
+
+        Args:
+            programs: of this backend, whose parameters are trained; the same segments in every replica.
+        """
+        return []
+
+    def expect_gradients(self, programs: Sequence[Program], weight: float, factor: float) -> None:
+        """The next pullback of each of these programs is the last of a step: gradients may be exchanged as they come.
+
+        `average_gradients` follows with the same weight. Until then nothing reads or changes these gradients, and it
+        multiplies them by the factor.
+
+        Args:
+            programs: all that `overlap_backward` gave.
+            weight: as of `average_gradients`.
+            factor: what makes the gradients of this replica a mean over its rows.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
         """The plain values that all replicas give, by rank.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,29 +13,27 @@ from torch import Tensor
 from anyaccel.adapter.told_steps import AfterStep, ToldSteps, told_one_by_one
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
-from anyaccel.precision import LossScaleState
 from anyaccel.segment import NodeState, Segment
-from anyaccel_torch import keras, step_compiler
+from anyaccel_torch import step_compiler
 from anyaccel_torch.eager_steps import EagerSteps
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
+from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.loss_scaling import ScaledProgram, loss_scaling_of
 from anyaccel_torch.losses import bind
 from anyaccel_torch.module_state import parameters, seed_states, submodules
-from anyaccel_torch.optimizers import GroupOptimizer, GroupSnapshot
-from anyaccel_torch.rows_ahead import RowsAhead
+from anyaccel_torch.overlapped_exchange import OverlappedExchange
+from anyaccel_torch.program_snapshot import ProgramSnapshot
+from anyaccel_torch.pullback import Pullback
+from anyaccel_torch.segment_groups import create_groups
 from anyaccel_torch.segment_parameters import (
     check_frozen,
-    initial_states,
     modules_as_is,
     segment_modules,
     shared_with_all,
-    switched_off,
-    trained_parameters,
 )
 from anyaccel_torch.shape_inference import input_dtype
 from anyaccel_torch.state_guard import (
-    BufferSnapshot,
     GradientFlags,
     InputGuard,
     RandomState,
@@ -46,19 +42,9 @@ from anyaccel_torch.state_guard import (
 )
 from anyaccel_torch.synchronized_norm import AllReduce, SynchronizedNorm, is_synchronizable
 from anyaccel_torch.weighted_losses import divisor
+from anyaccel_torch.whole_steps import WholeSteps
 
 Losses = dict[str, tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What `TorchProgram.restore` goes back to."""
-
-    parameters: list[Tensor]
-    buffers: BufferSnapshot
-    groups: list[GroupSnapshot]
-    random: RandomState
-    loss_scale: LossScaleState | None
 
 
 class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
@@ -100,7 +86,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         self._seeds = [state for module in self._modules for state in seed_states(module)]
         self._modes = TrainingModes(self._modules, modules_as_is(segment))
         self._random = RandomState(self._devices, self._seeds)
-        self._groups = self._create_groups()
+        self._groups = create_groups(segment, self._losses, self._modules)
         self.trained = [parameter for group in self._groups for parameter in group.parameters]
         every = [parameter for module in self._modules for parameter in parameters(module).values()]
         self._flags = GradientFlags(every) if self._groups else None
@@ -108,33 +94,19 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
             self._flags.require_only(self.trained)
         steppers = [group.stepper(clip=True) for group in self._groups]
         self._scaling = loss_scaling_of(segment)
-        self._eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
+        eager = EagerSteps(segment.label, self._plan.runs, self._losses, steppers, self.trained, self._scaling)
         devices = self._devices | {torch_device(device) for _, device in segment.inputs.values()}
         self._compiler = step_compiler.StepCompiler(
             segment, self._plan, list(self._modules), self._losses, self._groups, devices, self._scaling
         )
-        self._rows = RowsAhead(step_compiler.BLOCK_BYTES)
+        self._whole_steps = WholeSteps(
+            segment.label, eager, self._compiler, self._losses, self._empty_slots, next(iter(self._devices), None)
+        )
         self._guard = InputGuard(segment)
         self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
         self._norms: list[SynchronizedNorm] = []
-
-    def _create_groups(self) -> list[GroupOptimizer]:
-        seen: set[int] = set()
-        states = initial_states(self.segment)
-        sparse = any(getattr(part, "sparse", False) for module in self._modules for part in submodules(module))
-        constraints = {p: c for module in self._modules for p, c in keras.constraints(module).items()}
-        return [
-            GroupOptimizer(
-                group,
-                trained_parameters(self.segment, self._losses, group.nodes, seen),
-                states,
-                switched_off=switched_off(self.segment, group.nodes),
-                sparse=sparse,
-                constraints=constraints,
-            )
-            for group in self.segment.groups
-        ]
+        self.exchange: OverlappedExchange | None = None
 
     def _translate(self, what: str) -> Any:
         return translate_errors(f"{what} of segment {self.segment.label!r}")
@@ -173,22 +145,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         up to rounding, with the same dropout on the CPU.
         """
         self._enter(training=True)
-        with translate_errors(f"a training step of {batch_size} rows in segment {self.segment.label!r}"):
-            done, tables = self._compiler.run(columns, orders, start, n_steps, batch_size, n_microbatches)
-            if done == n_steps and tables:
-                return torch.cat(tables) if len(tables) > 1 else tables[0]
-            started, on_processor = time.perf_counter(), time.process_time()
-            rows = self._rows.take(columns, orders, start + done * batch_size, n_steps - done, batch_size)
-            batches = ([*batch, *self._empty_slots] for batch in rows)
-            try:
-                losses = self._eager.run(batches, n_microbatches)
-            except BaseException:
-                self._rows.clear()
-                raise
-            seconds, on_processor = time.perf_counter() - started, time.process_time() - on_processor
-            self._compiler.record_eager_time(seconds, on_processor, max(1, n_steps - done), batch_size)
-            table = self._loss_table(losses)
-            return torch.cat([*tables, table]) if tables else table
+        return self._whole_steps.run(columns, orders, start, n_steps, batch_size, n_microbatches)
 
     def train_told_steps(
         self,
@@ -206,34 +163,12 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
             return torch.cat(told)
         self._enter(training=True)
 
-        def tell(losses: list[Tensor]) -> bool:
-            ends = after_step(partial(self._loss_table, losses))
+        def tell(losses: Callable[[], Tensor]) -> bool:
+            ends = after_step(losses)
             self._enter(training=True)  # listeners may have evaluated the model
             return ends
 
-        with translate_errors(f"a training step of {batch_size} rows in segment {self.segment.label!r}"):
-            rows = self._rows.take(columns, orders, start, n_steps, batch_size)
-            batches = ([*batch, *self._empty_slots] for batch in rows)
-            try:
-                losses = self._eager.run(batches, n_microbatches, tell)
-            except BaseException:
-                self._rows.clear()
-                raise
-            table = self._loss_table(losses)
-        if len(table) < n_steps:
-            self._rows.clear()
-        return table
-
-    def _loss_table(self, losses: list[Tensor]) -> Tensor:
-        """Losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first loss."""
-        width = len(self._losses) + len(self._weighted)
-        if not losses:
-            return torch.empty(0, width, device=next(iter(self._devices), None))
-        if len(losses) == 1:
-            return losses[0].reshape(1, 1)
-        columns = [torch.stack(losses[i::width]) for i in range(width)]
-        device, dtype = columns[0].device, reduce(torch.promote_types, (column.dtype for column in columns))
-        return torch.stack([column.to(device, dtype) for column in columns], dim=1)
+        return self._whole_steps.run_told(columns, orders, start, n_steps, batch_size, tell, n_microbatches)
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """As `MultiStepProgram.estimate_compile`; from measured uncompiled steps, and from earlier compilations."""
@@ -307,22 +242,10 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
             factors = [self.scaled(loss.factor(losses[loss.label][1], scale, share)) for loss in available]
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
-
-        def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            roots = [(term, None) for term in terms]
-            roots += [pair for pair in zip(outputs, cotangents, strict=True) if pair[1] is not None]
-            roots = [pair for pair in roots if pair[0] is not None and pair[0].requires_grad]
-            try:
-                with self._translate("the pullback"):
-                    if roots:
-                        torch.autograd.backward([root for root, _ in roots], [start for _, start in roots])
-                    return tuple(_cotangent(leaves.get(i)) for i in self._pulled)
-            finally:  # an error's traceback keeps this closure, and with it the autograd graph
-                for held in (terms, outputs, leaves):
-                    held.clear()
-
+        given_outputs = tuple(output if output is None else output.detach() for output in outputs)
+        pullback = Pullback(terms, outputs, leaves, self._pulled, self.exchange, self._translate)
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
-        return tuple(output if output is None else output.detach() for output in outputs), detached, pullback
+        return given_outputs, detached, pullback
 
     def synchronize_norms(self, rank: int, size: int, all_reduce: AllReduce) -> None:
         """Let batch normalization in trained modules take the rows of all replicas, until `close`."""
@@ -331,6 +254,20 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         self._norms += [
             SynchronizedNorm(layer, rank, size, all_reduce, by_rows=not self.is_divided) for layer in layers
         ]
+
+    @property
+    def synchronizes_norms(self) -> bool:
+        """Whether some layers take the rows of all replicas, by collectives within both passes."""
+        return bool(self._norms)
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of all gradients as they are exchanged."""
+        return sum(map(exchanged_bytes, self.trained))
+
+    def overlap(self, exchange: OverlappedExchange) -> None:
+        """Let gradients be exchanged in the pullback of the last part of each step, until `close`."""
+        self.exchange = exchange
 
     def _next_share(self) -> float:
         """What part of a step's rows is computed next, where its gradients are summed with those of other parts."""
@@ -405,31 +342,18 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ProgramSnapshot:
         """As `Program.snapshot`; copies on the devices of the originals."""
         with self._translate("a snapshot"):
-            return Snapshot(
-                parameters=[parameter.detach().clone() for parameter in self.trained],
-                buffers=BufferSnapshot(self._modules),
-                groups=[group.snapshot() for group in self._groups],
-                random=RandomState(self._devices),
-                loss_scale=None if self._scaling is None else self._scaling.state,
-            )
+            random = RandomState(self._devices)
+            return ProgramSnapshot(self.trained, self._modules, self._groups, random, self._scaling)
 
-    @torch.no_grad()
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: ProgramSnapshot) -> None:
         """As `Program.restore`; clears the gradients."""
         self.zero_grad()
-        self._rows.clear()
+        self._whole_steps.clear()
         with self._translate("restoring a snapshot"):
-            for parameter, saved in zip(self.trained, snapshot.parameters, strict=True):
-                parameter.copy_(saved)
-            snapshot.buffers.restore()
-            for group, group_snapshot in zip(self._groups, snapshot.groups, strict=True):
-                group.restore(group_snapshot)
-            snapshot.random.restore()
-            if snapshot.loss_scale is not None:
-                self.load_loss_scale_state(snapshot.loss_scale)
+            snapshot.restore()
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """As `Program.optimizer_states`; copies, until `close` has given out the tensors themselves."""
@@ -439,7 +363,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         """As `Program.close`; modes, `requires_grad` flags and torch's random state are as they were at `build`."""
         if self._final is None:
             self.zero_grad()
-            self._rows.clear()
+            self._whole_steps.clear()
             self._final = self._states(copies=False)
             if self._flags is not None:
                 self._flags.restore()
@@ -447,6 +371,8 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
             self._random.restore()
             for norm in self._norms:
                 norm.restore()
+            if self.exchange is not None:
+                self.exchange.close()
         return self._final
 
     def _states(self, *, copies: bool) -> dict[str, NodeState]:
@@ -464,8 +390,3 @@ def _weight_dtype(segment: Segment) -> torch.dtype:
 
 def _without_gradient(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
-
-
-def _cotangent(leaf: Tensor | None) -> Tensor | None:
-    """The gradient that reached an input: zeros if none did, None if there was no input."""
-    return torch.zeros_like(leaf) if leaf is not None and leaf.grad is None else getattr(leaf, "grad", None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -22,6 +23,14 @@ from anyaccel.errors import ConfigError, FrameworkError
 from anyaccel.replicas import ReplicaGroup, replica_timeout
 from anyaccel.replicas.departure import Departure
 from anyaccel.replicas.group import ProgramInputs
+from anyaccel_torch.gradient_buckets import (
+    agreed_bucket_bytes,
+    buckets_of,
+    dense_gradient,
+    exchange_dtype,
+    exchange_in_buckets,
+)
+from anyaccel_torch.overlapped_exchange import OverlappedExchange
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
 from anyaccel_torch.weighted_losses import divisor
@@ -32,6 +41,12 @@ if TYPE_CHECKING:
 _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
 _POLL_SECONDS = 0.05
+_JOIN = "join the others"
+_HINT = "another replica has ended, or does not answer; start all again with their launcher"
+_HINTS = {
+    _JOIN: "let all processes run the phase, none of it behind `if rank == 0:`, or write replicas=1 to train in this "
+    "one alone; if one has ended by an error, start all again with their launcher"
+}
 _meshes: list[DeviceMesh] = []
 _REPORT_SECONDS = 3.0
 """So long a replica that has lost another waits for the others to say that they are there."""
@@ -42,6 +57,9 @@ class TorchReplicaGroup(ReplicaGroup):
 
     Args:
         rank, size: of the launcher.
+
+    Attributes:
+        bucket_bytes: the most bytes of gradients in one message; the same in all replicas.
 
     Raises:
         FrameworkError: the processes cannot be joined, or the script has joined a group of another size.
@@ -57,7 +75,7 @@ class TorchReplicaGroup(ReplicaGroup):
         if not dist.is_available():
             raise FrameworkError("this torch was built without torch.distributed", hint="install a build with it")
         if not dist.is_initialized():
-            self._try("join the others", self._join)
+            self._try(_JOIN, self._join)
             self._departure = Departure(lambda _: _leave())
         elif dist.get_world_size() != size or dist.get_rank() != rank:
             raise FrameworkError(
@@ -66,31 +84,81 @@ class TorchReplicaGroup(ReplicaGroup):
                 hint="leave out init_process_group, or give it the launcher's RANK and WORLD_SIZE",
             )
         self._departure.watch()
+        self.bucket_bytes = agreed_bucket_bytes(self.gather)
+
+    def overlap_backward(self, programs: Sequence[Program]) -> list[Program]:
+        """As `ReplicaGroup.overlap_backward`: those whose gradients are more than a bucket.
+
+        Not those with collectives of their own in the backward pass, which replicas might mix up with these.
+        """
+        own = [cast("TorchProgram", program) for program in programs]
+        holders = Counter(parameter for program in own for parameter in program.trained)
+        able = [
+            program
+            for program in own
+            if not (program.is_divided or program.synchronizes_norms)
+            and program.gradient_bytes > self.bucket_bytes
+            and len({parameter.device for parameter in program.trained}) == 1  # each has a thread in a backward pass
+            and all(holders[parameter] == 1 for parameter in program.trained)
+        ]
+        for program in able:
+            program.overlap(OverlappedExchange(program.trained, self.bucket_bytes, _begin_sum))
+        return list(able)
+
+    def expect_gradients(self, programs: Sequence[Program], weight: float, factor: float) -> None:
+        """As `ReplicaGroup.expect_gradients`."""
+        for program in programs:
+            exchange = cast("TorchProgram", program).exchange
+            assert exchange is not None
+            exchange.expect(weight, factor)
 
     @torch.no_grad()
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
+        """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype, or buckets."""
         own = [cast("TorchProgram", program) for program in programs]
-        for bucket in _buckets(p for program in own if not program.is_divided for p in program.trained):
-            self._exchange(bucket, weight, means=True)
+        overlapped = [program.exchange for program in own if program.exchange is not None]
+        for exchange in overlapped:
+            self._arrange(exchange)
+        for exchange in overlapped:
+            self._try("average the gradients", partial(exchange.finish, weight))
+        whole = [program for program in own if not program.is_divided and program.exchange is None]
+        self._exchange(whole, [p for program in whole for p in program.trained], weight, means=True)
         sharded = [cast("ShardedProgram", program) for program in own if program.is_divided]
-        for bucket in _buckets(p for program in sharded for p in program.undivided):
-            self._exchange(bucket, 1.0, means=False)
+        for program in sharded:
+            program.drop_unused(self.sums(program.take_used()))
+        self._exchange(sharded, [p for program in sharded for p in program.undivided], 1.0, means=False)
 
-    def _exchange(self, parameters: Sequence[Tensor], weight: float, *, means: bool) -> None:
-        """Replace gradients by their weighted means over all replicas, or by their sums."""
+    def _arrange(self, exchange: OverlappedExchange) -> None:
+        observation = exchange.observation
+        if observation is not None:
+            exchange.arrange(self.gather(observation))
+
+    def _exchange(
+        self, programs: Sequence[TorchProgram], parameters: Sequence[Tensor], weight: float, *, means: bool
+    ) -> None:
+        """Replace gradients of some programs by their weighted means over all replicas, or by their sums."""
+        if sum(program.gradient_bytes for program in programs) > self.bucket_bytes:
+            buckets = buckets_of(parameters, self.bucket_bytes)
+            self._try(
+                "average the gradients",
+                lambda: exchange_in_buckets(buckets, weight, weight, _begin_sum, means=means),
+            )
+            return
+        for alike in _alike(parameters):
+            self._exchange_at_once(alike, weight, means=means)
+
+    def _exchange_at_once(self, parameters: Sequence[Tensor], weight: float, *, means: bool) -> None:
         present = [parameter.grad is not None for parameter in parameters]
         if not all(present):
             for parameter, has in zip(parameters, present, strict=True):
                 if not has:
                     parameter.grad = torch.zeros_like(parameter)
-        gradients = [_dense(parameter) for parameter in parameters]
+        gradients = [dense_gradient(parameter) for parameter in parameters]
         first, n_head = gradients[0], _HEAD + len(parameters)
-        exact = torch.promote_types(first.dtype, torch.float32)  # a number of rows is rounded in bfloat16
-        head = torch.tensor([weight, *present], dtype=exact, device=first.device)
+        head = torch.tensor([weight, *present], dtype=exchange_dtype(first), device=first.device)
         flat = torch.cat([head, *[gradient.reshape(-1) for gradient in gradients]])  # of the dtype that holds both
         summed = flat[n_head:].mul_(weight)
-        self._try("average the gradients", lambda: _add_up(flat))
+        self._try("average the gradients", lambda: _begin_sum(flat).wait())
         if means:
             summed.div_(flat[0])
         # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for
@@ -196,7 +264,7 @@ class TorchReplicaGroup(ReplicaGroup):
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {who or str(error).splitlines()[0]}",
                 available="errors of the other replicas, above or in their logs",
-                hint="another replica has ended, or does not answer; start all again with their launcher",
+                hint=_HINTS.get(what, _HINT),
             ) from error
 
     def _silent(self) -> list[int]:
@@ -231,11 +299,11 @@ def _ask(store: Store, rank: int, others: set[int], there: set[int]) -> None:
         there |= others - {0} if 0 in others - there else set()
 
 
-def _add_up(values: Tensor) -> None:
-    """Replace values by their sums over all; of `torch.distributed.all_reduce` only the call itself."""
+def _begin_sum(values: Tensor) -> Any:
+    """Begin to replace values by their sums over all; of `torch.distributed.all_reduce` only the call itself."""
     world = dist.group.WORLD
     assert world is not None  # joined with the group
-    world.allreduce([values]).wait()
+    return world.allreduce([values])
 
 
 def _engine() -> str:
@@ -260,10 +328,9 @@ def _leave() -> None:
     dist.destroy_process_group()
 
 
-def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+def _alike(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     """Parameters by device and dtype, in their order."""
-    every = list(parameters)
-    return [[every[i] for i in positions] for positions in _positions(every)]
+    return [[parameters[i] for i in positions] for positions in _positions(parameters)]
 
 
 def _positions(tensors: Iterable[Tensor]) -> list[list[int]]:
@@ -284,9 +351,3 @@ def _row(tensors: Sequence[Any], like: Sequence[Tensor]) -> Tensor:
 def _as_tensor(value: Any) -> Tensor:
     """A number as a tensor in host memory; a tensor as it is."""
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-
-
-def _dense(parameter: Tensor) -> Tensor:
-    gradient = parameter.grad
-    assert gradient is not None
-    return gradient.to_dense() if gradient.is_sparse else gradient

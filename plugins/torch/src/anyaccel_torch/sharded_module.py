@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +71,10 @@ class ShardedModule:
                 part.set_reduce_scatter_unused_params(True)  # others may have used them
         self._divided = dict(self.copy.named_parameters())
         self._is_whole = True
+        self._used: set[str] = set()  # names of parameters that a backward pass has reached
+        for prefix, part in self.copy.named_modules():
+            if isinstance(part, FSDPModule):
+                _before_first_call(part, partial(_watch, self._used, f"{prefix}." if prefix else ""))
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -79,6 +85,16 @@ class ShardedModule:
     def is_whole(self) -> bool:
         """Whether the user's module has values."""
         return self._is_whole
+
+    @torch.no_grad()
+    def take_used(self) -> list[bool]:
+        """Of each divided parameter, whether this replica has had a gradient of it since this was asked last.
+
+        FSDP2 gives zeros for those that it has not, as others may have used them.
+        """
+        used = self._used.copy()
+        self._used.clear()  # which hooks add to
+        return [name in used or _has_values(each.grad) for name, each in self._divided.items()]
 
     @torch.no_grad()
     def release(self) -> None:
@@ -113,6 +129,39 @@ class ShardedModule:
             if own.get(name) is not buffer:
                 path, _, last = name.rpartition(".")
                 setattr(self.module.get_submodule(path), last, buffer)
+
+
+def _watch(used: set[str], prefix: str, part: nn.Module) -> None:
+    """Add the name of each parameter of a part that a backward pass reaches; gathered, they stay the same objects.
+
+    Their hooks hold the set alone: the module would be in a circle through autograd, and keep the group for ever.
+    """
+    for name, parameter in part.named_parameters():
+        if parameter.requires_grad and not isinstance(parameter, DTensor):
+            hook: Any = parameter.register_post_accumulate_grad_hook  # which has no types
+            hook(partial(_note, used, f"{prefix}{name}"))
+
+
+def _note(used: set[str], name: str, _: Tensor) -> None:
+    used.add(name)
+
+
+def _has_values(gradient: Tensor | None) -> bool:
+    """Whether this replica's part of a gradient is anything but zeros."""
+    if gradient is None:
+        return False
+    own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return bool(own.any())
+
+
+def _before_first_call(part: Any, call: Callable[[nn.Module], None]) -> None:
+    """Call `call` when a part is called first, its parameters being gathered."""
+
+    def once(module: nn.Module, _: object) -> None:
+        handle.remove()
+        call(module)
+
+    handle = part.register_forward_pre_hook(once)
 
 
 def whole(value: Tensor) -> Tensor:

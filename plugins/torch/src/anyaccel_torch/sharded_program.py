@@ -71,6 +71,17 @@ class ShardedProgram(TorchProgram):
         self._release()
         self._shares = deque(len(sizes) * size / n_rows for size in sizes)
 
+    def take_used(self) -> list[bool]:
+        """As of `ShardedModule`, of all parameters that are divided."""
+        return [used for each in self._shards.values() for used in each.take_used()]
+
+    def drop_unused(self, used: Sequence[float]) -> None:
+        """Leave alone, also by weight decay and momentum, what no replica has used."""
+        parameters = [parameter for each in self._shards.values() for parameter in each.parameters.values()]
+        for parameter, is_used in zip(parameters, used, strict=True):
+            if not is_used:
+                parameter.grad = None
+
     def abandon(self) -> None:
         """Exchange nothing any more."""
         self._is_abandoned = True

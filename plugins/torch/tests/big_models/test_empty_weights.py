@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pkgutil
 import threading
-import time
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyaccel.errors import ConfigError
 from anyaccel_torch import big_models
@@ -105,16 +105,23 @@ def test_a_buffer_that_cannot_be_computed_without_large_random_values_is_refused
 
 
 def test_large_random_parameters_are_not_drawn() -> None:
-    def seconds(size: int) -> float:
-        began = time.perf_counter()
-        nn.Parameter(torch.randn(size, size))
-        return time.perf_counter() - began
+    class Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        """What is written on the CPU."""
 
-    drawn = seconds(4096)
-    with init_empty_weights():
-        state = torch.get_rng_state()
-        assert seconds(4096) < drawn / 10
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            written.extend(str(func) for each in (result,) if isinstance(each, torch.Tensor) and not each.is_meta)
+            return result
+
+    written: list[str] = []
+    state = torch.get_rng_state()
+    with Drawn(), init_empty_weights():  # type: ignore[no-untyped-call]
+        assert nn.Parameter(torch.randn(4096, 4096)).is_meta
     assert torch.equal(torch.get_rng_state(), state)
+    assert not written
+    with Drawn():  # type: ignore[no-untyped-call]
+        torch.randn(4, 4)
+    assert written
 
 
 def test_other_threads_build_real_modules() -> None:

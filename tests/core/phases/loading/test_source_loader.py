@@ -852,7 +852,7 @@ def test_an_interrupt_ends_a_batch_that_is_made_on_demand() -> None:
         for number in range(10):
             if number == 3:
                 signal.raise_signal(signal.SIGINT)
-                time.sleep(5)
+                time.sleep(100)
             yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
 
     source = IterableSource("src", batches, features="x", targets="y", read_ahead=0)
@@ -860,7 +860,7 @@ def test_an_interrupt_ends_a_batch_that_is_made_on_demand() -> None:
     began = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         Experiment("e", graph, progress="none").run_phase(TrainPhase("t", data=source, losses=[MSE]))
-    assert time.perf_counter() - began < 4
+    assert time.perf_counter() - began < 50
     assert graph.optimizer_states["net"].step == 3
 
 

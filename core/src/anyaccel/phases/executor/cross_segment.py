@@ -69,6 +69,8 @@ class CrossSegmentStep:
             if (terms := [term for term in stage.segment.losses if weight_inputs(term)])
         }
         self._loss_scaling = loss_scaling_of(self._stages)
+        overlapped = [] if replicas is None else replicas.overlap_backward([s for s in stages if s.has_gradient])
+        self._overlapped = {id(stage) for stage in overlapped}  # whose gradients are averaged, and scaled, as they come
         self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
         self.watcher: Watcher | None = None
         """Is called with the values and rows of every training step when it is done."""
@@ -145,10 +147,12 @@ class CrossSegmentStep:
         scale, n_rows = parts[0][1], sum(size for _, size in parts)
         shared = len(parts) > 1 or self._replicas is not None
         factors = self._weighted_factors(rows, whole, n_rows) if shared and self._weighted else {}
-        for span_of, size in parts:
+        for number, (span_of, size) in enumerate(parts, 1):
             if size != scale:
                 _rescale(trained.values(), scale / size)
                 scale = size
+            if self._overlapped and number == len(parts) and self._replicas is not None:
+                self._replicas.expect_gradients(n_rows, size / n_rows / self._loss_scale)
             scales = {
                 id(stage): _times_each(stage, n_rows / size, factors[id(stage)])
                 for stage in self._stages
@@ -156,16 +160,21 @@ class CrossSegmentStep:
             }
             for stage in self._forward_backward(rows, span_of, losses, scales):
                 trained[id(stage)] = stage
+        unscaled = [stage for stage in trained.values() if id(stage) not in self._overlapped]
         if len(parts) > 1:
-            _rescale(trained.values(), scale / n_rows)
+            _rescale(unscaled, scale / n_rows)
         if self._loss_scaling is not None:
-            _rescale(trained.values(), 1.0 / self._loss_scaling.scale)
+            _rescale(unscaled, 1.0 / self._loss_scaling.scale)
         if self._replicas is not None:
             self._replicas.average(trained.values(), n_rows)
         self._update(trained.values())
         if self._replicas is not None:
             self._replicas.end_step()
         return losses
+
+    @property
+    def _loss_scale(self) -> float:
+        return 1.0 if self._loss_scaling is None else self._loss_scaling.scale
 
     def _update(self, stages: Collection[PipelineStage]) -> None:
         """Clip and update; skipped in all stages where losses are scaled and a gradient is not finite."""

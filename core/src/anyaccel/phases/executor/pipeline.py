@@ -155,6 +155,7 @@ class Pipeline:
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._cross_segment = CrossSegmentStep(self._stages, log_event, replicas)
+        self._divided_among = replicas if replicas is not None and replicas.sharded else None
         self.loss_scaling = loss_scaling_of(self._stages)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
@@ -309,7 +310,9 @@ class Pipeline:
             states.update(stage.program.optimizer_states())
 
     def sync_values(self) -> None:
-        """Copy the current values to the user's models."""
+        """Copy the current values to the user's models; where these are divided, all replicas do so together."""
+        if self._divided_among is not None:
+            self._divided_among.begin_reading()
         for stage in self._stages:
             stage.program.sync_models()
 

@@ -73,10 +73,19 @@ class StepReplicas(Protocol):
     def begin_step(self, sizes: Sequence[int]) -> None:
         """Where they are summed so: a step begins, in parts of so many rows."""
 
+    def begin_reading(self) -> None:
+        """Where parameters are divided: models are read next, for which all replicas gather them."""
+
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:
         """As `ReplicaGroup.loss_weights`, for stages with the inputs that their losses are weighed by."""
+
+    def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+        """As `ReplicaGroup.overlap_backward`, for stages."""
+
+    def expect_gradients(self, weight: float, factor: float) -> None:
+        """As `ReplicaGroup.expect_gradients`, for all stages that `overlap_backward` gave."""
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Replace the gradients of these stages by their means over all replicas, weighted by rows."""

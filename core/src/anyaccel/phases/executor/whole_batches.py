@@ -25,11 +25,21 @@ class WholeBatches:
     def begin_step(self, sizes: Sequence[int]) -> None:
         """Nothing: programs know their rows."""
 
+    def begin_reading(self) -> None:
+        """Nothing: programs gather by themselves."""
+
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:
         """Of all rows."""
         return [stage.program.loss_weights(given) for stage, given in inputs]
+
+    def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+        """None: nothing is exchanged."""
+        return []
+
+    def expect_gradients(self, weight: float, factor: float) -> None:
+        """Nothing: no stage overlaps."""
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Nothing: gradients are those of all rows."""

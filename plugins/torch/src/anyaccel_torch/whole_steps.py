@@ -1,0 +1,121 @@
+"""Whole steps of a program: those that are compiled, then the others one by one over rows gathered ahead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyaccel_torch.eager_steps import EagerSteps
+from anyaccel_torch.error_translation import translate_errors
+from anyaccel_torch.losses import BoundLoss
+from anyaccel_torch.rows_ahead import RowsAhead
+from anyaccel_torch.step_compiler import BLOCK_BYTES, StepCompiler
+
+
+class WholeSteps:
+    """Forward, backward and update of many steps in one call.
+
+    Args:
+        label: of the segment.
+        eager: steps without compilation.
+        compiler: has those that are compiled.
+        losses: of the segment.
+        empty_slots: what follows the inputs in a list of values.
+        device: of a table without steps.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        eager: EagerSteps,
+        compiler: StepCompiler,
+        losses: Sequence[BoundLoss],
+        empty_slots: list[Any],
+        device: torch.device | None,
+    ) -> None:
+        self._label, self._eager, self._compiler, self._device = label, eager, compiler, device
+        self._empty_slots = empty_slots
+        self._n_losses = len(losses)
+        self._width = len(losses) + sum(loss.total_weight is not None for loss in losses)
+        self._rows = RowsAhead(BLOCK_BYTES)
+
+    def run(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int,
+    ) -> Tensor:
+        """The table of `n_steps` steps; see `TorchProgram.train_steps`."""
+        with translate_errors(f"a training step of {batch_size} rows in segment {self._label!r}"):
+            done, tables = self._compiler.run(columns, orders, start, n_steps, batch_size, n_microbatches)
+            if done == n_steps and tables:
+                return torch.cat(tables) if len(tables) > 1 else tables[0]
+            started, on_processor = time.perf_counter(), time.process_time()
+            first = start + done * batch_size
+            losses = self._run_eager(columns, orders, first, n_steps - done, batch_size, n_microbatches)
+            seconds, on_processor = time.perf_counter() - started, time.process_time() - on_processor
+            self._compiler.record_eager_time(seconds, on_processor, max(1, n_steps - done), batch_size)
+            table = self.loss_table(losses)
+            return torch.cat([*tables, table]) if tables else table
+
+    def run_told(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        tell: Callable[[Callable[[], Tensor]], bool],
+        n_microbatches: int,
+    ) -> Tensor:
+        """As `run`, uncompiled; `tell` is given what makes the table of each step, and says whether it was the last."""
+
+        def after_step(losses: list[Tensor]) -> bool:
+            return tell(partial(self.loss_table, losses))
+
+        with translate_errors(f"a training step of {batch_size} rows in segment {self._label!r}"):
+            losses = self._run_eager(columns, orders, start, n_steps, batch_size, n_microbatches, after_step)
+            table = self.loss_table(losses)
+        if len(table) < n_steps:
+            self.clear()
+        return table
+
+    def clear(self) -> None:
+        """Forget rows that were gathered ahead."""
+        self._rows.clear()
+
+    def _run_eager(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        n_microbatches: int,
+        after_step: Callable[[list[Tensor]], bool] | None = None,
+    ) -> list[Tensor]:
+        rows = self._rows.take(columns, orders, start, n_steps, batch_size)
+        batches = ([*batch, *self._empty_slots] for batch in rows)
+        try:
+            return self._eager.run(batches, n_microbatches, after_step)
+        except BaseException:
+            self._rows.clear()
+            raise
+
+    def loss_table(self, losses: list[Tensor]) -> Tensor:
+        """Losses and weights of all steps, flat -> [n_steps, n_losses + n_weights] on the device of the first loss."""
+        if not losses:
+            return torch.empty(0, self._width, device=self._device)
+        if len(losses) == 1:
+            return losses[0].reshape(1, 1)
+        columns = [torch.stack(losses[i :: self._width]) for i in range(self._width)]
+        device, dtype = columns[0].device, reduce(torch.promote_types, (column.dtype for column in columns))
+        return torch.stack([column.to(device, dtype) for column in columns], dim=1)
