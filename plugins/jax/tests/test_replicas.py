@@ -264,7 +264,7 @@ def test_a_framework_that_has_started_is_refused() -> None:
 @pytest.mark.usefixtures("second_of_two")
 @pytest.mark.parametrize(
     ("count", "local", "masked", "expected"),
-    [(4, "2", "", {"local_device_ids": [2]}), (1, "1", "3", {}), (0, "1", "", {}), (4, "", "", {})],
+    [(4, "1", "", {"local_device_ids": [1]}), (1, "1", "3", {}), (0, "1", "", {}), (4, "", "", {})],
     ids=["several GPUs", "one for each process", "none", "the launcher does not say"],
 )
 def test_each_process_has_a_gpu_of_its_own(
