@@ -90,7 +90,7 @@ def test_weighted_losses_are_refused_where_their_weights_cannot_be_added(monkeyp
     rows = data()
     graph = graph_of(rows)
     monkeypatch.setattr(type(registry().find("numpy", "cpu")), "replica_group", lambda *_: OneOf({}), raising=False)
-    monkeypatch.setattr("anyaccel.phases.replicated_training.Replicate", object)
+    monkeypatch.setattr("anyaccel.phases.replica_joining.Replicate", object)
     phase = aa.TrainPhase("train", data=rows, losses=[aa.AppliedLoss("mse", on="net", sample_weight="d.w")])
     with pytest.raises(CapabilityError, match=r"the loss 'net' weighs rows or positions, and replicas of numpy cannot"):
         aa.Experiment(graph).run_phase(phase)
@@ -386,7 +386,7 @@ def numpy_group(monkeypatch: pytest.MonkeyPatch) -> OneOf:
     """NumPy as a framework with replicas, whose group cannot gather tensors."""
     group = OneOf({})
     monkeypatch.setattr(type(registry().find("numpy", "cpu")), "replica_group", lambda *_: group, raising=False)
-    monkeypatch.setattr("anyaccel.phases.replicated_training.Replicate", object)
+    monkeypatch.setattr("anyaccel.phases.replica_joining.Replicate", object)
     return group
 
 

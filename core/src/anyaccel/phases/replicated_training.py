@@ -14,20 +14,15 @@ import numpy as np
 from anyaccel.adapter.batch_shards import ShardProcesses
 from anyaccel.adapter.replicated_program import build_replicated
 from anyaccel.backend import ComputingBackend, Program
-from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
-from anyaccel.graph import ModelGraph, Resolution
-from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.errors import FrameworkError, PhaseError
+from anyaccel.graph import ModelGraph
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import learners_of
-from anyaccel.phases.replica_checks import check_apart, check_fixed_order, check_shareable, check_weights
 from anyaccel.phases.replica_comparison import ReplicaComparison, as_plain, digest, from_plain
-from anyaccel.phases.sharding import is_sharded, offloads, whole_nodes
-from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
+from anyaccel.phases.whole_rows import WholeRows
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters
 from anyaccel.segment import Segment
 
 _READS_MODELS = "reads the models"
@@ -44,7 +39,7 @@ class ReplicatedTraining:
         sharded: whether parameters are divided among the replicas.
         offload: whether these rest in host memory.
         whole: labels of the nodes whose parameters each replica keeps all the same.
-        takes_whole_batches: where `sharded`, whether each replica gives its program all rows of a step.
+        whole_rows: whether each replica gives its program all rows of a step.
         sync_batchnorm: whether layers normalize by the rows of all replicas.
         fixed_order: whether each replica has all rows of a step, computes some shards of them, and has the losses and
             gradients of all.
@@ -60,14 +55,13 @@ class ReplicatedTraining:
         sharded: bool = False,
         offload: bool = False,
         whole: Sequence[str] = (),
-        takes_whole_batches: bool = False,
+        whole_rows: WholeRows = WholeRows(),  # noqa: B008 - it is frozen
         sync_batchnorm: bool = False,
         fixed_order: bool = False,
         accumulate: int = 1,
     ) -> None:
         self.fixed_order = fixed_order
-        self.takes_whole_batches = takes_whole_batches
-        self.has_all_rows = fixed_order or takes_whole_batches
+        self._whole_rows = whole_rows
         self.takes_calls = False  # in the sense of `StepReplicas`: each has a program of its own
         self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
         self._whole: Any = {"whole": tuple(whole)} if whole else {}
@@ -85,6 +79,20 @@ class ReplicatedTraining:
         self._overlapped: dict[str, list[Program]] = {}
         self._is_compared = False  # the batches of this step
 
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether each replica is given all rows of a step."""
+        return self.fixed_order or self.takes_whole_batches
+
+    @property
+    def takes_whole_batches(self) -> bool:
+        """Whether all replicas compute each step by one program, to which each gives all rows."""
+        return self._whole_rows.given
+
+    def choose_rows(self, epochs: EpochPlan | None) -> None:
+        """Decide that, by the steps; see `WholeRows.chosen`."""
+        self._whole_rows = self._whole_rows.chosen(self._label, epochs, self.size)
+
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         """The program of a segment, with what it trains divided among the replicas if that is asked for."""
         group = self._groups.get(backend.framework)
@@ -95,13 +103,18 @@ class ReplicatedTraining:
             with self._telling_where():
                 program = backend.build_sharded(segment, group, offload=self._offload, **self._whole)
             self._built.append((backend.framework, program))
+        elif self.takes_whole_batches:
+            assert isinstance(backend, Replicate)
+            with self._telling_where():
+                program = backend.build_together(segment, group)
+            self._built.append((backend.framework, program))
         elif self.fixed_order:
             processes = ShardProcesses(self.rank, self.size, partial(self._gather_shards, group))
             devices = (segment.operations[0].device,)
             program = build_replicated(backend, segment, devices, deterministic=True, processes=processes)
         else:
             program = backend.build(segment)
-        if self._sync_batchnorm:
+        if self._sync_batchnorm and not self.takes_whole_batches:
             group.sync_batch_statistics(program)
         return program
 
@@ -361,70 +374,6 @@ class ReplicatedTraining:
     def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
         """As `ReplicaComparison.check_same`."""
         self._comparison.check_same(own, when=when, hint=hint)
-
-
-def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ReplicatedTraining | None:
-    """Join the replicas of a phase; None if it is trained by this process alone.
-
-    Raises:
-        PhaseError: it has something that replicas cannot share yet.
-        CapabilityError: a backend has no replicas.
-        ConfigError: the launcher's variables contradict each other.
-        FrameworkError: the replicas cannot be joined.
-    """
-    if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
-        return None
-    place = launched()
-    if place is None:
-        return None
-    if phase.replicas not in (None, place.size):
-        raise PhaseError(
-            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
-            available=f"{place.size} replicas",
-            hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
-        )
-    if isinstance(phase, EvalPhase):
-        able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
-        groups = {backend.framework: _joined(backend, place) for backend in able}
-        return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
-    check_shareable(phase, resolution, learners_of(phase, graph))
-    backends = {backend.framework: backend for backend in resolution.backends}
-    for framework, backend in backends.items():
-        if not isinstance(backend, Replicate):
-            raise CapabilityError(
-                f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
-                available="frameworks whose plugin has the capability 'replicate'",
-                hint="write replicas=1 to train the whole model in each process on its own",
-            )
-    groups = {name: _joined(backend, place) for name, backend in backends.items()}
-    if not phase.deterministic:  # there, each replica has all rows, and their weights
-        check_weights(phase, resolution, groups)
-    check_fixed_order(phase, place.size, groups)
-    check_apart(phase.label, resolution.plan, next(iter(groups.values())).gather)
-    return ReplicatedTraining(
-        phase.label,
-        place,
-        groups,
-        sharded=is_sharded(phase, resolution.plan),
-        offload=offloads(resolution.plan),
-        whole=whole_nodes(resolution.plan),
-        takes_whole_batches=is_sharded(phase, resolution.plan)
-        and any(isinstance(each, ShardParameters) and each.takes_whole_batches for each in resolution.backends),
-        sync_batchnorm=phase.sync_batchnorm,
-        fixed_order=phase.deterministic,
-        accumulate=phase.accumulate,
-    )
-
-
-def is_first(phase: Phase) -> bool:
-    """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
-    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
-
-
-def _joined(backend: Any, place: Launched) -> ReplicaGroup:
-    place.export()
-    group: ReplicaGroup = backend.replica_group(place.rank, place.size)
-    return group
 
 
 def _by_framework(stages: Iterable[PipelineStage]) -> dict[str, list[Program]]:

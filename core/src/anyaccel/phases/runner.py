@@ -40,7 +40,8 @@ from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replica_code import code_digests
 from anyaccel.phases.replica_devices import check_replicable, replica_notes
-from anyaccel.phases.replicated_training import ReplicatedTraining, is_first, replicated_training
+from anyaccel.phases.replica_joining import is_first, replicated_training
+from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
