@@ -271,6 +271,7 @@ def test_each_process_has_a_gpu_of_its_own(
     count: int, local: str, masked: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_config, "expected_count", lambda kind: count if kind == "gpu" else 1)
+    monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_RANK", local)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", masked)
     assert own_gpu(1, 2) == expected
