@@ -1,4 +1,4 @@
-"""JAX's processes with divided parameters beside a loop by hand over the same mesh, in the same processes, in turns.
+"""JAX's processes with divided parameters and with whole ones, beside a loop by hand over the same mesh, in turns.
 
     anyaccel run --replicas 2 tests/benchmarks/process_mesh.py
 
@@ -26,10 +26,11 @@ import anyaccel as aa
 from anyaccel.phases.executor.whole_batches import WholeBatches
 from anyaccel.replicas import join
 from anyaccel_jax import SequentialMLP
+from anyaccel_jax.backend import JaxBackend
 
 PLACE = join("jax")
-ROUNDS, STEPS, BATCH = 7, 60, 256
-SHAPES = [(64, 128), (256, 512), (1024, 1024)]
+ROUNDS, STEPS, BATCH = 5, 60, 256
+SHAPES = [(64, 128), (256, 512)]
 
 
 class ByHand:
@@ -109,26 +110,38 @@ def compare(width: int, hidden: int) -> None:
         y.reshape(STEPS, BATCH, 1),
     )
     losses, sampler = [aa.AppliedLoss("mse", on="net")], aa.SimpleSampler(BATCH)
-    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=4, sharding="full")
 
-    def ours(*, in_calls: bool) -> float:
+    def ours(sharding: str | None) -> float:
+        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=4, sharding=sharding)
+        results = aa.Experiment(graph, progress="none").run_phase(phase)
+        return min(epoch.seconds for epoch in results.epochs)
+
+    def single_steps() -> float:
         made = WholeBatches.__init__
 
-        def one_by_one(self: WholeBatches, *given: Any, **settings: Any) -> None:
-            made(self, *given, **{**settings, "takes_calls": in_calls})
+        def one_by_one(self: WholeBatches, *given: Any, **_: Any) -> None:
+            made(self, *given, takes_calls=False)
 
         WholeBatches.__init__ = one_by_one  # type: ignore[method-assign]
         try:
-            results = aa.Experiment(graph, progress="none").run_phase(phase)
+            return ours("full")
         finally:
             WholeBatches.__init__ = made  # type: ignore[method-assign]
-        return min(epoch.seconds for epoch in results.epochs)
+
+    def program_of_each() -> float:
+        JaxBackend.computes_together = False
+        try:
+            return ours(None)
+        finally:
+            JaxBackend.computes_together = True
 
     ways: dict[str, Callable[[], float]] = {
-        "several a call": lambda: ours(in_calls=True),
-        "one a call, as before": lambda: ours(in_calls=False),
+        "divided, several a call": lambda: ours("full"),
+        "divided, one a call, as before": single_steps,
         "by hand, jitted steps": lambda: min(hand.steps(), hand.steps()),
         "by hand, a scan": lambda: min(hand.scan(), hand.scan()),
+        "whole, several a call": lambda: ours(None),
+        "whole, a program of each, as before": program_of_each,
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():  # compiles
@@ -137,7 +150,7 @@ def compare(width: int, hidden: int) -> None:
         for name, way in ways.items():
             seconds[name].append(way() / STEPS)
     if PLACE is None or PLACE.rank == 0:
-        first = seconds["several a call"]
+        first = seconds["divided, several a call"]
         print(f"{width}-{hidden}-{hidden}-1, batch {BATCH}")
         for name, each in seconds.items():
             ratios = [a / b for a, b in zip(first, each, strict=True)]

@@ -57,7 +57,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     # The kit imports some of the backends by name in processes of its own.
     path = [str(SUITE.parents[2]), *filter(None, sys.path)]
-    environment = {**kept, "PYTHONPATH": os.pathsep.join(path)}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     child = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert report.exists(), child.stdout + child.stderr
     return list(read_report(report))

@@ -53,11 +53,11 @@ def tell(name: str, **values: Any) -> None:
     (OUT / f"{name}-{RANK}.json").write_text(json.dumps(values))
 
 
-def trained(name: str, model: Any = None, **settings: Any) -> None:
+def trained(name: str, model: Any = None, optimizer: aa.Optimizer | None = None, **settings: Any) -> None:
     """Steps over shuffled rows with a ragged last batch, and a validation with a metric."""
     rows = data()
     node = aa.ModelNode("net", model or SequentialMLP((1,)), rows.reference())
-    graph = aa.ModelGraph([node], aa.Optimizer("adam", lr=0.01, clip_norm=1.0), seed=3)
+    graph = aa.ModelGraph([node], optimizer or aa.Optimizer("adam", lr=0.01, clip_norm=1.0), seed=3)
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"])
     judged = aa.EvalPhase("v", data=rows, batch_size=20, metrics=[aa.Metric("mae", targets="d.y")])
     given = {"sampler": aa.SimpleSampler(16, shuffle=True), "n_epochs": 1, "losses": [loss], "validation": judged}
@@ -82,8 +82,13 @@ def accumulated() -> None:
 
 
 def weighed() -> None:
-    """Most rows weigh nothing, in some steps all of a replica."""
-    trained("weighed", n_epochs=2, losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")])
+    """Most rows weigh nothing, in some steps all of a replica; batches of 15 rows, of which each computes its share."""
+    trained(
+        "weighed",
+        n_epochs=2,
+        sampler=aa.SimpleSampler(15, shuffle=True),
+        losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")],
+    )
 
 
 def fixed() -> None:
@@ -166,6 +171,25 @@ def divided_calls() -> None:
     heard = HearsCalls()
     trained("divided_steps", callbacks=[heard], **settings)
     tell("divided_calls", calls=heard.calls, losses=heard.losses)
+
+
+class Normalizes(nnx.Module):
+    """A perceptron whose batches are normalized."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.first, self.last = nnx.Linear(5, 16, rngs=rngs), nnx.Linear(16, 1, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.last(nnx.relu(self.norm(self.first(x))))
+
+
+def normalized() -> None:
+    """With whole and with divided parameters. By SGD, as a bias before a normalization has gradients of rounding."""
+    for name, sharding in (("normalized", None), ("normalized_divided", "full")):
+        settings: dict[str, Any] = {"sharding": sharding, "sync_batchnorm": True, "n_epochs": 2}
+        trained(name, Normalizes(), optimizer=aa.Optimizer("sgd", lr=0.05), **settings)
 
 
 class HearsScales(aa.Callback):
@@ -269,7 +293,19 @@ def resumed() -> None:
 
 
 if __name__ == "__main__":
-    every = (plain, weighed, accumulated, fixed, fail, resumed, divided, divided_calls, divided_resumed, scaled)
+    every = (
+        plain,
+        weighed,
+        accumulated,
+        fixed,
+        fail,
+        resumed,
+        divided,
+        divided_calls,
+        divided_resumed,
+        normalized,
+        scaled,
+    )
     ways = {each.__name__: each for each in every}
     for way in sys.argv[2].split(","):
         ways[way]()

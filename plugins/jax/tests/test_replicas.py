@@ -30,7 +30,7 @@ SIZES = (2, 4) if FULL else (2,)
 TIMEOUT = 600 if FULL else 240  # four processes on two cores compile everything four times
 WAYS = "plain,weighed,fixed,accumulated" if FULL else "plain,weighed"
 """Where everything is tested, `plain` has 105 steps."""
-DIVIDED = "divided,divided_calls,scaled" if FULL else "divided,scaled"
+DIVIDED = "divided,divided_calls,normalized,scaled" if FULL else "divided,scaled"
 
 
 def free_port() -> int:
@@ -264,13 +264,14 @@ def test_a_framework_that_has_started_is_refused() -> None:
 @pytest.mark.usefixtures("second_of_two")
 @pytest.mark.parametrize(
     ("count", "local", "masked", "expected"),
-    [(4, "2", "", {"local_device_ids": [2]}), (1, "1", "3", {}), (0, "1", "", {}), (4, "", "", {})],
+    [(4, "1", "", {"local_device_ids": [1]}), (1, "1", "3", {}), (0, "1", "", {}), (4, "", "", {})],
     ids=["several GPUs", "one for each process", "none", "the launcher does not say"],
 )
 def test_each_process_has_a_gpu_of_its_own(
     count: int, local: str, masked: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_config, "expected_count", lambda kind: count if kind == "gpu" else 1)
+    monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_RANK", local)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", masked)
     assert own_gpu(1, 2) == expected
@@ -296,11 +297,29 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("second_of_two")
-@pytest.mark.parametrize("sync", [False, True])
-def test_batch_normalization_is_refused_and_not_promised(sync: bool) -> None:
+@pytest.mark.parametrize("settings", [{}, {"sharding": "full"}])
+def test_batch_normalization_is_told_unless_it_is_asked_to_be_synchronized(settings: dict[str, Any]) -> None:
+    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    with pytest.raises(PhaseError, match=r"BatchNorm in node 'net' mixes the rows.*Hint: write sync_batchnorm=True"):
+        train(nnx.Sequential(norm, nnx.Linear(3, 1, rngs=nnx.Rngs(0))), **settings)
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_batch_normalization_is_refused_where_replicas_compute_their_own_rows() -> None:
     norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     with pytest.raises(PhaseError, match=r"BatchNorm in node 'net' mixes the rows of a batch\. Hint: write replicas=1"):
-        train(nnx.Sequential(norm, nnx.Linear(3, 1, rngs=nnx.Rngs(0))), sync_batchnorm=sync)
+        train(nnx.Sequential(norm, nnx.Linear(3, 1, rngs=nnx.Rngs(0))), sync_batchnorm=True, residency="streamed")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="a sample is run; ANYACCEL_TEST_FULL=1 runs all")
+@pytest.mark.parametrize("name", ["normalized", "normalized_divided"])
+def test_batches_are_normalized_by_the_rows_of_all(alone: Path, several: tuple[Path, list[Any]], name: str) -> None:
+    folder, ends = several
+    for rank, _ in enumerate(ends):
+        one = told(folder, name, rank)
+        np.testing.assert_allclose(one["epochs"], told(alone, name, 0)["epochs"], rtol=1e-5)
+        assert one["state"] == told(folder, name, 0)["state"]
 
 
 def test_nothing_is_joined_without_a_launcher_and_only_what_has_replicas(monkeypatch: pytest.MonkeyPatch) -> None:

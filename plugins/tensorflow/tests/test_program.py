@@ -278,7 +278,7 @@ def test_more_steps_than_fit_in_one_loop(backend: TensorFlowBackend, segment_of:
         program.close()
         result.append(np.concatenate(parts))
     assert result[0].shape == (count, 1)
-    np.testing.assert_allclose(result[0], result[1], rtol=1e-5)
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-5, atol=1e-7)  # losses of single rows come near zero
 
 
 # -- several devices -------------------------------------------------------------------------------------------------

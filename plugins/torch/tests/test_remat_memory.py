@@ -116,8 +116,8 @@ def test_the_peak_of_a_plan_is_that_of_blocks_computed_again() -> None:
 
 
 def test_fewer_rows_are_computed_together_where_gradients_are_accumulated() -> None:
-    (activations,) = planned(Encoder(), sampler=ROWS // 4, accumulate=4).activations
-    (alone,) = planned(Encoder(), sampler=ROWS // 4).activations
+    (activations,) = planned(Residual(), sampler=ROWS // 4, accumulate=4).activations
+    (alone,) = planned(Residual(), sampler=ROWS // 4).activations
     assert activations == alone and activations.rows == ROWS // 4
 
 
@@ -130,14 +130,14 @@ def test_a_node_that_is_cast_as_a_whole_keeps_its_output() -> None:
 
 
 def test_a_plan_shows_what_is_saved_and_keeps_it_in_files() -> None:
-    plan = planned(Encoder())
+    plan = planned(Residual())
     (activations,) = plan.activations
     last = str(plan).splitlines()[-1]
     assert last.startswith("remat net: activations of 16 rows until the backward pass ") and " saved (" in last
     read = aa.Plan.from_json(plan.to_json())
     assert read == plan and read.activations == plan.activations and plan.not_covered == ()
     assert f'data-bytes="{activations.without_remat}"' in plan.to_html()
-    difference = next(each for each in plan.diff(planned(Encoder(), sampler=8)) if each.what == "remat of net, kept")
+    difference = next(each for each in plan.diff(planned(Residual(), sampler=8)) if each.what == "remat of net, kept")
     assert difference.before == activations.kept > difference.after
 
 

@@ -24,6 +24,7 @@ def child(*arguments: str, simulate: str | None = "2") -> subprocess.CompletedPr
     """A fresh Python with torch's plugin and no other."""
     kept = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
     settings = {"ANYACCEL_PLUGINS": "torch"} | ({} if simulate is None else {SWITCH: simulate})
+    settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of others may warn, which is an error here
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, env=kept | settings, cwd=HERE, timeout=600, check=False

@@ -199,6 +199,25 @@ class ShardsOfTheLastReplicaFirst(Threads):
             return super().gather_tensors(program, shards, counts)[::-1]
 
 
+@fault("compute", "test_a_program_that_all_compute_together_trains_like_one_alone")
+class ProgramsOfTheirOwnRows(Threads):
+    computes_together = True
+
+    def build_together(self, segment, group):
+        return OwnRowsProgram(segment, group.rank)
+
+
+class OwnRowsProgram(ArrayProgram):
+    """Trains with its part of the rows alone."""
+
+    def __init__(self, segment, rank):
+        super().__init__(segment, NumpyOps())
+        self.rank = rank
+
+    def forward_pullback(self, inputs, scale=None):
+        return super().forward_pullback([x[self.rank :: 2] for x in inputs], scale)
+
+
 @fault("compute", "test_divided_parameters_train_like_whole_ones")
 class NormsOfItsOwnPart(Threads):
     class program(DividedProgram):

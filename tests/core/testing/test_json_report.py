@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -87,7 +88,8 @@ def messages(tmp_path_factory):
     (folder / "test_it.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "-p", "no:cacheprovider"]
     command += ["-p", "anyaccel.testing.json_report", "--anyaccel-report=report", "test_it.py"]
-    subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    subprocess.run(command, cwd=folder, capture_output=True, check=False, env=environment)
     lines = map(json.loads, (folder / "report").read_text().splitlines())
     return {line["test"].removeprefix("test_"): line["message"] for line in lines if "test" in line}
 

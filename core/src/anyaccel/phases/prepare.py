@@ -99,6 +99,8 @@ def prepare(
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     known = topology.feature_sets(graph.nodes.values())
     parts = [_draw(phase, part, plan, graph, done, read=True, opened=opened) for part in parts_of(phase)]
+    if replicated is not None and isinstance(phase, TrainPhase):
+        replicated.choose_rows(parts[0].epochs if parts[0].data.source is None else None)
     return [
         PreparedPart(
             part=drawn.part,
@@ -126,7 +128,7 @@ def _is_shared_evaluation(drawn: DrawnPart, replicated: ReplicatedTraining | Non
     """
     if replicated is None or drawn.epochs is None or not isinstance(drawn.part, EvalPhase):
         return False
-    if replicated.sharded or replicated.fixed_order:
+    if replicated.sharded or replicated.has_all_rows:
         return False
     return len(drawn.epochs.epoch(0).steps) >= replicated.size
 

@@ -17,15 +17,34 @@ from anyaccel.registry import registry
 from anyaccel.replicas import ReplicaGroup, Replicate
 
 
-def check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> None:
+def may_compute_together(phase: TrainPhase, resolution: Resolution) -> bool:
+    """Whether replicas with whole parameters may compute each step by one program, as far as the phase decides it."""
+    (backend, *others) = resolution.backends
+    able = not others and isinstance(backend, Replicate) and backend.computes_together
+    ragged = any(column.ragged for column in resolution.plan.columns)
+    return able and not phase.deterministic and phase.residency != "streamed" and not ragged
+
+
+def check_shareable(
+    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], *, together: bool = False
+) -> bool:
     """Check that a step over all rows of a batch can be computed from shares of them.
+
+    Args:
+        phase, resolution: what is trained.
+        learners: estimators that learn in the phase.
+        together: whether one program may compute a step over the rows of all replicas.
+
+    Returns:
+        whether layers mix the rows of a batch, and need such a program.
 
     Raises:
         PhaseError: something in it takes the whole batch.
     """
-    reason = next(_unshareable(phase, resolution, learners), None)
+    may_sync, together = together, together and phase.sync_batchnorm
+    reason = next(_unshareable(phase, resolution, learners, together=together), None)
     if reason is not None:
-        can_sync = reason in _coupled_rows(resolution) and not _coupled_rows(resolution, synced=True)
+        can_sync = reason in _coupled_rows(resolution) and (may_sync or not _coupled_rows(resolution, synced=True))
         raise PhaseError(
             f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
             hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
@@ -34,9 +53,12 @@ def check_shareable(phase: TrainPhase, resolution: Resolution, learners: Sequenc
             else "write replicas=1 to train the whole of it in each process on its own",
         )
     check_accumulation(phase.label, phase.losses, replicated=True)
+    return bool(_coupled_rows(resolution, synced=phase.sync_batchnorm))
 
 
-def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> Iterator[str]:
+def _unshareable(
+    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], *, together: bool
+) -> Iterator[str]:
     """What keeps a phase from being shared, in words."""
     if phase.step is not None:
         yield "its step is your own"
@@ -47,7 +69,8 @@ def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[s
     if phase.sync_batchnorm and phase.accumulate > 1:
         yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
     yield from _unshareable_models(resolution)
-    yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
+    if not together:
+        yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
 
 
 def _unshareable_models(resolution: Resolution) -> Iterator[str]:

@@ -9,10 +9,17 @@ from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
-from anyaccel.phases.replica_checks import check_apart, check_fixed_order, check_shareable, check_weights
+from anyaccel.phases.replica_checks import (
+    check_apart,
+    check_fixed_order,
+    check_shareable,
+    check_weights,
+    may_compute_together,
+)
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.sharding import is_sharded, offloads, whole_nodes
 from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.whole_rows import WholeRows
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 
 
@@ -40,7 +47,12 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
         groups = {backend.framework: _joined(backend, place) for backend in able}
         return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
-    check_shareable(phase, resolution, learners_of(phase, graph))
+    divided = is_sharded(phase, resolution.plan)
+    given = divided and any(
+        isinstance(each, ShardParameters) and each.takes_whole_batches for each in resolution.backends
+    )
+    allowed = not divided and may_compute_together(phase, resolution)
+    coupled = check_shareable(phase, resolution, learners_of(phase, graph), together=given or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if not isinstance(backend, Replicate):
@@ -58,11 +70,10 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         phase.label,
         place,
         groups,
-        sharded=is_sharded(phase, resolution.plan),
+        sharded=divided,
         offload=offloads(resolution.plan),
         whole=whole_nodes(resolution.plan),
-        takes_whole_batches=is_sharded(phase, resolution.plan)
-        and any(isinstance(each, ShardParameters) and each.takes_whole_batches for each in resolution.backends),
+        whole_rows=WholeRows(given=given, allowed=allowed, needed=coupled),
         sync_batchnorm=phase.sync_batchnorm,
         fixed_order=phase.deterministic,
         accumulate=phase.accumulate,

@@ -21,7 +21,8 @@ from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
 from anyaccel.phases.replica_comparison import ReplicaComparison, as_plain, digest, from_plain
-from anyaccel.replicas import Launched, ReplicaGroup, ShardParameters
+from anyaccel.phases.whole_rows import WholeRows
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters
 from anyaccel.segment import Segment
 
 _READS_MODELS = "reads the models"
@@ -38,7 +39,7 @@ class ReplicatedTraining:
         sharded: whether parameters are divided among the replicas.
         offload: whether these rest in host memory.
         whole: labels of the nodes whose parameters each replica keeps all the same.
-        takes_whole_batches: where `sharded`, whether each replica gives its program all rows of a step.
+        whole_rows: whether each replica gives its program all rows of a step.
         sync_batchnorm: whether layers normalize by the rows of all replicas.
         fixed_order: whether each replica has all rows of a step, computes some shards of them, and has the losses and
             gradients of all.
@@ -54,14 +55,13 @@ class ReplicatedTraining:
         sharded: bool = False,
         offload: bool = False,
         whole: Sequence[str] = (),
-        takes_whole_batches: bool = False,
+        whole_rows: WholeRows = WholeRows(),  # noqa: B008 - it is frozen
         sync_batchnorm: bool = False,
         fixed_order: bool = False,
         accumulate: int = 1,
     ) -> None:
         self.fixed_order = fixed_order
-        self.takes_whole_batches = takes_whole_batches
-        self.has_all_rows = fixed_order or takes_whole_batches
+        self._whole_rows = whole_rows
         self.takes_calls = False  # in the sense of `StepReplicas`: each has a program of its own
         self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
         self._whole: Any = {"whole": tuple(whole)} if whole else {}
@@ -79,6 +79,20 @@ class ReplicatedTraining:
         self._overlapped: dict[str, list[Program]] = {}
         self._is_compared = False  # the batches of this step
 
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether each replica is given all rows of a step."""
+        return self.fixed_order or self.takes_whole_batches
+
+    @property
+    def takes_whole_batches(self) -> bool:
+        """Whether all replicas compute each step by one program, to which each gives all rows."""
+        return self._whole_rows.given
+
+    def choose_rows(self, epochs: EpochPlan | None) -> None:
+        """Decide that, by the steps; see `WholeRows.chosen`."""
+        self._whole_rows = self._whole_rows.chosen(self._label, epochs, self.size)
+
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         """The program of a segment, with what it trains divided among the replicas if that is asked for."""
         group = self._groups.get(backend.framework)
@@ -89,13 +103,18 @@ class ReplicatedTraining:
             with self._telling_where():
                 program = backend.build_sharded(segment, group, offload=self._offload, **self._whole)
             self._built.append((backend.framework, program))
+        elif self.takes_whole_batches:
+            assert isinstance(backend, Replicate)
+            with self._telling_where():
+                program = backend.build_together(segment, group)
+            self._built.append((backend.framework, program))
         elif self.fixed_order:
             processes = ShardProcesses(self.rank, self.size, partial(self._gather_shards, group))
             devices = (segment.operations[0].device,)
             program = build_replicated(backend, segment, devices, deterministic=True, processes=processes)
         else:
             program = backend.build(segment)
-        if self._sync_batchnorm:
+        if self._sync_batchnorm and not self.takes_whole_batches:
             group.sync_batch_statistics(program)
         return program
 

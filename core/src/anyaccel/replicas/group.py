@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from anyaccel.program import Program
+from anyaccel.segment import Segment
 
 ProgramInputs = tuple[Program, Sequence[Any]]
 """A program, and values for its inputs."""
@@ -140,6 +141,9 @@ class ReplicaGroup(ABC):
 class Replicate(ABC):
     """Capability `replicate`: programs of this backend can be replicas of each other in several processes."""
 
+    computes_together: ClassVar[bool] = False
+    """Whether `build_together` is there."""
+
     @abstractmethod
     def replica_group(self, rank: int, size: int) -> ReplicaGroup:
         """The group of this process; the same object each time.
@@ -151,6 +155,19 @@ class Replicate(ABC):
         Raises:
             FrameworkError: the replicas cannot be joined.
         """
+
+    def build_together(self, segment: Segment, group: ReplicaGroup) -> Program:
+        """As `Compute.build`, one program that all replicas call alike: each gives it all rows of a step.
+
+        It computes a part of them together with the others. Random numbers are those of one process, layers that mix
+        the rows of a batch see all of them, and nothing is exchanged beside it: `average_gradients` has nothing to do.
+        Parameters are whole in each replica; what it gives is whole, too.
+
+        Args:
+            segment: what to compute; its models are placed.
+            group: the replicas.
+        """
+        raise NotImplementedError
 
     def unshareable_reason(self, model: Any) -> str:
         """What keeps replicas from sharing a model that is trained, in words; `""`, the default, if nothing does."""

@@ -95,6 +95,8 @@ def perform(replica: Replica) -> None:
     scenarios = [gathered, averaged]
     if replica.group.gathers_tensors and isinstance(backend, DeviceReplicas):
         scenarios.append(shards)
+    if isinstance(backend, Replicate) and backend.computes_together:
+        scenarios.append(together)
     if isinstance(backend, ShardParameters) and not _refused(replica, backend):
         scenarios += [trained, in_parts, *([kept_whole] if backend.shards_nodes else []), abandoned]
     replica.tell(DECLARED, names=[scenario.__name__ for scenario in scenarios])
@@ -149,6 +151,23 @@ def shards(replica: Replica) -> None:
     program.close()
     numbers = [float(np.asarray(harness.to_numpy(shard[-1]))) for shard in every]
     replica.tell("shards", numbers=numbers, gradients=[[harness.to_numpy(x) for x in shard[:-1]] for shard in every])
+
+
+def together(replica: Replica) -> None:
+    """Clipped steps of one program with whole parameters, to which each replica gives all rows."""
+    harness, group, model = replica.harness, replica.group, replica.prepared()
+    segment = harness.segment(model, optimizer=ADAM, compile="off")
+    program = cast("Replicate", harness.backend).build_together(segment, group)
+    losses, squares = [], []
+    for _ in range(STEPS):
+        (pair,) = harness.forward_backward(program, harness.inputs(BATCH)).values()
+        group.average_gradients([program], float(len(BATCH.x)))  # does nothing
+        losses.append(harness.mean_loss(pair))
+        square = program.grad_stats()[GROUP][0]
+        squares.append(float(harness.to_numpy(square)))
+        program.optimizer_step({GROUP: program.clip_factor(LIMIT, [square])})
+    slots = slot_values(harness, program.close())
+    replica.tell("together", losses=losses, squares=squares, values=harness.parameter_values(model), slots=slots)
 
 
 def trained(replica: Replica) -> None:

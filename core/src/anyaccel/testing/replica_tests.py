@@ -88,6 +88,18 @@ class ReplicaTests(Subject):
                     assert_close(given, expected)
         program.close()
 
+    def test_a_program_that_all_compute_together_trains_like_one_alone(
+        self, replicated: Reports, harness: Harness
+    ) -> None:
+        """Where a backend `computes_together`: each gives all rows; losses, norms and values are those of one."""
+        every, expected = replicated("together"), whole(harness)
+        for each in every:
+            np.testing.assert_allclose(each["losses"], expected.losses, rtol=1e-5)
+            np.testing.assert_allclose(each["squares"], expected.squares, rtol=1e-4)
+            assert_close(each["values"], expected.values, rtol=1e-3, atol=1e-4)
+            assert each["slots"]["step"] == expected.slots["step"]
+        assert every[0]["values"] == every[1]["values"]
+
     def test_divided_parameters_train_like_whole_ones(self, replicated: Reports, harness: Harness) -> None:
         """Losses, norms of gradients, clipped steps and values are those of one program over all rows."""
         expected = whole(harness)

@@ -43,6 +43,7 @@ class JaxBackend(
     divides_nodes: ClassVar[bool] = True
     shards_nodes: ClassVar[bool] = True
     takes_whole_batches: ClassVar[bool] = True
+    computes_together: ClassVar[bool] = True
     environment: ClassVar[tuple[str, ...]] = (
         "JAX_PLATFORMS",
         "JAX_NUM_CPU_DEVICES",
@@ -109,7 +110,11 @@ class JaxBackend(
         self, segment: Segment, group: ReplicaGroup, *, offload: bool, whole: Collection[str] = ()
     ) -> Program:
         """As `ShardParameters.build_sharded`: one compiled step over a mesh of a device of each process."""
-        return self.build_over_processes(segment, group, whole)
+        return self.build_over_processes(segment, group, divided=True, whole=whole)
+
+    def build_together(self, segment: Segment, group: ReplicaGroup) -> Program:
+        """As `Replicate.build_together`: the same with whole parameters."""
+        return self.build_over_processes(segment, group, divided=False)
 
     def sharded_bytes(self, program: Program) -> int | None:
         """As `ShardParameters.sharded_bytes`."""

@@ -158,15 +158,17 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         mesh = DeviceMesh([self.jax_device(device) for device in devices], divides=divided, whole=whole)
         return MeshProgram(segment, self._mesh_ops(segment, mesh), mesh)
 
-    def build_over_processes(self, segment: Segment, group: Any, whole: Collection[str]) -> Program:
-        """As `ShardParameters.build_sharded`, for a group of JAX."""
+    def build_over_processes(
+        self, segment: Segment, group: Any, *, divided: bool, whole: Collection[str] = ()
+    ) -> Program:
+        """As `ShardParameters.build_sharded`, or with whole parameters, for a group of JAX."""
         from anyaccel_jax.losses import keras_library
         from anyaccel_jax.process_mesh import ProcessMesh, ProcessMeshProgram
         from anyaccel_jax.replica_group import corresponding_devices
 
         warn_of_activations(keras_library(), segment)
         own = self.jax_device(segment.operations[0].device)
-        mesh = ProcessMesh(corresponding_devices(own, group.size), own, whole)
+        mesh = ProcessMesh(corresponding_devices(own, group.size), own, divides=divided, whole=whole)
         return ProcessMeshProgram(segment, self._mesh_ops(segment, mesh), mesh, group.attempt)
 
     def _mesh_ops(self, segment: Segment, mesh: DeviceMesh) -> MeshOps:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from anyaccel.errors import FrameworkError
 from anyaccel.segment import NodeState, Segment
 from anyaccel_jax.mesh_program import DeviceMesh, MeshOps, MeshProgram
 
@@ -23,13 +24,14 @@ class ProcessMesh(DeviceMesh):
     Args:
         devices: of all processes, by rank.
         own: that of this process.
+        divides: see `DeviceMesh`.
         whole: labels of nodes whose parameters and optimizer state each device has.
     """
 
     chooses_by_time = False
 
-    def __init__(self, devices: Sequence[Any], own: Any, whole: Collection[str] = ()) -> None:
-        super().__init__(devices, divides=True, whole=whole)
+    def __init__(self, devices: Sequence[Any], own: Any, *, divides: bool, whole: Collection[str] = ()) -> None:
+        super().__init__(devices, divides=divides, whole=whole)
         self.own = own
         self._gather = jax.jit(lambda array: array, out_shardings=self.everywhere)
 
@@ -108,8 +110,14 @@ class ProcessMeshProgram(MeshProgram):
         n_microbatches: int = 1,
     ) -> Any:
         """As of `MeshProgram`; all processes take as many steps."""
+        before = self._state.snapshot(), self._buffers, self._draws
         compute = partial(super().train_steps, columns, orders, start, n_steps, batch_size, n_microbatches)
-        return self._tried("compute steps", compute, lambda: self._state.parameters)
+        try:
+            return self._tried("compute steps", compute, lambda: self._state.parameters)
+        except FrameworkError:  # arrays of steps that could not be computed
+            state, self._buffers, self._draws = before
+            self._state.restore(state)
+            raise
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
         """As of `MeshProgram`; called by all processes together."""
@@ -133,20 +141,25 @@ class ProcessMeshProgram(MeshProgram):
         return self._attempt(what, compute)
 
     def sync_models(self) -> None:
-        """As of `MeshProgram`; called by all processes together."""
-        if not self._is_abandoned:
+        """As of `MeshProgram`; called by all processes together where parameters are divided."""
+        if not self._loses_values:
             self._attempt("gather parameters", super().sync_models)
+
+    @property
+    def _loses_values(self) -> bool:
+        """Whether parts of parameters are in processes that are not asked for them any more."""
+        return self._is_abandoned and self._mesh.divides
 
     def optimizer_states(self) -> dict[str, NodeState]:
         """As of `MeshProgram`; called by all processes together."""
-        return self._lost_states() if self._is_abandoned else super().optimizer_states()
+        return self._lost_states() if self._loses_values else super().optimizer_states()
 
     def close(self) -> dict[str, NodeState]:
-        """As of `MeshProgram`; called by all processes together, unless this one was abandoned.
+        """As of `MeshProgram`; called by all processes together where parameters are divided.
 
-        Then its models are NaN.
+        Where this one was abandoned before, they are NaN in its models.
         """
-        if not self._is_abandoned:
+        if not self._loses_values:
             states: dict[str, NodeState] = self._attempt("gather parameters", super().close)
             return states
         for label, model in self._layout.models.items():

@@ -13,6 +13,9 @@ import jax
 from anyaccel.adapter.step_profiler import Mark, trace_label, trace_span, write_trace
 from anyaccel.adapter.xla_scopes import with_nodes, xla_scopes
 
+_scopes: dict[tuple[int, str], str] = {}
+"""Of all profiles of this process: XLA tells of a program in the first of them only. Its number is no other's."""
+
 
 @contextmanager
 def profile_steps(path: Path, nodes: Mapping[str, Any]) -> Iterator[Mark]:
@@ -39,7 +42,8 @@ def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
     content = next(folder.rglob("*.xplane.pb")).read_bytes()  # the trace beside it does not say which program ran
     planes = jax.profiler.ProfileData.from_serialized_xspace(content).planes
     events = [event for number, plane in enumerate(planes, start=1) for event in _events(plane, number)]
-    with_nodes(events, xla_scopes(content), {name: name for name in nodes})
+    _scopes.update(xla_scopes(content))
+    with_nodes(events, _scopes, {name: name for name in nodes})
     write_trace(path, events)
 
 

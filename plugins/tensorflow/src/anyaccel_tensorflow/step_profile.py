@@ -21,6 +21,10 @@ def scope_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "node"
 
 
+_scopes: dict[tuple[int, str], str] = {}
+"""Of all profiles of this process: XLA tells of a program in the first of them only. Its number is no other's."""
+
+
 @contextmanager
 def profile_steps(path: Path, nodes: Mapping[str, Any]) -> Iterator[Mark]:
     """As `ProfilesSteps.profile_steps`."""
@@ -39,7 +43,8 @@ def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
     space.ParseFromString(content)
     labels = {scope_name(name): name for name in nodes}
     events = [event for number, plane in enumerate(space.planes, start=1) for event in _events(plane, number)]
-    with_nodes(events, xla_scopes(content), labels)
+    _scopes.update(xla_scopes(content))
+    with_nodes(events, _scopes, labels)
     write_trace(path, events)
 
 

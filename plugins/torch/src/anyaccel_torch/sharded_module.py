@@ -74,7 +74,7 @@ class ShardedModule:
         self._used: set[str] = set()  # names of parameters that a backward pass has reached
         for prefix, part in self.copy.named_modules():
             if isinstance(part, FSDPModule):
-                _before_first_call(part, partial(self._watch, f"{prefix}." if prefix else ""))
+                _before_first_call(part, partial(_watch, self._used, f"{prefix}." if prefix else ""))
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -85,16 +85,6 @@ class ShardedModule:
     def is_whole(self) -> bool:
         """Whether the user's module has values."""
         return self._is_whole
-
-    def _watch(self, prefix: str, part: nn.Module) -> None:
-        """Notice when a backward pass reaches the gathered parameters of a part, which stay the same objects."""
-        for name, parameter in part.named_parameters():
-            if parameter.requires_grad and not isinstance(parameter, DTensor):
-                hook: Any = parameter.register_post_accumulate_grad_hook  # which has no types
-                hook(partial(self._note, f"{prefix}{name}"))
-
-    def _note(self, name: str, _: Tensor) -> None:
-        self._used.add(name)
 
     @torch.no_grad()
     def take_used(self) -> list[bool]:
@@ -139,6 +129,21 @@ class ShardedModule:
             if own.get(name) is not buffer:
                 path, _, last = name.rpartition(".")
                 setattr(self.module.get_submodule(path), last, buffer)
+
+
+def _watch(used: set[str], prefix: str, part: nn.Module) -> None:
+    """Add the name of each parameter of a part that a backward pass reaches; gathered, they stay the same objects.
+
+    Their hooks hold the set alone: the module would be in a circle through autograd, and keep the group for ever.
+    """
+    for name, parameter in part.named_parameters():
+        if parameter.requires_grad and not isinstance(parameter, DTensor):
+            hook: Any = parameter.register_post_accumulate_grad_hook  # which has no types
+            hook(partial(_note, used, f"{prefix}{name}"))
+
+
+def _note(used: set[str], name: str, _: Tensor) -> None:
+    used.add(name)
 
 
 def _has_values(gradient: Tensor | None) -> bool:
