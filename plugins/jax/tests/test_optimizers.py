@@ -208,7 +208,7 @@ def test_steps_are_compiled_once(backend: JaxBackend, segment_of: Any, optax: Mo
     finally:
         log.removeHandler(keep)
         log.propagate = propagate
-    assert sum("training_steps" in text for text in records) == 1, records
+    assert sum("train_step" in text for text in records) == 1, records
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

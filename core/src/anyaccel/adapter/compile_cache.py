@@ -55,9 +55,9 @@ class CompiledSegment:
         else:  # models are compiled one by one, at any time
             watch.is_traced = True
         self.optimizer_functions = CompiledOptimizerStep(optimizer, ops.compile)
-        self.evaluate: Function = ops.compile(functions.evaluate) if as_a_whole else functions.evaluate
+        self.evaluate: Function = ops.compile(_named("evaluate", functions)) if as_a_whole else functions.evaluate
         self.forward: Callable[[Any, Any], ValueAndPullback] = (
-            ops.compile_value_and_pullback(functions.forward)
+            ops.compile_value_and_pullback(_named("forward", functions))
             if as_a_whole
             else partial(ops.value_and_pullback, functions.forward)
         )
@@ -73,6 +73,17 @@ class CompiledSegment:
             step = TrainStep(self.functions, batch_size, n_microbatches)
             self._step_loops[key] = self._ops.compile_steps(step, quick=quick)
         return self._step_loops[key]
+
+
+def _named(computation: str, functions: SegmentFunctions) -> Function:
+    """A computation of a segment as a function that has the nodes in its name, too."""
+    function: Function = getattr(functions, computation)
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    call.__name__ = f"{computation}_{functions.suffix}"
+    return call
 
 
 def compiled_segment(

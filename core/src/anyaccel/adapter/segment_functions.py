@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
@@ -26,6 +28,9 @@ from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.device import Device
 from anyaccel.segment import LossTerm, Operation
 
+_READABLE = 40
+"""Characters of nodes' names in the names of compiled functions."""
+
 
 class SegmentFunctions:
     """The computations of a segment, without state. Parameters, slots and buffers go by owner, values by name.
@@ -40,6 +45,8 @@ class SegmentFunctions:
     Attributes:
         reached: by group, the owners that its losses reach; groups without any are left out.
         tracing: entered around each computation.
+        suffix: of the names of compiled functions, made of the nodes' names: a cache of compiled programs that tells
+            them apart by name and computation, as that of JAX, then keeps those of other nodes apart.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class SegmentFunctions:
         self._loss_scale = loss_scale_of(dataflow.segment)
         self._layout = dataflow.layout
         self._names = {op.label: trace_name(op.label) for op in self._segment.operations}
+        self.suffix = _identifier([*self._names.values()])
         self._numbers = {op.label: number for number, op in enumerate(self._segment.operations)}
         reached = flow.reached_owners(flow.active_ends(()))
         groups = {
@@ -302,6 +310,7 @@ class TrainStep:
 
     def __init__(self, functions: SegmentFunctions, batch_size: int, n_microbatches: int) -> None:
         self.batch_size = batch_size
+        self.__name__ = f"train_step_{functions.suffix}"
         self._functions, self._n_microbatches = functions, n_microbatches
 
     def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
@@ -323,6 +332,12 @@ class TrainStep:
 def _unflatten(flattening: ParameterFlattening, state: Any) -> Any:
     parameters, slots = flattening.unflatten(state["parameters"]), flattening.unflatten_slots(state["slots"])
     return {**state, "parameters": parameters, "slots": slots}
+
+
+def _identifier(names: Sequence[str]) -> str:
+    """The beginning of the names, and a digest of all of them."""
+    readable = re.sub(r"\W+", "_", "_".join(names), flags=re.ASCII)[:_READABLE].strip("_")
+    return f"{readable}_{sha256(repr(list(names)).encode()).hexdigest()[:8]}"
 
 
 def _average(gradients: Mapping[str, Any], count: int) -> dict[str, Any]:

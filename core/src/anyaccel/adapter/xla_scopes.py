@@ -1,82 +1,107 @@
 """XLA scopes: the operations that XLA has compiled, in a trace, with the nodes that they belong to.
 
-XLA's events are named by its own instructions. All programs of the process are in the profile too, as serialized
+XLA's events are named by its own instructions. The programs of the process are in the profile too, as serialized
 protocol buffers (`HloProto`, in a plane of metadata), and say which scope each instruction comes from. The same name of
-an instruction, and even of a program, may be in several: an event says by its `program_id` which one ran.
+an instruction, and even of a program, may be in several: an event says by its `program_id` which one ran, unless that
+was read from a cache on disk, with the number that it had where it was compiled.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WRAPPERS = re.compile(r"^(?:\w+\()+|\)+$")  # jvp(...), transpose(jvp(...))
-_PROGRAM = re.compile(r"\((\d+)\)$")  # jit_step(7)
+_PROGRAM = re.compile(r"^(.*)\((\d+)\)$")  # jit_step(7)
 
-Scopes = Mapping[tuple[int, str], str]
-"""Scopes of instructions, by the number of their program and their name."""
+Program = Mapping[str, str]
+"""The scope of each instruction by its name; empty where it has none."""
+Programs = Mapping[tuple[str, int], Program]
+"""Compiled programs, by name and number."""
 
 # Numbers of fields, of XSpace and its parts, and of HloProto and its parts.
 _PLANES, _NAME, _EVENT_METADATA, _VALUE, _STATS, _STAT_BYTES = 1, 2, 4, 2, 5, 6
 _MODULE, _COMPUTATIONS, _INSTRUCTIONS, _OP_METADATA, _OP_NAME = 1, 3, 2, 7, 2
 
 
-def xla_scopes(profile: bytes) -> dict[tuple[int, str], str]:
-    """The scope of each instruction, by program and name, of all programs in a serialized `XSpace`.
+def xla_programs(profile: bytes) -> dict[tuple[str, int], Program]:
+    """All programs in a serialized `XSpace`.
 
     Raises:
         ValueError: not such bytes.
     """
-    scopes: dict[tuple[int, str], str] = {}
+    programs: dict[tuple[str, int], Program] = {}
     for plane in _each(profile, _PLANES):
         if _text(plane, _NAME) != "/host:metadata":
             continue
         for entry in _each(plane, _EVENT_METADATA):
             for metadata in _each(entry, _VALUE):
-                number = _PROGRAM.search(_text(metadata, _NAME))
-                if number is None:
+                named = _PROGRAM.match(_text(metadata, _NAME))
+                if named is None:
                     continue
-                for stat in _each(metadata, _STATS):
-                    for program in _each(stat, _STAT_BYTES):
-                        scopes |= {(int(number[1]), name): scope for name, scope in _of_program(program)}
-    return scopes
+                contents = [program for stat in _each(metadata, _STATS) for program in _each(stat, _STAT_BYTES)]
+                programs[named[1], int(named[2])] = dict(pair for each in contents for pair in _instructions(each))
+    return programs
 
 
-def _of_program(program: bytes) -> Iterator[tuple[str, str]]:
+def _instructions(program: bytes) -> Iterator[tuple[str, str]]:
     for module in _each(program, _MODULE):
         for computation in _each(module, _COMPUTATIONS):
             for instruction in _each(computation, _INSTRUCTIONS):
                 scope = next((_text(each, _OP_NAME) for each in _each(instruction, _OP_METADATA)), "")
-                if scope:
-                    yield _text(instruction, 1), scope
+                yield _text(instruction, 1), scope
 
 
-def with_nodes(events: Sequence[dict[str, Any]], scopes: Scopes, nodes: Mapping[str, str]) -> None:
+def with_nodes(
+    events: Sequence[dict[str, Any]], programs: Programs, nodes: Mapping[str, str], *, numbers_hold: bool = True
+) -> None:
     """Name events of compiled instructions by their node, too, and give them its label and the whole scope.
+
+    Where the number of a program does not say which one ran, an event has a node if it would have it in every program
+    of that name that has all instructions that ran.
 
     Args:
         events: are changed; those of operations that XLA did not compile may have their `scope` among the arguments.
-            An event that does not say its program has a scope where all programs agree about that instruction.
-        scopes: as `xla_scopes` returns them.
+        programs: those of the process.
         nodes: labels by the names that nodes have in scopes.
+        numbers_hold: whether a `program_id` is the number of the program that ran: not so for one from a cache on disk.
     """
-    agreed: dict[str, set[str]] = {}
-    for (_, name), scope in scopes.items():
-        agreed.setdefault(name, set()).add(scope)
+    ran: dict[tuple[str, Any], set[str]] = {}
     for event in events:
         arguments = event.get("args") or {}
-        name, program = arguments.get("hlo_op", ""), arguments.get("program_id")
-        if program is None:
-            possible = agreed.get(name, set())
-            scope = next(iter(possible)) if len(possible) == 1 else arguments.get("scope", "")
-        else:
-            scope = scopes.get((int(program) % 2**64, name), arguments.get("scope", ""))
-        node = node_in(scope, nodes)
+        if "hlo_op" in arguments:
+            ran.setdefault(_program_of(arguments), set()).add(arguments["hlo_op"])
+    possible = {
+        key: _possible(key, instructions, programs, numbers_hold=numbers_hold) for key, instructions in ran.items()
+    }
+    for event in events:
+        arguments = event.get("args") or {}
+        name = arguments.get("hlo_op", "")
+        scopes = [program.get(name, "") for program in possible.get(_program_of(arguments), ())]
+        scopes = scopes or [arguments.get("scope", "")]
+        found = {node_in(scope, nodes) for scope in scopes}
+        node = found.pop() if len(found) == 1 else None
         if node is not None:
             event["name"] = f"{node}: {event['name']}"
-            event["args"] |= {"node": node, "scope": scope}
+            event["args"] |= {"node": node, "scope": scopes[0]}
+
+
+def _program_of(arguments: Mapping[str, Any]) -> tuple[str, Any]:
+    return arguments.get("hlo_module", ""), arguments.get("program_id")
+
+
+def _possible(
+    key: tuple[str, Any], instructions: Collection[str], programs: Programs, *, numbers_hold: bool
+) -> list[Program]:
+    """The programs that may have run where events of these instructions say this name and number."""
+    name, number = key
+    if numbers_hold and number is not None:
+        program = programs.get((name, int(number) % 2**64))
+        return [] if program is None else [program]
+    own = [program for (other, _), program in programs.items() if other == name]
+    return [program for program in own if program.keys() >= set(instructions)]
 
 
 def node_in(scope: str, nodes: Mapping[str, str]) -> str | None:

@@ -27,7 +27,7 @@ from anyaccel_jax.models.base import LIBRARIES, Model
 from anyaccel_jax.models.dispatch import as_model
 from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import optax_rule
-from anyaccel_jax.step_loop import compile_loop
+from anyaccel_jax.step_loop import compile_loop, named_after
 from anyaccel_jax.transfers import put_like
 
 OutputsAndBuffers = tuple[tuple[Any, ...], Mapping[str, Any] | None]
@@ -196,8 +196,12 @@ class JaxOps(TracedOps):
         def vjp(primals: Any, rest: Any) -> Any:
             return jax.vjp(lambda primals: function(primals, rest), primals, has_aux=True)
 
-        forward = _jit(vjp)
-        backward = _jit(lambda pullback, cotangents: pullback(cotangents)[0])
+        def pull_back(pullback: Any, cotangents: Any) -> Any:
+            return pullback(cotangents)[0]
+
+        named_after(function, vjp, "vjp")
+        named_after(function, pull_back, "pullback")
+        forward, backward = _jit(vjp), _jit(pull_back)
 
         def run(primals: Any, rest: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
             values, pullback, others = forward(primals, rest)

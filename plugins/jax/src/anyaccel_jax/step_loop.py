@@ -54,10 +54,22 @@ def compile_loop(
     def training_step(state: Any, rest: Any, table: Any, numbers: Any, first: Any, results: Any) -> Any:
         return _run_single(body, state, rest, table, numbers, first, results)
 
+    named_after(body, training_steps, "loop")
+    named_after(body, training_step, "single")
     loop = compile_(training_steps, (0,) if donates else ())
     step = compile_(training_step, (0, 5) if donates else (5,))
     run_steps = _LoopOrSteps(loop, step, lambda: any(has_convolutions), put, times_ways=times_ways and not donates)
     return multi_step_runner(run_steps, jnp.concatenate, lambda rest: partial(_put, put, rest["orders"][0].sharding))
+
+
+def named_after(computation: Callable[..., Any], function: Callable[..., Any], what: str) -> None:
+    """Name a function that will be compiled after what it computes, in whose name are the nodes.
+
+    JAX's cache on disk tells programs apart by names of functions, and not by the scopes in them.
+    """
+    name = getattr(computation, "__name__", "")
+    if name.isidentifier():
+        function.__name__ = f"{name}_{what}"
 
 
 def _put(put: Put, where: Any, array: np.ndarray) -> Any:

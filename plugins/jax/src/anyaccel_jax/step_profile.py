@@ -11,10 +11,7 @@ from typing import Any
 import jax
 
 from anyaccel.adapter.step_profiler import Mark, trace_label, trace_span, write_trace
-from anyaccel.adapter.xla_scopes import with_nodes, xla_scopes
-
-_scopes: dict[tuple[int, str], str] = {}
-"""Of all profiles of this process: XLA tells of a program in the first of them only. Its number is no other's."""
+from anyaccel.adapter.xla_scopes import with_nodes, xla_programs
 
 
 @contextmanager
@@ -42,8 +39,8 @@ def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
     content = next(folder.rglob("*.xplane.pb")).read_bytes()  # the trace beside it does not say which program ran
     planes = jax.profiler.ProfileData.from_serialized_xspace(content).planes
     events = [event for number, plane in enumerate(planes, start=1) for event in _events(plane, number)]
-    _scopes.update(xla_scopes(content))
-    with_nodes(events, _scopes, {name: name for name in nodes})
+    is_cached = bool(jax.config.jax_compilation_cache_dir)  # type: ignore[attr-defined]
+    with_nodes(events, xla_programs(content), {name: name for name in nodes}, numbers_hold=not is_cached)
     write_trace(path, events)
 
 

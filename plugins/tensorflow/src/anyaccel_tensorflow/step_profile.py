@@ -13,16 +13,12 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from anyaccel.adapter.step_profiler import Mark, trace_label, trace_span, write_trace
-from anyaccel.adapter.xla_scopes import with_nodes, xla_scopes
+from anyaccel.adapter.xla_scopes import with_nodes, xla_programs
 
 
 def scope_name(name: str) -> str:
     """A name as TensorFlow allows it in a scope, and in the nodes of a function that XLA compiles."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "node"
-
-
-_scopes: dict[tuple[int, str], str] = {}
-"""Of all profiles of this process: XLA tells of a program in the first of them only. Its number is no other's."""
 
 
 @contextmanager
@@ -43,8 +39,7 @@ def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:
     space.ParseFromString(content)
     labels = {scope_name(name): name for name in nodes}
     events = [event for number, plane in enumerate(space.planes, start=1) for event in _events(plane, number)]
-    _scopes.update(xla_scopes(content))
-    with_nodes(events, _scopes, labels)
+    with_nodes(events, xla_programs(content), labels)
     write_trace(path, events)
 
 
