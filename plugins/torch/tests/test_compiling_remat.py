@@ -101,6 +101,7 @@ def _phase() -> aa.TrainPhase:
     return aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], sampler=ROWS)
 
 
+@pytest.mark.filterwarnings("ignore:phase 't' accumulates batches, and the buffer:UserWarning")
 def test_what_cannot_be_compiled_runs_uncompiled_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = train(model(), None, "off", accumulate=2)
     with pytest.warns(CompileWarning, match=r"steps in micro-batches in which values are computed again \(remat\)"):
