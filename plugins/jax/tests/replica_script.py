@@ -82,11 +82,11 @@ def accumulated() -> None:
 
 
 def weighed() -> None:
-    """Most rows weigh nothing, in some steps all of a replica; batches of 15 rows, of which each computes its share."""
+    """Most rows weigh nothing, in some steps all of a replica; batches of 17 rows, and the last of 5, of which each computes its share."""
     trained(
         "weighed",
         n_epochs=2,
-        sampler=aa.SimpleSampler(15, shuffle=True),
+        sampler=aa.SimpleSampler(17, shuffle=True),
         losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")],
     )
 
