@@ -82,7 +82,7 @@ def accumulated() -> None:
 
 
 def weighed() -> None:
-    """Most rows weigh nothing, in some steps all of a replica; batches of 17 rows, and the last of 5, of which each computes its share."""
+    """Most rows weigh nothing, in some steps all of a replica; batches of 17 rows, the last of 5, that do not divide."""
     trained(
         "weighed",
         n_epochs=2,
