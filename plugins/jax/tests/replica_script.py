@@ -82,7 +82,7 @@ def accumulated() -> None:
 
 
 def weighed() -> None:
-    """Most rows weigh nothing, in some steps all of a replica; batches of 17 rows, the last of 5, that do not divide."""
+    """Most rows weigh nothing, in some steps all of a replica; the last of the batches has 5 rows."""
     trained(
         "weighed",
         n_epochs=2,
