@@ -2,11 +2,13 @@
 
     anyaccel run --replicas 2 tests/benchmarks/replicas.py
     anyaccel run --replicas 2 tests/benchmarks/replicas.py large
-    anyaccel run --replicas 2 tests/benchmarks/replicas.py slow 200
+    anyaccel run --replicas 2 tests/benchmarks/replicas.py deep
+    anyaccel run --replicas 2 tests/benchmarks/replicas.py deep 200
 
 Prints seconds a step of each and their ratios, the median of interleaved rounds. `large` is a model of 25 million
-parameters, whose gradients go in buckets, and beside them all in one message after the backward pass. `slow` SIMULATES
-a network of so many megabytes a second for it: each message is held back, in a thread that sleeps, by its size.
+parameters, whose gradients go in buckets, and beside them all in one message after the backward pass; `deep` has 27
+million in layers of equal size. A number SIMULATES a network of so many megabytes a second: each message is held back,
+in a thread that sleeps, by its size.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -32,17 +35,25 @@ from anyaccel_torch import TorchBackend
 
 @dataclass(frozen=True)
 class Case:
-    """A perceptron of three layers, and how it is measured."""
+    """A perceptron, and how it is measured."""
 
     width: int
     hidden: int
     batch: int
     rounds: int = 7
     steps: int = 60
+    depth: int = 3
+    """Layers."""
+
+    def __str__(self) -> str:
+        return f"{self.width}" + f"-{self.hidden}" * (self.depth - 1) + f"-1, batch {self.batch}"
 
 
 SMALL = [Case(64, 128, 256), Case(256, 512, 256), Case(1024, 1024, 256)]
-LARGE = Case(2048, 4096, 64, rounds=4, steps=3)
+LARGER = {
+    "large": Case(2048, 4096, 64, rounds=4, steps=3),
+    "deep": Case(1664, 1664, 128, rounds=4, steps=4, depth=11),
+}
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -81,11 +92,11 @@ class SlowLink:
 
 
 def model_of(case: Case) -> torch.nn.Module:
-    """A perceptron of three layers."""
+    """A perceptron."""
     torch.manual_seed(0)
-    width, hidden = case.width, case.hidden
-    layers = [torch.nn.Linear(width, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, hidden), torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(hidden, 1))
+    widths = [case.width, *[case.hidden] * (case.depth - 1)]
+    hidden = [[torch.nn.Linear(n, m), torch.nn.ReLU()] for n, m in pairwise(widths)]
+    return torch.nn.Sequential(*chain.from_iterable(hidden), torch.nn.Linear(case.hidden, 1))
 
 
 def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | None = None) -> Callable[[], float]:
@@ -147,7 +158,7 @@ def compare(case: Case, *, beside_whole: bool = False, rate: float | None = None
     if RANK:
         return
     on = "" if rate is None else f", SIMULATED network of {rate / 1e6:.0f} MB/s"
-    print(f"{case.width}-{case.hidden}-{case.hidden}-1, batch {case.batch}{on}")
+    print(f"{case}{on}")
     for name, values in seconds.items():
         ratio = statistics.median(a / b for a, b in zip(values, seconds["by hand"], strict=True))
         print(f"  {name}: {1e6 * statistics.median(values):.0f} us, {ratio:.3f} of the loop by hand")
@@ -155,7 +166,7 @@ def compare(case: Case, *, beside_whole: bool = False, rate: float | None = None
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        compare(LARGE, beside_whole=True, rate=1e6 * float(sys.argv[2]) if sys.argv[1] == "slow" else None)
+        compare(LARGER[sys.argv[1]], beside_whole=True, rate=1e6 * float(sys.argv[2]) if len(sys.argv) > 2 else None)
     else:
         for small in SMALL:
             compare(small)

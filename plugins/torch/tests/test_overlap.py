@@ -270,6 +270,15 @@ def test_buckets_are_of_one_dtype_and_in_the_order_in_which_they_are_full() -> N
     ]
 
 
+def test_a_large_gradient_is_a_message_by_itself_and_small_ones_beside_it_stay_together() -> None:
+    small, large = [torch.zeros(10) for _ in range(3)], torch.empty(2**20)
+    half = torch.empty(2**20, dtype=torch.bfloat16)  # is copied anyway, to be added up in float32
+    buckets = buckets_of([small[0], large, small[1], half, small[2]], 2**25)
+    assert [[id(p) for p in bucket.parameters] for bucket in buckets] == [
+        [id(p) for p in group] for group in ([large], [half], small)
+    ]
+
+
 def test_gradients_that_come_in_another_order_are_launched_in_that_of_the_buckets() -> None:
     """As they must be alike in all replicas."""
     parameters = [nn.Parameter(torch.zeros(3 + i)) for i in range(4)]

@@ -18,6 +18,8 @@ from anyaccel.errors import ConfigError
 BUCKET_VARIABLE = "ANYACCEL_TORCH_BUCKET_MB"
 _DEFAULT_MB = 25.0
 """That of DistributedDataParallel."""
+_ALONE_BYTES = 4 * 2**20
+"""A gradient of so many bytes is a message by itself, which needs no copy: filling one costs more than it saves."""
 _IN_FLIGHT = 2
 """Buckets that are exchanged at once after a backward pass: one on its way while the next is filled."""
 
@@ -172,17 +174,23 @@ def exchange_in_buckets(
 
 
 def buckets_of(parameters: Iterable[Tensor], max_bytes: float) -> list[Bucket]:
-    """Parameters in their order in buckets of one device and dtype, none over so many bytes unless it is of one."""
+    """Parameters in their order in buckets of one device and dtype, none over so many bytes unless it is of one.
+
+    Large ones are buckets of their own.
+    """
     open_buckets: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
     closed: list[list[tuple[int, Tensor]]] = []
     for i, parameter in enumerate(parameters):
+        if exchanged_bytes(parameter) >= _ALONE_BYTES and exchange_dtype(parameter) == parameter.dtype:
+            closed.append([(i, parameter)])
+            continue
         key = parameter.device, parameter.dtype
         members = open_buckets.setdefault(key, [])
         if members and sum(map(_bytes_of, members)) + exchanged_bytes(parameter) > max_bytes:
             closed.append(members)
             members = open_buckets[key] = []
         members.append((i, parameter))
-    every = [*closed, *open_buckets.values()]
+    every = [*closed, *filter(None, open_buckets.values())]
     return [Bucket([p for _, p in members]) for members in sorted(every, key=lambda members: members[-1][0])]
 
 
