@@ -49,10 +49,10 @@ class Case:
         return f"{self.width}" + f"-{self.hidden}" * (self.depth - 1) + f"-1, batch {self.batch}"
 
 
-SMALL = [Case(64, 128, 256), Case(256, 512, 256), Case(1024, 1024, 256)]
+SMALL = [Case(64, 128, 256, steps=300), Case(256, 512, 256), Case(1024, 1024, 256)]
 LARGER = {
     "large": Case(2048, 4096, 64, rounds=4, steps=3),
-    "deep": Case(1664, 1664, 128, rounds=4, steps=4, depth=11),
+    "deep": Case(1664, 1664, 128, rounds=3, steps=10, depth=11),
 }
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -117,12 +117,14 @@ def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | Non
     return run
 
 
-def by_hand(case: Case, x: np.ndarray, y: np.ndarray, link: SlowLink | None) -> Callable[[], float]:
-    """The same loop with DistributedDataParallel and a fused Adam."""
+def by_hand(
+    case: Case, x: np.ndarray, y: np.ndarray, link: SlowLink | None, *, fused: bool = True
+) -> Callable[[], float]:
+    """The same loop with DistributedDataParallel and an Adam of torch."""
     model = DistributedDataParallel(model_of(case))
     if link is not None:
         model.register_comm_hook(None, link.hook)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused or None)
     inputs, targets, part = torch.from_numpy(x), torch.from_numpy(y), case.batch // SIZE
 
     def epoch() -> float:
@@ -151,6 +153,7 @@ def compare(case: Case, *, beside_whole: bool = False, rate: float | None = None
     if link is not None:
         link.install()
     ways["by hand"] = by_hand(case, x, y, link)
+    ways["by hand, default Adam"] = by_hand(case, x, y, link, fused=False)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(case.rounds):
         for name, way in ways.items():

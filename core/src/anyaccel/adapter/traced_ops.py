@@ -24,6 +24,8 @@ class StepFunction(Protocol):
 
     batch_size: int
     """Rows that it takes of each column, from `scalars["start"]` on."""
+    __name__: str
+    """Has the nodes in it, for compilers that tell programs apart by their names."""
 
     def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
         """The state afterwards, and the losses."""

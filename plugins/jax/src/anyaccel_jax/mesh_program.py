@@ -169,7 +169,7 @@ class _DividedStep(StepFunction):
     """A step whose state is divided after it as before; not flattened, which would gather it."""
 
     def __init__(self, body: StepFunction, mesh: DeviceMesh) -> None:
-        self.batch_size = body.batch_size
+        self.batch_size, self.__name__ = body.batch_size, body.__name__
         self._body, self._mesh = body, mesh
 
     def __call__(self, state: Any, rest: Any, scalars: Any) -> tuple[Any, Any]:
