@@ -172,14 +172,6 @@ def test_a_loss_from_the_output_trains_as_fit() -> None:
     check_equal(model, own)
 
 
-def test_an_object_of_a_keras_optimizer_is_refused_with_its_class_as_the_hint() -> None:
-    data = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
-    with pytest.raises(SpecError, match=r"(?i)adam.*Hint: "):
-        graph = aa.ModelGraph([aa.ModelNode("net", linear(), data.reference())], aa.Optimizer(keras.optimizers.Adam()))
-        phase = aa.TrainPhase("train", data="all", losses=aa.AppliedLoss("mse", on="net"))
-        aa.Experiment("e", graph, progress="none").run_phase(phase)
-
-
 # -- weights and texts -------------------------------------------------------------------------------------------------
 
 

@@ -137,7 +137,7 @@ def update_rule(optimizer: Optimizer) -> UpdateRule:
     """The rule of a named optimizer.
 
     Raises:
-        SpecError: the optimizer is a framework's own.
+        SpecError: the optimizer is a framework's own, or has a name without a formula here.
     """
     if optimizer.own is not None:
         raise SpecError(
@@ -145,7 +145,14 @@ def update_rule(optimizer: Optimizer) -> UpdateRule:
             available=", ".join(_RULES),
             hint="use one of these names",
         )
-    return _RULES[optimizer.name](optimizer)
+    rule = _RULES.get(optimizer.name)
+    if rule is None:
+        raise SpecError(
+            f"there is no formula for the optimizer {optimizer.name!r} here",
+            available=", ".join(_RULES),
+            hint="use one of these names",
+        )
+    return rule(optimizer)
 
 
 class SGD(PerParameterRule):
@@ -219,7 +226,7 @@ _CONSTANT = Schedule()  # made once: a table of rates is made for each call of c
 
 def _rates(optimizer: Optimizer, step: int, count: int) -> np.ndarray:
     """The learning rates of `count` steps from `step` on, counted from 1."""
-    if optimizer.schedule == _CONSTANT:
+    if optimizer.schedule == _CONSTANT and type(optimizer).rate is Optimizer.rate:
         return np.full(count, optimizer.lr)
     return np.array([optimizer.rate(step - 1 + i) for i in range(count)])
 

@@ -53,6 +53,7 @@ class GroupOptimizer:
         switched_off: names of the nodes' parameters that are not trained; what earlier phases kept for them is kept.
         sparse: whether some gradients will be sparse.
         constraints: what parameters go through after each step.
+        variables: those of Keras whose values parameters are.
 
     Attributes:
         spec: the optimizer spec.
@@ -71,6 +72,7 @@ class GroupOptimizer:
         switched_off: Mapping[str, Collection[str]] | None = None,
         sparse: bool = False,
         constraints: Mapping[nn.Parameter, Callable[[Any], Any]] | None = None,
+        variables: Mapping[nn.Parameter, Any] | None = None,
     ) -> None:
         self.name, self.spec = group.name, group.optimizer
         self.revision = 0
@@ -80,8 +82,9 @@ class GroupOptimizer:
         self._divided = any(map(is_dtensor, self.parameters))
         self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
+        self._variables = variables or {}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
-        scheduled = self.spec.schedule != Schedule()
+        scheduled = self.spec.schedule != Schedule() or type(self.spec).rate is not Optimizer.rate
         self._rate = self.spec.rate if scheduled else None
         self._optimizer = self._created(sparse=sparse) if self.parameters else None
         for torch_group in self._optimizer.param_groups if scheduled and self._optimizer is not None else ():
@@ -96,7 +99,9 @@ class GroupOptimizer:
         self._step = self.stepper(clip=False)
 
     def _created(self, *, sparse: bool) -> torch.optim.Optimizer:
-        return create_optimizer(self.spec, self.parameters, groups=self._grouped, sparse=sparse)
+        return create_optimizer(
+            self.spec, self.parameters, groups=self._grouped, sparse=sparse, variables=self._variables
+        )
 
     def settings_of(self, parameter: nn.Parameter) -> Optimizer:
         """The spec with the settings of a parameter's group."""
@@ -104,7 +109,7 @@ class GroupOptimizer:
 
     def _load(self, states: Mapping[str, NodeState], others: Mapping[str, Collection[str]]) -> dict[str, NodeState]:
         """Continue the states that match; returns what each node starts with."""
-        expected = expected_slots(self.spec, self.parameters) if states else {}
+        expected = expected_slots(self.spec, self.parameters, self._variables) if states else {}
         resumed = {
             node: matching_state(state, self.members[node], others.get(node, ()), expected)
             for node, state in states.items()

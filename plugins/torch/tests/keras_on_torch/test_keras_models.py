@@ -263,11 +263,6 @@ def test_a_keras_optimizer_goes_on_from_a_saved_state(name: str, tmp_path: Any) 
         np.testing.assert_allclose(state[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
 
 
-def test_an_object_of_a_keras_optimizer_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"of type Adam cannot be used.*Hint: give a name, or the optimizer's class"):
-        aa.Optimizer(keras.optimizers.Adam())
-
-
 def test_plain_modules_do_not_import_keras() -> None:
     code = """
 import sys, torch
