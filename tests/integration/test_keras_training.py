@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ColumnError, SourceError, SpecError
+from anyaccel.errors import ColumnError, SourceError
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 from keras import layers, losses, ops  # noqa: E402

@@ -359,7 +359,7 @@ Made = Callable[[nn.Module], Any]
 REFUSED: dict[str, tuple[Made, str, Made]] = {
     "a schedule besides": (
         lambda net: aa.Optimizer(torch.optim.Adam(net.parameters(), lr=0.05), schedule=lambda step: 0.5),
-        r"Adam that was given is an object .*got schedule besides\. Hint: .*give its class: Optimizer\(torch\.optim\.Adam",
+        r"Adam that was given is an object .*got schedule besides\. Hint: .*its class: Optimizer\(torch\.optim\.Adam",
         lambda net: aa.Optimizer(torch.optim.Adam, lr=0.05, schedule=lambda step: 0.5),
     ),
     "groups besides": (

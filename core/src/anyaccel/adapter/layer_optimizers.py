@@ -107,7 +107,7 @@ class LayerOptimizerRule(UpdateRule):
         if settings:
             raise SpecError(
                 f"the optimizer {name} is an object already, but got settings: {', '.join(settings)}",
-                hint=f"give them to {name}(...), or give its class: Optimizer({name}, lr=..., {next(iter(settings))}=...)",
+                hint=f"give them to {name}(...), or give its class: Optimizer({name}, lr=..., {min(settings)}=...)",
             )
         if self._given.built:
             raise SpecError(
@@ -149,20 +149,18 @@ class LayerOptimizerRule(UpdateRule):
         variables: Mapping[str, Any] = getattr(tree, "variables", tree) or {}
         if not variables or not (self._excludes or reads_names(self.optimizer.own, self._module)):
             return self
-        bound = copy(self)
-        bound._built, bound.shareable = {}, False
-        bound._identities = {
-            name: _Identity(
+        identities = {}
+        for name, variable in variables.items():
+            in_steps = _seen_in_steps(variable)
+            identities[name] = _Identity(
                 name=str(variable.name),
                 path=str(getattr(variable, "path", variable.name)),
                 name_in_steps=str(in_steps.name),
-                decays=not self._excludes or bool(self._given._use_weight_decay(in_steps)),
+                decays=not self._excludes or bool(self._given._use_weight_decay(in_steps)),  # noqa: SLF001 - of Keras
                 is_overwritten=bool(getattr(variable, "overwrite_with_gradient", False)),
             )
-            for name, variable, in_steps in (
-                (name, variable, _seen_in_steps(variable)) for name, variable in variables.items()
-            )
-        }
+        bound = copy(self)
+        vars(bound).update(_built={}, _identities=identities)
         return bound
 
     def _made(self) -> tuple[Any, Any]:
@@ -230,9 +228,10 @@ class LayerOptimizerRule(UpdateRule):
         """An optimizer for parameters of these names, shapes and dtypes, which begins with their `values` if given."""
         if self._excludes and not self._identities:
             raise SpecError(
-                f"the optimizer {self.optimizer.name} excludes variables from weight decay, and the model has none of its "
-                "framework's",
-                hint="write groups={'*bias': {'weight_decay': 0.0}} with its class: Optimizer(CLASS, lr=..., groups=...)",
+                f"the optimizer {self.optimizer.name} excludes variables from weight decay, and the model has none of "
+                "its framework's",
+                hint=f"give its class and a pattern of names: Optimizer({self.optimizer.name}, lr=..., groups="
+                "{'*bias': {'weight_decay': 0.0}})",
             )
         (made, rate), variables = self._made(), {}
         for i, (name, shape, dtype) in enumerate(key):
@@ -244,7 +243,7 @@ class LayerOptimizerRule(UpdateRule):
         made.build(list(variables.values()))
         for name, identity in self._identities.items():
             if name in variables:
-                variables[name]._name = identity.name_in_steps
+                variables[name]._name = identity.name_in_steps  # noqa: SLF001 - it checks names that it is created with
         slots: dict[str, dict[str, Any]] = {name: {} for name in variables}
         for number, variable in enumerate(made.variables):
             owner, slot = made.owner_and_slot(variable)

@@ -18,7 +18,8 @@ def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
     """The function that computes a loss term.
 
     Raises:
-        SpecError: a named loss without outputs and targets, or without a formula here, or a custom loss that the framework cannot take.
+        SpecError: a named loss without outputs and targets or without a formula here, or a custom loss that the
+            framework cannot take.
     """
     if term.loss.own is not None:
         return ops.custom_loss(term.loss)

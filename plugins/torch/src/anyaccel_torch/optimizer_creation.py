@@ -109,7 +109,7 @@ def _copy_of(
 ) -> torch.optim.Optimizer:
     """An optimizer like an object that was given, over parameters of the object's; it keeps its own state.
 
-    Before each step it gets what the object's groups have then, so that torch's schedulers of the object have an effect.
+    Before each step it gets what the object's groups have then, so that torch's schedulers have an effect.
     """
     _check_object(own, spec)
     number_of = {id(p): i for i, group in enumerate(own.param_groups) for p in group["params"]}
@@ -119,8 +119,8 @@ def _copy_of(
         if number is None:
             raise SpecError(
                 f"the {spec.name} that was given lacks a parameter of shape {list(parameter.shape)} that is trained",
-                hint="create it with all parameters of the node's model, and switch off requires_grad of those that are "
-                "not to be trained; or give its class",
+                hint="create it with all parameters of the node's model, and switch off requires_grad of those that "
+                "stay as they are; or give its class",
             )
         members.setdefault(number, []).append(parameter)
     made: Any = object.__new__(type(own))
@@ -137,7 +137,7 @@ def _copy_of(
             mine.update({name: value for name, value in group.items() if name != "params"})
 
     if originals:  # a trial, which hooks of the user's need not hear of
-        made._optimizer_step_pre_hooks, made._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        vars(made).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
     else:
         made.register_step_pre_hook(update_groups)
     return made  # type: ignore[no-any-return]
@@ -163,7 +163,8 @@ def _check_object(own: torch.optim.Optimizer, spec: Optimizer) -> None:
     inner = [key for key, value in vars(own).items() if isinstance(value, torch.optim.Optimizer)]
     if inner or (step is not None and not hasattr(step, "_wrapped_by_lr_sched")):
         raise SpecError(
-            f"the {name} that was given has {f'another optimizer in it, {inner[0]}' if inner else 'a step written to it'}",
+            f"the {name} that was given has "
+            + (f"another optimizer in it, {inner[0]}" if inner else "another function as its step"),
             hint="create and step it in a step of your own: TrainPhase(step=function)",
         )
 

@@ -84,8 +84,10 @@ class GroupOptimizer:
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._variables = variables or {}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
-        scheduled = self.spec.schedule != Schedule() or type(self.spec).rate is not Optimizer.rate
+        derived = type(self.spec).rate is not Optimizer.rate  # a rate of the user's own, by which lr is multiplied
+        scheduled = self.spec.schedule != Schedule() or derived
         self._rate = self.spec.rate if scheduled else None
+        self._factor = (lambda step: self.spec.rate(step) / self.spec.lr) if derived else self.spec.schedule.factor
         self._optimizer = self._created(sparse=sparse) if self.parameters else None
         for torch_group in self._optimizer.param_groups if scheduled and self._optimizer is not None else ():
             torch_group.setdefault("initial_lr", torch_group["lr"])  # as torch's schedulers call it
@@ -228,7 +230,7 @@ class GroupOptimizer:
             groups[:] = [part for group in groups for part in self._by_steps(group)]
             self._diverged = False
         for group in groups:
-            group["lr"] = group["initial_lr"] * self.spec.schedule.factor(self.steps(group["params"][0]))
+            group["lr"] = group["initial_lr"] * self._factor(self.steps(group["params"][0]))
 
     def _by_steps(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         by_steps: dict[int, list[nn.Parameter]] = {}

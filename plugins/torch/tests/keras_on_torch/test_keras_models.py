@@ -18,7 +18,7 @@ from torch import nn
 
 import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel.errors import MoveError, ShapeError, SpecError, StateError
+from anyaccel.errors import MoveError, ShapeError, StateError
 from anyaccel.segment import Operation, Segment, TensorSpec
 from anyaccel_torch import shape_inference
 from anyaccel_torch.backend import TorchBackend

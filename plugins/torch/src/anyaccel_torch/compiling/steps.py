@@ -161,7 +161,8 @@ def check_optimizers(request: CompileRequest) -> None:
             available=", ".join(FORMULAS),
             hint="use an available name, or set compile='off'",
         )
-    if hook_registry._global_optimizer_pre_hooks or hook_registry._global_optimizer_post_hooks:
+    hooks = (getattr(hook_registry, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post"))  # private
+    if any(hooks):
         raise CompileError(
             "compiled steps do not call what register_optimizer_step_pre_hook or register_optimizer_step_post_hook "
             "registered",
