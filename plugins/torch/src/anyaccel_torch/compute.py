@@ -15,13 +15,14 @@ from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.loadable_shapes import LoadableShapes
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
+from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.install_hints import HINTS
 from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
-from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
+from anyaccel.segment import Operation, OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.numpy_views import as_array
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures, LoadableShapes):
+class TorchCompute(
+    TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures, LoadableShapes, SingleRows
+):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
     weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
@@ -75,6 +78,13 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         from anyaccel_torch.shape_inference import infer_training
 
         return infer_training(model, inputs, arguments)
+
+    def single_row_reason(self, operation: Operation, inputs: Sequence[TensorSpec]) -> str:
+        """As `SingleRows.single_row_reason`; runs a model with batch normalization on zeros in its training modes."""
+        from anyaccel_torch.module_traits import batch_coupling
+        from anyaccel_torch.shape_inference import single_row_reason
+
+        return single_row_reason(operation, inputs) if batch_coupling(operation.model) else ""
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""

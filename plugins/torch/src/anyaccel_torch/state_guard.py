@@ -239,10 +239,11 @@ def evaluating(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[No
 
 
 @contextmanager
-def in_training(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
-    """As `evaluating`, in the modes of a training step."""
+def in_training(model: nn.Module, devices: Sequence[torch.device], *, as_is: bool = False) -> Iterator[None]:
+    """As `evaluating`, in the modes of a training step; `as_is`: in those that it has."""
     with _as_before(model, devices) as modes:
-        modes.enter(model, training=True)
+        if not as_is:
+            modes.enter(model, training=True)
         yield
 
 
