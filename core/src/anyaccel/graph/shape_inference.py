@@ -12,6 +12,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.errors import (
+    ENVIRONMENT_ERRORS,
     AmbiguousOwnerError,
     AnyaccelError,
     EstimatorError,
@@ -195,7 +196,7 @@ def _named_framework(node: ModelNode) -> Iterator[None]:
     """
     try:
         yield
-    except AnyaccelError:
+    except (AnyaccelError, *ENVIRONMENT_ERRORS):
         raise
     except Exception as error:
         if node.framework is None:
@@ -363,6 +364,10 @@ def _outputs(
         with _named_framework(node):
             key = rng.key(seed, "weights", node.label)
             return backend.infer_outputs(node.model, specs, node.arguments, key)
+    except ENVIRONMENT_ERRORS as error:
+        if not isinstance(error, AnyaccelError):
+            error.add_note(f"raised while node {node.label!r} was built and tried with two small batches")
+        raise
     except EstimatorError as error:
         raise EstimatorError(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint

@@ -17,7 +17,7 @@ from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.example_spec import example_batch
 from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError, GraphError, ShapeError
+from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, GraphError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
@@ -67,7 +67,7 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
             lambda output: dtype_name(output.dtype),
             hint="return what has the batch as an axis, in training too",
         )
-    except ShapeError:
+    except (ShapeError, *ENVIRONMENT_ERRORS):
         raise
     except Exception:  # zeros may be no legal input in training alone; the first step has the right error
         return ()
@@ -165,7 +165,7 @@ def _run(
             with translate_errors(f"a batch of {batch} through {type(model).__name__}"):
                 call = bind_call(model, device, len(inputs), layout, layout)
                 return call(*[_samples(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
-        except AnyaccelError:
+        except (AnyaccelError, *ENVIRONMENT_ERRORS):
             raise
         except Exception as error:
             raise _refused(model, inputs, error) from error
