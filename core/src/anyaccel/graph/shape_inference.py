@@ -364,10 +364,6 @@ def _outputs(
         with _named_framework(node):
             key = rng.key(seed, "weights", node.label)
             return backend.infer_outputs(node.model, specs, node.arguments, key)
-    except ENVIRONMENT_ERRORS as error:
-        if not isinstance(error, AnyaccelError):
-            error.add_note(f"raised while node {node.label!r} was built and tried with two small batches")
-        raise
     except EstimatorError as error:
         raise EstimatorError(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
@@ -379,6 +375,11 @@ def _outputs(
         raise _not_accepted(node, specs, error, cast_hint) from error.__cause__  # the message has the error itself
     except MoveError as error:
         raise _not_accepted(node, specs, error, cast_hint) from error.__cause__
+    except AnyaccelError:
+        raise
+    except Exception as error:  # ENVIRONMENT_ERRORS
+        error.add_note(f"raised while node {node.label!r} was built and tried with two small batches")
+        raise
 
 
 def _not_accepted(

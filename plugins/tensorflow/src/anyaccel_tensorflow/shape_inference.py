@@ -23,7 +23,10 @@ from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.variables import keras, model_variables
 
 # As ENVIRONMENT_ERRORS, of what TensorFlow itself reads and writes.
-_OF_FILES = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.DataLossError)
+_OF_FILES = (
+    *(tf.errors.NotFoundError, tf.errors.FailedPreconditionError, tf.errors.PermissionDeniedError),
+    *(tf.errors.AlreadyExistsError, tf.errors.DataLossError, tf.errors.UnavailableError),
+)
 
 
 def infer_outputs(
