@@ -189,6 +189,11 @@ def compiled_once(session: nox.Session) -> dict[str, str]:
     }
 
 
+def succeeds(command: list[str]) -> bool:
+    """Whether a command ends without an error; what it prints is not shown."""
+    return not subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode
+
+
 @nox.session(python=False)
 def check(session: nox.Session) -> None:
     """All that a change must pass: the sessions of CHECKS, several at a time, each told of when it has ended.
@@ -199,10 +204,9 @@ def check(session: nox.Session) -> None:
     command = [sys.executable, "-m", "nox", "--non-interactive", "--envdir", str(kept(session).parent)]
     env = {**os.environ, "ANYACCEL_TEST_WORKERS": str(min(CORES // lanes, 4))}
     # uv installs in a tenth of the time; where it cannot be had, or does not reach what pip reaches, sessions use pip.
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     if not (shutil.which("uv") or find_spec("uv")):
-        subprocess.run([sys.executable, "-m", "pip", "install", "--target", str(UV), "uv"], check=False, **quiet)
-    if subprocess.run([*command, "--session", "lint", "--install-only"], env=env, check=False, **quiet).returncode:
+        succeeds([sys.executable, "-m", "pip", "install", "--target", str(UV), "uv"])
+    if not succeeds([*command, "--session", "lint", "--install-only"]):
         command += ["--default-venv-backend", "virtualenv"]
         shutil.rmtree(UV, ignore_errors=True)
 
