@@ -182,8 +182,12 @@ def _wrap_models(nodes: Mapping[str, Node], backends: Mapping[str, ComputingBack
         if isinstance(node, ModelNode):
             model = node.model
             if id(model) not in wrapped:
-                with _named_framework(node):
-                    wrapped[id(model)] = backends[label].wrap(model)
+                try:
+                    with _named_framework(node):
+                        wrapped[id(model)] = backends[label].wrap(model)
+                except GraphError as error:
+                    problem = error.problem if error.problem.startswith("node ") else f"node {label!r}: {error.problem}"
+                    raise type(error)(problem, available=error.available, hint=error.hint) from error.__cause__
             node.model = wrapped[id(model)]
 
 

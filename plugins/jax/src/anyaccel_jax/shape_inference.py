@@ -89,4 +89,4 @@ def _hint(inputs: Sequence[TensorSpec], error: Exception) -> str:
         return "use jax.numpy.where or jax.lax.cond for decisions in the model: it is compiled, and sees no values"
     if isinstance(error, jax.errors.TracerArrayConversionError):
         return "use functions of jax.numpy in the model, not of numpy: it is compiled, and sees no values"
-    return call_hint(error) or input_hint(inputs)
+    return call_hint(error) or input_hint(inputs, error=error)

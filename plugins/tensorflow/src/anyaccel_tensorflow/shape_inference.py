@@ -65,6 +65,7 @@ def infer_outputs(
             is_code_error=not isinstance(error, (ValueError, tf.errors.InvalidArgumentError)),
             dtype=parameter_dtype(model),
             convert="create the model with dtype={dtype!r}",
+            error=error,
         )
         raise input_error(name, inputs, first_line(error), call_hint(error) or hint) from error
 

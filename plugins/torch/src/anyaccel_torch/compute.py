@@ -43,6 +43,17 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
     own_steps = True
     parameter_groups = True
 
+    def wrap(self, model: Any) -> Any:
+        """As `Compute.wrap`: modules stay what they are.
+
+        Raises:
+            GraphError: it is no module that can be called in both modes and whose state is that of one device.
+        """
+        from anyaccel_torch.module_traits import check_module
+
+        check_module(model)
+        return model
+
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
@@ -220,6 +231,12 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
 
         return state_dict_names(model, _named_state(model))
 
+    def plain_name(self, model: Any, name: str) -> str:
+        """As `WeightFiles.plain_name`: without the `_orig_mod.` of `torch.compile`, and the `module.` of DDP."""
+        from anyaccel_torch.module_state import plain_names
+
+        return plain_names(model)(name)
+
     def read_weights(self, path: FilePath) -> dict[str, np.ndarray]:
         """As `WeightFiles.read_weights`, with `torch.load(path, weights_only=True)`."""
         from anyaccel_torch.weight_files import read_weights
@@ -280,6 +297,12 @@ def _spec_of(array: Any) -> TensorSpec:
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
     import torch
 
+    if tensor.layout is not torch.strided:
+        raise StateError(
+            f"{name} is a sparse tensor ({tensor.layout}), which NumPy lacks",
+            hint="leave it out of the state, and give it in the __init__ of the model: register_buffer('NAME', value, "
+            "persistent=False)",
+        )
     # not a view that is copied: torch breaks a tensor that it resizes while NumPy has a view of it
     copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from anyaccel.adapter.out_of_memory import out_of_memory
-from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError
+from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError, SpecError
 from anyaccel_torch.mixed_tensors import mixed_tensors
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
@@ -19,6 +19,8 @@ _DEVICE_MISMATCH = (
     *("on the same device", "at the same device", "on a different device"),
     *("but expected on ", "but expected it to be on ", "has not been allocated on MPS"),
 )
+_NEEDS_GRADIENTS = re.compile(r"does not require grad|do not require grad|does not have a grad_fn")
+_NOT_IMPLEMENTED = re.compile(r"\"(\w+)\" not implemented for '(Bool|Byte|Char|Short|Int|Long)'")
 _TYPES = re.compile(r"\((torch\.(?:\w+\.)?)\w+Tensor\) and \w+ type \((torch\.(?:\w+\.)?)\w+Tensor\)")
 
 
@@ -34,6 +36,7 @@ def translate_errors(what: str) -> Iterator[None]:
         DeviceMismatchError: an operation was given tensors on several devices.
         MoveError: a tensor on torch's `meta` device has no data.
         FrameworkError: what is computed again in the backward pass (`remat`) differs.
+        SpecError: an optimizer or a loss does not take sparse gradients or integers.
     """
     try:
         yield
@@ -42,6 +45,11 @@ def translate_errors(what: str) -> Iterator[None]:
         if translated is None:
             raise
         raise translated from error
+
+
+def needs_gradients(error: Exception) -> bool:
+    """Whether a model failed because it takes gradients itself, as forces do, of what has none."""
+    return isinstance(error, RuntimeError) and _NEEDS_GRADIENTS.search(str(error)) is not None
 
 
 def raise_if_device_mismatch(error: RuntimeError, who: str, inputs: Mapping[str, Any]) -> None:
@@ -86,6 +94,17 @@ def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
             f"{what}: what is computed again in the backward pass is not what was computed before: {first_line(error)}",
             hint="turn off what the model keeps from one call for the next, such as its cache of keys and values "
             "(model.config.use_cache = False); or leave remat out",
+        )
+    if "does not support sparse gradients" in text:
+        return SpecError(
+            f"{what}: {first_line(error)}",
+            hint="let the embedding give dense ones, nn.Embedding(..., sparse=False), or train it with "
+            "Optimizer('sgd', lr=0.1)",
+        )
+    if (missing := _NOT_IMPLEMENTED.search(text)) is not None:
+        return SpecError(
+            f"{what}: torch does not compute {missing[1]} of {missing[2].lower()} values",
+            hint="let the model return floating values: output.float()",
         )
     if "meta tensor" in text:
         return MoveError(

@@ -21,8 +21,8 @@ from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, GraphError, Shape
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
-from anyaccel_torch.error_translation import first_line, translate_errors
-from anyaccel_torch.forward_call import bind_call, force_eager
+from anyaccel_torch.error_translation import first_line, needs_gradients, translate_errors
+from anyaccel_torch.forward_call import Call, bind_call, force_eager, with_gradients
 from anyaccel_torch.module_state import parameters
 from anyaccel_torch.state_guard import evaluating, in_training, seed_generators
 from anyaccel_torch.tree_utils import dtype_name
@@ -80,8 +80,7 @@ def _training_outputs(
     scope = device if device.type == "meta" else nullcontext()
     with in_training(model, [device]), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
         warnings.simplefilter("ignore")  # of a step without gradients, which this is not
-        call = bind_call(model, device, len(inputs), layout, layout)
-        return call(*[_samples(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
+        return _called(model, bind_call(model, device, len(inputs), layout, layout), inputs, batch, device)
 
 
 def tensor_spec(tensor: Tensor) -> TensorSpec:
@@ -163,12 +162,28 @@ def _run(
             seed_generators([device], seed)
         try:
             with translate_errors(f"a batch of {batch} through {type(model).__name__}"):
-                call = bind_call(model, device, len(inputs), layout, layout)
-                return call(*[_samples(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
+                outputs = _called(model, bind_call(model, device, len(inputs), layout, layout), inputs, batch, device)
+            if any(output.layout is not torch.strided for output in layout.by_path(outputs).values()):
+                problem = f"{type(model).__name__} returns a sparse tensor, which cannot be the output of a node"
+                raise ShapeError(problem, hint="let its forward return value.to_dense()")
+            return outputs
         except (AnyaccelError, *ENVIRONMENT_ERRORS):
             raise
         except Exception as error:
             raise _refused(model, inputs, error) from error
+
+
+def _called(
+    model: nn.Module, call: Call, inputs: Sequence[TensorSpec], batch: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Outputs without gradients; a model that takes some itself is called again, with them."""
+    samples = [_samples(spec, batch, device) for spec in inputs]
+    try:
+        return call(*samples)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if not needs_gradients(error):
+            raise
+        return with_gradients(call, model)(*samples)  # type: ignore[no-any-return]
 
 
 def _samples(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
@@ -188,7 +203,10 @@ def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -
         is_code_error=not isinstance(error, RuntimeError) and not is_keras_refusal,
         dtype=input_dtype(model),
         convert="convert the model: model.to(torch.{dtype})",
+        error=error,
     )
+    if needs_gradients(error):
+        hint = "let the model ask for the gradient of what it computes with: x = x.clone().requires_grad_()"
     hint = call_hint(error) or _layout_hint(inputs, str(error)) or hint
     return input_error(type(model).__name__, inputs, first_line(error), hint)
 

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from anyaccel.errors import ENVIRONMENT_ERRORS, PhaseError
+from anyaccel_torch.module_state import plain_names
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 _AUTOCAST = {
@@ -79,7 +80,8 @@ class ShardedModule:
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The divided parameters by name: DTensors."""
-        return self._divided
+        plain = plain_names(self.copy)
+        return {plain(name): parameter for name, parameter in self._divided.items()}
 
     @property
     def is_whole(self) -> bool:

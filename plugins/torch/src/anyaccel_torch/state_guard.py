@@ -180,7 +180,8 @@ class PlainAttributes:
 
         Also in the modules in it, as a list that layers are added to, but not in those that build themselves.
         """
-        names = (*part._parameters, *part._buffers, *part._modules)  # noqa: SLF001
+        tables = (part._parameters, part._buffers, part._modules)  # noqa: SLF001
+        names = [name for table in tables for name in table.keys()]  # noqa: SIM118 - iterating fails in TorchScript
         inner = [child for child in part.children() if id(child) not in self._builders]
         return type(part), names, getattr(part, "built", None), [self._registered_in(child) for child in inner]
 
