@@ -131,7 +131,7 @@ def _no_batch(
     )
 
 
-CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ImportError, ZeroDivisionError)
+CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ZeroDivisionError)
 """What a model raises by a mistake in its code, whatever the shapes and dtypes of its inputs."""
 
 

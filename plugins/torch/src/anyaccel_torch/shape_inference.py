@@ -17,7 +17,7 @@ from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.example_spec import example_batch
 from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError, GraphError, ShapeError
+from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, GraphError, ShapeError
 from anyaccel.segment import Operation, OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
@@ -67,7 +67,7 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
             lambda output: dtype_name(output.dtype),
             hint="return what has the batch as an axis, in training too",
         )
-    except ShapeError:
+    except (ShapeError, *ENVIRONMENT_ERRORS):
         raise
     except Exception:  # zeros may be no legal input in training alone; the first step has the right error
         return ()
@@ -178,7 +178,7 @@ def _run(
                 problem = f"{type(model).__name__} returns a sparse tensor, which cannot be the output of a node"
                 raise ShapeError(problem, hint="let its forward return value.to_dense()")
             return outputs
-        except AnyaccelError:
+        except (AnyaccelError, *ENVIRONMENT_ERRORS):
             raise
         except Exception as error:
             raise _refused(model, inputs, error) from error

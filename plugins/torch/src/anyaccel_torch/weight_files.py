@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyaccel.errors import StateError
+from anyaccel.errors import ENVIRONMENT_ERRORS, StateError
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.host_transfer import copied
@@ -65,6 +65,8 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
     try:
         mapped = mapped and zipfile.is_zipfile(path)
         given = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except ENVIRONMENT_ERRORS:
+        raise
     except Exception as error:  # of many kinds: archives, bytes, and what torch refuses to make
         raise _unreadable(path, error) from error
     return _named_tensors(path, given)
