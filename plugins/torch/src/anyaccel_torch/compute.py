@@ -307,6 +307,12 @@ def _spec_of(array: Any) -> TensorSpec:
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
     import torch
 
+    if tensor.is_meta:
+        raise StateError(
+            f"{name} has no values: it is on torch's meta device",
+            hint="load the model first, with load_checkpoint_and_dispatch(model, 'model.safetensors', "
+            "device_map={'': 'cpu'}) of anyaccel_torch.big_models",
+        )
     if tensor.layout is not torch.strided:
         raise StateError(
             f"{name} is a sparse tensor ({tensor.layout}), which NumPy lacks",

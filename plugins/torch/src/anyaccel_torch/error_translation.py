@@ -127,10 +127,12 @@ def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
             f"{what}: torch does not compute {missing[1]} of {missing[2].lower()} values",
             hint="let the model return floating values: output.float()",
         )
-    if "meta tensor" in text:
+    if "meta tensor" in text or "expected device meta" in text:
         return MoveError(
             f"{what}: a tensor on torch's meta device has no values to move",
-            hint="give its parameters values first: model.to_empty(device='cpu'), then load or initialize them",
+            hint="make it where values are, without torch.device('meta'); or load it, with "
+            "load_checkpoint_and_dispatch(model, 'model.safetensors', device_map={'': 'cpu'}) of "
+            "anyaccel_torch.big_models; model.to_empty() leaves garbage in buffers that no file has",
         )
     return None
 

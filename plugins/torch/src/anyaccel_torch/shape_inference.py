@@ -148,8 +148,13 @@ def _outputs(model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout,
 
 
 def _is_large(model: nn.Module) -> bool:
-    """Whether to run a copy without values; Keras copies a model through a file, values and all."""
-    return sum(parameter.nbytes for parameter in model.parameters()) > LARGE_BYTES and not keras.outermost(model)
+    """Whether to run a copy without values: also of a model of which a part has none, as parameters without buffers.
+
+    Not of Keras, which copies a model through a file, values and all.
+    """
+    is_meta = {tensor.is_meta for tensor in chain(model.parameters(), model.buffers())}
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    return (nbytes > LARGE_BYTES or len(is_meta) == 2) and not keras.outermost(model)
 
 
 def _without_values(model: nn.Module) -> nn.Module:
