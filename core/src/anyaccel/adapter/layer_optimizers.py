@@ -146,7 +146,7 @@ class LayerOptimizerRule(UpdateRule):
         Args:
             tree: the variables by the names of the parameters, or an object that has these as `variables`.
         """
-        variables: Mapping[str, Any] = getattr(tree, "variables", tree) or {}
+        variables: Mapping[str, Any] = getattr(tree, "variables", tree)
         if not variables or not (self._excludes or reads_names(self.optimizer.own, self._module)):
             return self
         identities = {}
@@ -160,7 +160,7 @@ class LayerOptimizerRule(UpdateRule):
                 is_overwritten=bool(getattr(variable, "overwrite_with_gradient", False)),
             )
         bound = copy(self)
-        vars(bound).update(_built={}, _identities=identities)
+        vars(bound).update(_built={}, _identities=identities, shareable=False)
         return bound
 
     def _made(self) -> tuple[Any, Any]:

@@ -28,6 +28,9 @@ class UpdateRule(ABC):
     needs_value: bool = False
     """Whether `step` finds the step's loss among its coefficients, as `value`: the weighted sum of the mean losses."""
 
+    shareable: bool = True
+    """Whether its compiled updates serve other models with parameters of the same names, shapes and dtypes."""
+
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
