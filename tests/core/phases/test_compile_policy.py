@@ -169,7 +169,7 @@ def why_not(result: Any) -> list[str]:
     return [event.message for event in result.events if event.kind == "compile" and event.verbose]
 
 
-# -- values that change again and again ---------------------------------------------------------------------------------
+# -- values that change again and again -------------------------------------------------------------------------------
 
 
 class Annealing(Callback):
@@ -196,7 +196,7 @@ def test_a_value_that_changes_in_every_epoch_costs_no_more_than_the_better_choic
 
 
 def test_a_value_that_stops_changing_lets_steps_be_compiled_for_what_is_left(
-    speeds: Callable[..., SimpleNamespace]
+    speeds: Callable[..., SimpleNamespace],
 ) -> None:
     programs = speeds(each=1e-3, ratio=0.1, seconds=1.0, changes=True)
 
@@ -209,7 +209,7 @@ def test_a_value_that_stops_changing_lets_steps_be_compiled_for_what_is_left(
 
 
 def test_steps_that_the_phase_wants_compiled_are_compiled_after_each_change(
-    speeds: Callable[..., SimpleNamespace]
+    speeds: Callable[..., SimpleNamespace],
 ) -> None:
     programs = speeds(changes=True)
     result = train(10, 4, compile="steps", callbacks=[Annealing()])

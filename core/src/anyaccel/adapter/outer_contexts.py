@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from anyaccel.backend import Backend
 
 ThreadContexts: TypeAlias = "tuple[Callable[[], AbstractContextManager[object]], ...]"
 
@@ -45,13 +47,24 @@ class LeavesContexts(ABC):
 
 
 @contextmanager
-def shared_with_threads(contexts: OuterContexts) -> Iterator[None]:
-    """Inside, threads that enter `in_thread(thread_contexts())` have the settings of this one."""
-    token = _IN_THREADS.set((*_IN_THREADS.get(), contexts.in_threads))
-    try:
-        yield
-    finally:
-        _IN_THREADS.reset(token)
+def left_contexts(backends: Iterable[Backend]) -> Iterator[Mapping[Backend, OuterContexts]]:
+    """A context without those of the caller that these backends leave; gives what was there, by backend.
+
+    Inside, threads that enter `in_thread(thread_contexts())` have the settings of this one.
+
+    Raises:
+        PhaseError: as `LeavesContexts.leave_contexts`.
+    """
+    with ExitStack() as entered:
+        left: dict[Backend, OuterContexts] = {}
+        for backend in dict.fromkeys(backends):
+            if isinstance(backend, LeavesContexts):
+                left[backend] = entered.enter_context(backend.leave_contexts())
+        token = _IN_THREADS.set((*_IN_THREADS.get(), *(contexts.in_threads for contexts in left.values())))
+        try:
+            yield left
+        finally:
+            _IN_THREADS.reset(token)
 
 
 def thread_contexts() -> ThreadContexts:

@@ -179,8 +179,8 @@ class CompilePolicy:
             outcome = "steps are compiled each time" if pays else "steps stay uncompiled"
             self._log_event(
                 "compile",
-                f"{outcome}, as {self._cause} again: {costs} and saves {_duration(max(saved, 0.0))}. Hint: change it every "
-                "few epochs, or hold it in a variable of the framework that compiled code is given",
+                f"{outcome}, as {self._cause} again: {costs} and saves {_duration(max(saved, 0.0))}. Hint: change it "
+                "every few epochs, or hold it in a variable of the framework that compiled code is given",
             )
         if pays:
             self._is_dropped = False

@@ -9,7 +9,18 @@ from typing import Any, Protocol
 _LOG = logging.getLogger("anyaccel")
 _LOG.addHandler(logging.NullHandler())  # without a logging setup, progress and results show events
 
-KINDS = ("compile", "residency", "memory", "source", "transfer", "rate", "checkpoint", "precision", "profile", "context")
+KINDS = (
+    "compile",
+    "residency",
+    "memory",
+    "source",
+    "transfer",
+    "rate",
+    "checkpoint",
+    "precision",
+    "profile",
+    "context",
+)
 """Kinds of events."""
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
-from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts, shared_with_threads
+from anyaccel.adapter.outer_contexts import OuterContexts, left_contexts
 from anyaccel.backend import Backend
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
@@ -15,26 +15,14 @@ from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 
 
-@contextmanager
-def left_contexts(graph: ModelGraph) -> Iterator[Mapping[Backend, OuterContexts]]:
-    """A context without those of the frameworks of a graph that would reach into a phase; gives what was there.
-
-    Raises:
-        PhaseError: no phase can run there, as in a function that is traced.
-    """
+def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend, OuterContexts]]:
+    """`left_contexts` of all backends of the frameworks of a graph."""
     nodes = [node for node in graph.nodes.values() if isinstance(node, ModelNode)]
     frameworks = dict.fromkeys(
         name for node in nodes for name in ([node.framework] if node.framework else registry().owners(node.model))
     )
     kinds = [(name, kind) for name in frameworks if name in registry().frameworks for kind in registry().kinds(name)]
-    backends = dict.fromkeys(registry().find(name, kind) for name, kind in kinds)
-    with ExitStack() as entered:
-        left: dict[Backend, OuterContexts] = {}
-        for backend in backends:
-            if isinstance(backend, LeavesContexts):
-                left[backend] = entered.enter_context(backend.leave_contexts())
-                entered.enter_context(shared_with_threads(left[backend]))
-        yield left
+    return left_contexts(registry().find(name, kind) for name, kind in kinds)
 
 
 def check_precision(phase: Phase, plan: Plan, left: Mapping[Backend, OuterContexts]) -> None:

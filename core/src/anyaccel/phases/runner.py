@@ -33,8 +33,8 @@ from anyaccel.phases.loading.residency import bytes_added_by_training, make_load
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
-from anyaccel.phases.outer_contexts import check_precision, left_contexts
 from anyaccel.phases.outcomes import EvaluationValues
+from anyaccel.phases.outer_contexts import check_precision, leave_contexts
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.pipeline_building import build_pipeline
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
@@ -143,7 +143,7 @@ class _PhaseExecution:
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
-        self._left = self._contexts.enter_context(left_contexts(graph))
+        self._left = self._contexts.enter_context(leave_contexts(graph))
         for what in (what for left in self._left.values() for what in left.set_aside):
             self._run.log_event("context", what, verbose=True)
         self._hooks.call("phase_start", phase=phase, run=self._run)

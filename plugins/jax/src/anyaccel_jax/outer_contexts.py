@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-
 from jax._src import core  # JAX has no public way to ask whether it traces
 
 from anyaccel.adapter.outer_contexts import OuterContexts
@@ -26,12 +25,12 @@ def leave_contexts() -> Iterator[OuterContexts]:
         if guarded:
             entered.enter_context(_allowed(guarded))
             set_aside.append(
-                "jax.transfer_guard around the phase is left, as a phase loads its data; anyaccel.ledger() lists what moves"
+                "jax.transfer_guard around the phase is left, as it loads data; anyaccel.ledger() lists what moves"
             )
         if not core.trace_state_clean():
             raise PhaseError(
-                "a phase runs inside a function that JAX transforms (jit, grad, vmap): it would train while the function "
-                "is traced, and never again",
+                "a graph is computed inside a function that JAX transforms (jit, grad, vmap): it would train while the "
+                "function is traced, and never again",
                 hint="run it outside of the function",
             )
         mesh = jax.sharding.get_mesh() if hasattr(jax.sharding, "get_mesh") else None

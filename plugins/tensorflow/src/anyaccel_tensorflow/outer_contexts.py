@@ -16,7 +16,7 @@ def leave_contexts() -> Iterator[OuterContexts]:
     """As `LeavesContexts.leave_contexts`."""
     if not tf.executing_eagerly():
         raise PhaseError(
-            "a phase runs inside a tf.function or a tf.Graph, which records in place of computing",
+            "a graph is computed inside a tf.function or a tf.Graph, which records in place of computing",
             hint="run it outside of the function",
         )
     with tf.device(None):

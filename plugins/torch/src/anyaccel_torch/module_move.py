@@ -5,6 +5,8 @@ PrivateUse1: weights that were one become several, and an optimizer that was mad
 that two modules share it makes two on every device.
 """
 
+# ruff: noqa: SLF001  (registries of modules, which have no public name)
+
 from __future__ import annotations
 
 import warnings
@@ -49,9 +51,9 @@ def move_module(module: nn.Module, target: torch.device) -> nn.Module:
         part._init_flat_weights()
     if replaced:
         warnings.warn(
-            f"{type(module).__name__} has new parameters on {target}, as {len(replaced)} of the old ones are in use: an "
-            "optimizer that was made before keeps those. Hint: place a model before you compute with it, and make the "
-            "optimizer afterwards",
+            f"{type(module).__name__} has new parameters on {target}, as {len(replaced)} of the old ones are in use: "
+            "an optimizer that was made before keeps those. Hint: place a model before you compute with it, and make "
+            "the optimizer afterwards",
             UserWarning,
             stacklevel=7,
         )

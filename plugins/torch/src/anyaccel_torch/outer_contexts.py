@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.errors import PhaseError
@@ -26,18 +28,21 @@ def leave_contexts(types: Mapping[str, str]) -> Iterator[OuterContexts]:
             set_aside.append("torch.no_grad around the phase is left: what trains needs gradients")
             entered.enter_context(torch.enable_grad())
         casts = entered.enter_context(_left_autocast(types))
-        set_aside += [f"{context} around the phase is left: precision says how it computes" for context, _ in casts.values()]
+        set_aside += [
+            f"{context} around the phase is left: precision says how it computes" for context, _ in casts.values()
+        ]
         yield OuterContexts(set_aside=tuple(set_aside), casts=casts)
 
 
 def _check_values() -> None:
     """Raise where tensors have no values of their own, or a function is recorded in place of being run."""
-    fake, transforms = torch._guards.detect_fake_mode(), torch._C._functorch.peek_interpreter_stack()
+    fake = next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode)), None)
+    transforms = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 - torch has no public way to ask
     if fake is None and transforms is None and not torch.jit.is_tracing():
         return
     where = "a FakeTensorMode" if fake is not None else "torch.jit.trace" if torch.jit.is_tracing() else "torch.func"
     raise PhaseError(
-        f"a phase runs inside {where}, where tensors have no values of their own",
+        f"a graph is computed inside {where}, where tensors have no values of their own",
         hint="run it outside, before or after",
     )
 

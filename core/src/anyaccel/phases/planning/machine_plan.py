@@ -13,7 +13,7 @@ from anyaccel.phases import phase_planner
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.estimator_fit import with_fit_note
 from anyaccel.phases.model_placement import final_devices
-from anyaccel.phases.outer_contexts import check_precision, left_contexts
+from anyaccel.phases.outer_contexts import check_precision, leave_contexts
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
@@ -31,7 +31,7 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     Raises:
         AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
     """
-    with left_contexts(graph) as left:
+    with leave_contexts(graph) as left:
         return _planned(bound(phase, graph), graph, registry(), left)[0]
 
 
@@ -49,7 +49,7 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     machine = None if inventory is None else InventoryRegistry(registry(), Inventory.parse(inventory))
     known = machine or registry()
     own = bound(phase, graph, machine)
-    with left_contexts(graph) as left:
+    with leave_contexts(graph) as left:
         plan, resolution, parts = _planned(own, graph, known, left)
         plan = replace(plan, notes=(*plan.notes, *_unused_devices(plan, known)))
         made = with_figures(own, plan, resolution, graph, parts, known)
