@@ -103,7 +103,7 @@ def bind(
     label, (first, second) = f"{term.label!r} ({term.loss.name})", slots
 
     def mean(values: Values) -> Tensor:
-        outputs, targets = prepare(label, values[first], values[second])
+        outputs, targets = prepare(label, _at_least_float32(values[first]), values[second])
         return function(outputs, targets)
 
     def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
     first, second = slots
 
     def mean(values: Values) -> Tensor:
-        return values[first].mean()  # type: ignore[no-any-return]
+        return _at_least_float32(values[first]).mean()
 
     def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
         value, rows = _at_least_float32(values[first]), len(values[second])
@@ -198,7 +198,7 @@ _NAMED: dict[str, tuple[Callable[..., Tensor], Prepare, Callable[[Tensor], int]]
 
 
 def _at_least_float32(outputs: Tensor) -> Tensor:
-    """A sum over a batch soon overflows 16 bits."""
+    """Outputs in 16 bits as float32: targets would be rounded, and a sum over a batch soon overflows."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
