@@ -181,7 +181,7 @@ def test_unusable_loss_class_raises_spec_error() -> None:
         bound(object)
 
 
-# -- targets that a loss of torch takes ---------------------------------------------------------------------------------
+# -- targets that a loss of torch takes --------------------------------------------------------------------------------
 
 YES = np.array([[0.0], [1.0]] * 4, "float32")
 CLASSES = np.array([0, 1, 2, 1] * 2)
