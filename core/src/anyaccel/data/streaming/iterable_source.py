@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from anyaccel import interrupts
@@ -24,6 +25,7 @@ from anyaccel.data.streaming.dataloader_workers import (
 from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.padded_batches import source_pads
+from anyaccel.data.streaming.random_states import RandomStates, States, kept_frameworks, watched_rng
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
 from anyaccel.errors import SourceError
 
@@ -88,7 +90,10 @@ class IterableSource(BatchSource):
         check_fork(label, source)
         self._schema = BatchSchema(self._roles, self.pads)
         self._held: tuple[int, Columns, Generator[Columns]] | None = None
+        self._held_states: States = {}
         self._was_read = False
+        self._random_states = RandomStates(source)
+        self.once = self._factory.once
 
     @property
     def steps(self) -> int | None:
@@ -129,7 +134,22 @@ class IterableSource(BatchSource):
             )
         return self._run(epoch)
 
+    def held_states(self, epoch: int) -> States | None:
+        """See BatchSource."""
+        return self._held_states if self._held is not None and self._held[0] == epoch else None
+
+    def hold_again(self, states: States | None) -> None:
+        """See BatchSource."""
+        if self.once:
+            return
+        self.close()
+        if states is not None:
+            with kept_frameworks():
+                self.load_random_states(states)
+                self._first()
+
     def _first(self) -> Columns:
+        self._held_states = self._random_states.states(frameworks=True)
         if not workers_of(self._source):
             first, run = self._started()
             self._held = (0, first, run)
@@ -146,24 +166,30 @@ class IterableSource(BatchSource):
     def _run(self, epoch: int) -> Generator[Columns]:
         self._was_read = True
         promised = self.steps
-        iterator = self._factory.iterator(epoch)
-        try:
-            for number in itertools.count() if self._limit is None else range(self._limit):
-                position = BatchPosition(self._label, epoch, number)
-                batch = self._next(position, iterator)
-                if batch is _END:
-                    self._check_count(epoch, number, promised)
-                    return
-                if promised is not None and number >= promised:
-                    raise self._wrong_count(epoch, f"more than the {promised} batches")
-                columns = self._schema.convert(position, batch)
-                del batch
-                self._keep_example(columns)
-                yield columns
-        finally:
-            if not self._factory.once:
-                _close(iterator)
-            del iterator  # as in _next
+        watch = ExitStack()  # left with the first batch
+        passed = watch.enter_context(watched_rng()) if self.passes_thread_rng is None else None
+        with watch:
+            iterator = self._factory.iterator(epoch)
+            try:
+                for number in itertools.count() if self._limit is None else range(self._limit):
+                    position = BatchPosition(self._label, epoch, number)
+                    batch = self._next(position, iterator)
+                    if number == 0 and passed is not None:
+                        watch.close()
+                        self.passes_thread_rng = passed()
+                    if batch is _END:
+                        self._check_count(epoch, number, promised)
+                        return
+                    if promised is not None and number >= promised:
+                        raise self._wrong_count(epoch, f"more than the {promised} batches")
+                    columns = self._schema.convert(position, batch)
+                    del batch
+                    self._keep_example(columns)
+                    yield columns
+            finally:
+                if not self._factory.once:
+                    _close(iterator)
+                del iterator  # as in _next
 
     def _next(self, position: BatchPosition, iterator: Iterator[Any]) -> Any:
         try:
