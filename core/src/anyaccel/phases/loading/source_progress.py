@@ -125,10 +125,9 @@ class SourceProgress:
         if differing:
             raise SourceError(
                 f"source {self._source.label!r} gives other rows than before the checkpoint: of step {step} of epoch "
-                f"{self._epoch}, read again, {', '.join(map(repr, differing))} differ",
-                available="generators that the source, its loader, its sampler and its data set hold go on, and so do "
-                "the global ones; those of worker processes that are kept for the next epoch, and what follows from "
-                "the time or the system, do not",
-                hint="let what is random follow from the number of the epoch: give a function with a parameter `epoch` "
-                "that makes the batches, np.random.default_rng(epoch)",
+                f"{self._epoch}, read again, {', '.join(map(repr, differing))} differ. Generators that it, its sampler "
+                "and its data set hold go on, and so do global ones; not what worker processes keep from one epoch to "
+                "the next, nor what follows from the time or the system",
+                hint="let what is random follow from the number of the epoch, in a function with a parameter `epoch` "
+                "that gives the batches: np.random.default_rng(epoch); or leave persistent_workers out",
             )
