@@ -49,13 +49,13 @@ class ThreadRandomness(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         self._seed = torch.default_generator.initial_seed()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         self.passed = self.passed or torch.default_generator.initial_seed() != self._seed
 
     def __torch_function__(
@@ -89,13 +89,13 @@ class WatchedRandomness(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         self._state = torch.default_generator.get_state()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         self._look()
 
     def _look(self) -> None:

@@ -63,7 +63,7 @@ def sample_rows(columns: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarr
     for name, array in columns:
         flat = array.reshape(len(array), -1) if array.size else array.reshape(len(array), 0)
         width = flat.shape[1]
-        places = np.unique(np.linspace(0, width - 1, min(width, _VALUES)).astype(np.int64)) if width else []
+        places = np.linspace(0, max(width - 1, 0), min(width, _VALUES)).astype(np.int64)
         sample[name] = flat[:, places].astype(np.float64)
     return sample
 
