@@ -21,7 +21,7 @@ from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
-from anyaccel.specs import Loss, Optimizer
+from anyaccel.specs import Loss, LossTargets, Optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +260,14 @@ class Compute(ABC):
     def untrainable_reason(self, model: Any) -> str:
         """What training would leave out of a model, such as a method of its own; `""`, the default: nothing."""
         return ""
+
+    def loss_targets(self, loss: Loss) -> LossTargets | None:
+        """What a loss of the framework (`loss.own`) takes as targets; None, the default, where that is not known.
+
+        Columns of targets are checked once, when they are loaded, so that a value that the loss would take without a
+        word (255 in a binary cross entropy) is refused as it is for named losses.
+        """
+        return None
 
     def data_format(self, model: Any) -> tuple[str, str]:
         """That of a model's inputs, and of its outputs: `"channels_first"`, `"channels_last"`, or `""` if unknown."""
