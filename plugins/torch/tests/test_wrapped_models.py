@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import anyaccel as aa
+from anyaccel_torch.module_traits import batch_coupling
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -130,8 +131,8 @@ def test_states_of_before_with_the_names_of_the_wrapper_still_load(is_compiled: 
 def test_files_of_before_with_the_names_of_the_wrapper_still_load(tmp_path: Path) -> None:
     plain = made()
     torch.save(torch.compile(plain, backend="eager").state_dict(), tmp_path / "weights.pt")
-    for target in (nn.Sequential(*copy.deepcopy(plain)), torch.compile(copy.deepcopy(plain), backend="eager")):
-        nn.init.zeros_(target[0].weight if isinstance(target, nn.Sequential) else target._orig_mod[0].weight)
+    for target in (copy.deepcopy(plain), torch.compile(copy.deepcopy(plain), backend="eager")):
+        nn.init.zeros_(next(target.parameters()))
         graph = graph_of(target)
         assert not graph.load_weights(tmp_path / "weights.pt").unexpected_keys
         assert torch.equal(next(target.parameters()), plain[0].weight)
@@ -151,3 +152,9 @@ def test_averages_of_before_go_on_under_plain_names() -> None:
     wanted, got = average.state_dict(), resumed.state_dict()
     assert got.keys() == wanted.keys()
     assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("name", ["script", "trace", "script_inside", "fx", "compiled_inside"])
+def test_batch_normalization_is_seen_in_wrapped_modules(name: str) -> None:
+    """Or out of memory would split its batches."""
+    assert batch_coupling(WRAPPED[name]()) == "BatchNorm1d"

@@ -58,7 +58,7 @@ def plain_state(
     renamed: dict[str, np.ndarray] = {}
     for name, array in given.items():
         kind, _, rest = name.partition("/")
-        slot, _, parameter = rest.partition("/") if kind == "optimizer" else ("", "", rest)
+        _, _, parameter = rest.partition("/") if kind == "optimizer" else ("", "", rest)
         is_strange = f"parameters/{parameter}" not in current and name not in current
         plain = backend.plain_name(model, parameter) if parameter and is_strange else parameter
         renamed[name.removesuffix(parameter) + plain] = array

@@ -15,7 +15,7 @@ from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.precision import SegmentPrecision
 from anyaccel.segment import Operation, Segment
-from anyaccel_torch.error_translation import needs_gradients, raise_if_device_mismatch
+from anyaccel_torch.error_translation import needs_gradients, raise_if_device_mismatch, raise_if_single_row
 from anyaccel_torch.forward_call import bind_call, output_tensors, with_gradients
 from anyaccel_torch.module_state import submodules
 from anyaccel_torch.precise_call import bind_precision, casts_everything
@@ -197,9 +197,9 @@ def _one_to_one(model: Callable[..., Any], operation: Operation, source: int, ta
         nonlocal model
         try:
             result = model(values[source])
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if torch.is_grad_enabled() or not needs_gradients(error):
-                _name_mismatch(error, operation, [values[source]])
+                _name_node(error, operation, [values[source]])
                 raise
             model = with_gradients(model, operation.model)
             result = model(values[source])
@@ -221,9 +221,9 @@ def _many_to_many(
         inputs = [values[source] for source in sources]
         try:
             returned = returned_by(model(*inputs))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if torch.is_grad_enabled() or not needs_gradients(error):
-                _name_mismatch(error, operation, inputs)
+                _name_node(error, operation, inputs)
                 raise
             model = with_gradients(model, operation.model)
             returned = returned_by(model(*inputs))
@@ -234,6 +234,7 @@ def _many_to_many(
     return run
 
 
-def _name_mismatch(error: RuntimeError, operation: Operation, inputs: Sequence[Any]) -> None:
+def _name_node(error: Exception, operation: Operation, inputs: Sequence[Any]) -> None:
+    raise_if_single_row(error, f"node {operation.label!r}", len(inputs[0]))
     named = dict(zip(operation.inputs, inputs, strict=True))
     raise_if_device_mismatch(error, f"node {operation.label!r} on {operation.device}", named)

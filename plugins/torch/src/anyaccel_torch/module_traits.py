@@ -118,7 +118,8 @@ def _is_elementwise(layer: nn.Module) -> bool:
 
 def batch_coupling(model: nn.Module) -> str:
     """Name of the first layer that normalizes over the batch in training, or `""`; functions are not seen."""
-    return next((type(part).__name__ for part in submodules(model) if _couples_rows(part)), "")
+    parts = (part for part in submodules(model) if _couples_rows(part))
+    return next((getattr(part, "original_name", type(part).__name__) for part in parts), "")
 
 
 def unsynchronizable(model: nn.Module) -> str:
@@ -129,6 +130,7 @@ def unsynchronizable(model: nn.Module) -> str:
 
 def _couples_rows(part: nn.Module) -> bool:
     is_torch = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - the base of all of torch's
+    is_torch = is_torch or "BatchNorm" in getattr(part, "original_name", "")  # scripted and traced ones have one class
     is_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
     return is_torch or (is_keras and getattr(part, "trainable", True))
 

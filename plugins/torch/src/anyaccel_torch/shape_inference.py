@@ -18,10 +18,10 @@ from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.example_spec import example_batch
 from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
 from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, GraphError, ShapeError
-from anyaccel.segment import OutputSpec, Path, TensorSpec
+from anyaccel.segment import Operation, OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
-from anyaccel_torch.error_translation import first_line, needs_gradients, translate_errors
+from anyaccel_torch.error_translation import first_line, needs_gradients, single_row_message, translate_errors
 from anyaccel_torch.forward_call import Call, bind_call, force_eager, with_gradients
 from anyaccel_torch.module_state import parameters
 from anyaccel_torch.state_guard import evaluating, in_training, seed_generators
@@ -73,12 +73,23 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
         return ()
 
 
+def single_row_reason(operation: Operation, inputs: Sequence[TensorSpec]) -> str:
+    """What torch says of a training step with one row; see `SingleRows.single_row_reason`."""
+    model: Any = operation.model
+    try:
+        probed = _without_values(model) if _is_large(model) else model
+        _training_outputs(probed, inputs, ProbeLayout(operation.arguments), 1, as_is=operation.modes == "as_is")
+    except Exception as error:  # any other one than of the row comes with the first step, if it comes
+        return single_row_message(error)
+    return ""
+
+
 def _training_outputs(
-    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int
+    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, as_is: bool = False
 ) -> tuple[Tensor, ...]:
     device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     scope = device if device.type == "meta" else nullcontext()
-    with in_training(model, [device]), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
+    with in_training(model, [device], as_is=as_is), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
         warnings.simplefilter("ignore")  # of a step without gradients, which this is not
         return _called(model, bind_call(model, device, len(inputs), layout, layout), inputs, batch, device)
 
@@ -137,8 +148,13 @@ def _outputs(model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout,
 
 
 def _is_large(model: nn.Module) -> bool:
-    """Whether to run a copy without values; Keras copies a model through a file, values and all."""
-    return sum(parameter.nbytes for parameter in model.parameters()) > LARGE_BYTES and not keras.outermost(model)
+    """Whether to run a copy without values: also of a model of which a part has none, as parameters without buffers.
+
+    Not of Keras, which copies a model through a file, values and all.
+    """
+    is_meta = {tensor.is_meta for tensor in chain(model.parameters(), model.buffers())}
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    return (nbytes > LARGE_BYTES or len(is_meta) == 2) and not keras.outermost(model)
 
 
 def _without_values(model: nn.Module) -> nn.Module:
