@@ -384,7 +384,7 @@ def test_a_vendor_word_is_a_constraint_for_move_and_place(use, act):
 
 
 def test_a_tensor_that_is_in_a_container_twice_is_one_tensor_afterwards(tiny: TinyBackend) -> None:
-    cell = Cell(1, Device("cpu"))
+    cell = tiny.new(1)
     for verb in (move, place):
         result = verb({"a": cell, "b": [cell, Batch(cell)]}, SIM)
         assert result["a"] is result["b"][0] is result["b"][1].x and result["a"] is not cell
