@@ -83,3 +83,13 @@ def test_a_phase_that_would_be_recorded_is_refused(recorded: str) -> None:
     else:
         tf.function(inside, autograph=False)()
     assert np.allclose(run(model)[0].loss, keras_fit()[0], rtol=1e-5)
+
+
+def test_a_model_with_variables_on_several_devices_is_refused() -> None:
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    if len(devices) < 2:
+        pytest.skip("needs two devices")
+    with tf.distribute.MirroredStrategy(devices[:2]).scope():
+        model = net()
+    with pytest.raises(PhaseError, match=r"made its variables on several devices; make it outside"):
+        run(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -202,3 +203,16 @@ def test_a_graph_that_was_built_inside_autocast_has_the_dtypes_of_outside() -> N
     phase = aa.TrainPhase("t", data="all", losses=MSE, sampler=aa.SimpleSampler(16), n_epochs=3)
     graph.optimizer = aa.Optimizer("sgd", lr=0.1)
     assert np.allclose(aa.Experiment("e", graph, progress="none").run_phase(phase).loss, by_hand()[0], rtol=1e-5)
+
+
+def test_a_phase_that_would_be_recorded_by_jit_trace_is_refused() -> None:
+    model = net()
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(PhaseError, match=r"inside torch\.jit\.trace.*Hint: run it outside"):
+            trained(model)
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch, that it will drop jit.trace
+        torch.jit.trace(inside, torch.ones(2), check_trace=False)

@@ -12,6 +12,7 @@ from jax._src import core  # JAX has no public way to ask whether it traces
 
 from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.errors import PhaseError
+from anyaccel_jax.runtime_config import setting
 
 _GUARDS = ("host_to_device", "device_to_device", "device_to_host")
 
@@ -38,7 +39,7 @@ def leave_contexts() -> Iterator[OuterContexts]:
             nothing: Any = np.empty((), object)
             entered.enter_context(jax.set_mesh(jax.sharding.Mesh(nothing, ())))
             set_aside.append("jax.set_mesh around the phase is left: accelerator says where it computes")
-        bits = bool(jax.config.jax_enable_x64)
+        bits = bool(setting("jax_enable_x64"))
 
         @contextmanager
         def in_threads() -> Iterator[None]:
@@ -49,8 +50,8 @@ def leave_contexts() -> Iterator[OuterContexts]:
 
 
 def _guard(name: str) -> str | None:
-    level = getattr(jax.config, f"jax_transfer_guard_{name}")
-    return level if level is not None else jax.config.jax_transfer_guard
+    level: str | None = setting(f"jax_transfer_guard_{name}") or setting("jax_transfer_guard")
+    return level
 
 
 @contextmanager
@@ -64,6 +65,7 @@ def _allowed(guarded: list[str]) -> Iterator[None]:
 def _x64(enabled: bool) -> Any:
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(enabled)
-    from jax.experimental import enable_x64
+    from jax import experimental
 
-    return enable_x64(enabled)
+    older: Any = experimental
+    return older.enable_x64(enabled)

@@ -83,7 +83,7 @@ def _restore(entry: _Shared) -> bool:
             for each in [registry[name] for registry, name in entry.places]:
                 if each is not new:
                     each.grad = None
-            torch.utils.swap_tensors(old, new)
+            torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
             new, is_kept = old, True
         except RuntimeError:  # weak references, or a graph of operations that is kept
             pass

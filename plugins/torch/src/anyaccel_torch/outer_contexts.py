@@ -38,9 +38,10 @@ def _check_values() -> None:
     """Raise where tensors have no values of their own, or a function is recorded in place of being run."""
     fake = next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode)), None)
     transforms = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 - torch has no public way to ask
-    if fake is None and transforms is None and not torch.jit.is_tracing():
+    is_traced = torch._C._get_tracing_state() is not None  # noqa: SLF001
+    if fake is None and transforms is None and not is_traced:
         return
-    where = "a FakeTensorMode" if fake is not None else "torch.jit.trace" if torch.jit.is_tracing() else "torch.func"
+    where = "a FakeTensorMode" if fake is not None else "torch.jit.trace" if is_traced else "torch.func"
     raise PhaseError(
         f"a graph is computed inside {where}, where tensors have no values of their own",
         hint="run it outside, before or after",
