@@ -84,7 +84,8 @@ class TorchCompute(
         from anyaccel_torch.module_traits import batch_coupling
         from anyaccel_torch.shape_inference import single_row_reason
 
-        return single_row_reason(operation, inputs) if batch_coupling(operation.model) else ""
+        model: Any = operation.model
+        return single_row_reason(operation, inputs) if batch_coupling(model) else ""
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
