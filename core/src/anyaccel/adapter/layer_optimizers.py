@@ -91,7 +91,7 @@ class LayerOptimizerRule(UpdateRule):
         self._module, self._outside, self._put = module, outside, put
         self._built: dict[Any, _Built] = {}
         self._identities: Mapping[str, _Identity] = {}
-        self._given = None if isinstance(optimizer.own, type) else optimizer.own
+        self._given: Any = None if isinstance(optimizer.own, type) else optimizer.own
         self._class = _stateless(optimizer.own if self._given is None else type(self._given), module)
         self._excludes = self._given is not None and any(
             value for name, value in vars(self._given).items() if name.startswith(_EXCLUDED)
@@ -140,7 +140,7 @@ class LayerOptimizerRule(UpdateRule):
                 hint=refused[setting].format_map({**vars(made)}),
             )
 
-    def for_tree(self, tree: Any) -> UpdateRule:
+    def for_tree(self, tree: Any) -> LayerOptimizerRule:
         """The rule with what the variables of a model are called, if the class may read it.
 
         Args:

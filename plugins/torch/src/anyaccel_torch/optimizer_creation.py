@@ -133,8 +133,8 @@ def _copy_of(
 
     def update_groups(*_: Any) -> None:
         vars(own)["_opt_called"] = True  # torch's schedulers warn where they step before the optimizer
-        for mine, (group, _) in zip(made.param_groups, groups, strict=True):
-            mine.update({name: value for name, value in group.items() if name != "params"})
+        for mine, (theirs, _) in zip(made.param_groups, groups, strict=True):
+            mine.update({name: value for name, value in theirs.items() if name != "params"})
 
     if originals:  # a trial, which hooks of the user's need not hear of
         vars(made).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
