@@ -91,7 +91,7 @@ class Noam(schedules.LearningRateSchedule):  # type: ignore[name-defined,misc]
         return ops.rsqrt(float(self.width)) * ops.minimum(ops.rsqrt(step), step * self.warmup_steps**-1.5)
 
 
-class SlowBody(optimizers.SGD):  # type: ignore[name-defined,misc]
+class SlowBody(optimizers.SGD):  # type: ignore[misc]
     """A rate for each variable, by its name or path."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -235,7 +235,7 @@ def test_frozen_layers_are_unfrozen_with_a_new_object() -> None:
 
 def test_fit_of_a_table_takes_an_object() -> None:
     own, model = alike()
-    fit_whole = {"batch_size": N, "epochs": EPOCHS}  # one batch, so that its order does not count
+    fit_whole: Any = {"batch_size": N, "epochs": EPOCHS}  # one batch, so that its order does not count
     own.compile(optimizers.Adam(0.02), "mse")
     own.fit(X, Y, verbose=0, **fit_whole)
     data = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
@@ -365,7 +365,7 @@ def test_settings_beside_an_object_are_refused() -> None:
 
 
 def test_an_object_that_its_configuration_does_not_make_again_is_refused() -> None:
-    class Scaled(optimizers.SGD):  # type: ignore[name-defined,misc]
+    class Scaled(optimizers.SGD):  # type: ignore[misc]
         def __init__(self, scale: float = 1.0, **settings: Any) -> None:
             super().__init__(**{"learning_rate": 0.1, **settings})
             self.scale = scale

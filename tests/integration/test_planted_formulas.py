@@ -102,7 +102,10 @@ def built(framework: str, optimizer: Any) -> tuple[aa.ModelGraph, list[np.ndarra
     return graph, weights(graph)
 
 
-OTHERS = {"signed": (Signed, lambda g, t: -RATE * np.sign(g)), "opposite": (Opposite, lambda g, t: 0.5 * RATE * g)}
+OTHERS: dict[str, tuple[Any, Callable[[Any, int], Any]]] = {
+    "signed": (Signed, lambda g, t: -RATE * np.sign(g)),
+    "opposite": (Opposite, lambda g, t: 0.5 * RATE * g),
+}
 
 
 @pytest.mark.usefixtures("planted")
@@ -155,6 +158,7 @@ def test_a_planted_loss_is_computed_by_its_formula_or_not_at_all(
     ):
         train(graph, "cubic", compile=compile_)
     if framework == "torch":
+        import torch
         from torch.nn import functional as F
 
         from anyaccel_torch import losses
@@ -163,7 +167,7 @@ def test_a_planted_loss_is_computed_by_its_formula_or_not_at_all(
             cubes = F.l1_loss(outputs, targets, reduction="none") ** 3
             return cubes.mean() if reduction == "mean" else cubes.sum()
 
-        monkeypatch.setitem(losses._NAMED, "cubic", (cubic, losses._elementwise, losses.Tensor.numel))
+        monkeypatch.setitem(losses._NAMED, "cubic", (cubic, losses._elementwise, torch.Tensor.numel))
     else:
 
         def parts(ops: Any, outputs: Any, targets: Any, settings: Any) -> Any:
@@ -208,5 +212,8 @@ def test_replicas_train_by_the_planted_formula(name: str, monkeypatch: pytest.Mo
     with aa.simulate(2):
         graph, start = built("numpy", aa.Optimizer(name, lr=RATE, schedule=aa.Schedule("sawtooth", every=3)))
         train(graph, accelerator="sim", replicas=2)
-    factor = (lambda t: 1 - 0.5 * (t % 3) / 3) if name == "signed" else lambda t: 1.0
+
+    def factor(step: int) -> float:
+        return 1 - 0.5 * (step % 3) / 3 if name == "signed" else 1.0
+
     check_close(graph, by_numpy(start, lambda g, t: factor(t) * update(g, t)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ def train(graph: aa.ModelGraph, epochs: int = EPOCHS, **settings: Any) -> Any:
 
 def check_equal(mine: nn.Module, theirs: nn.Module) -> None:
     for (name, actual), expected in zip(mine.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
 class Then(aa.Callback):
@@ -110,6 +110,15 @@ class Then(aa.Callback):
 
 
 # -- objects, as a loop by hand has them -------------------------------------------------------------------------------
+
+
+def two_groups(net: nn.Module) -> torch.optim.Optimizer:
+    groups: list[Any] = [
+        {"params": net.get_submodule("body").parameters(), "lr": 0.01},
+        {"params": net.get_submodule("norm").parameters()},
+        {"params": net.get_submodule("head").parameters(), "momentum": 0.5},
+    ]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
 def without_decay_of_vectors(net: nn.Module) -> torch.optim.Optimizer:
@@ -139,7 +148,7 @@ class HalfSteps(torch.optim.SGD):
 
 def decayed_by_name(net: nn.Module) -> torch.optim.Optimizer:
     names = dict(net.named_parameters())
-    groups = [
+    groups: list[Any] = [
         {"params": [p for name, p in names.items() if "norm" in name or name.endswith("bias")], "weight_decay": 0.0},
         {"params": [p for name, p in names.items() if "norm" not in name and not name.endswith("bias")]},
     ]
@@ -147,15 +156,7 @@ def decayed_by_name(net: nn.Module) -> torch.optim.Optimizer:
 
 
 OBJECTS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "two groups": lambda net: torch.optim.SGD(
-        [
-            {"params": net.get_submodule("body").parameters(), "lr": 0.01},
-            {"params": net.get_submodule("norm").parameters()},
-            {"params": net.get_submodule("head").parameters(), "momentum": 0.5},
-        ],
-        lr=0.1,
-        momentum=0.9,
-    ),
+    "two groups": two_groups,
     "no decay of vectors": without_decay_of_vectors,
     "decay by name": decayed_by_name,
     "a rate for each layer": by_layer,
@@ -239,9 +240,9 @@ def test_plateaus_lower_the_rate_of_an_object() -> None:
 
 
 @pytest.mark.parametrize("clipping", [{"clip_norm": 0.1}, {"clip_value": 0.01}])
-def test_an_object_with_clipping(clipping: Mapping[str, float]) -> None:
+def test_an_object_with_clipping(clipping: dict[str, Any]) -> None:
     net, other = alike()
-    clip = {"clip_norm": nn.utils.clip_grad_norm_, "clip_value": nn.utils.clip_grad_value_}
+    clip: dict[str, Any] = {"clip_norm": nn.utils.clip_grad_norm_, "clip_value": nn.utils.clip_grad_value_}
     ((name, limit),) = clipping.items()
     by_hand(other, by_layer(other), before_step=lambda: clip[name](other.parameters(), limit))
     train(graph_of(net, aa.Optimizer(by_layer(net), **clipping)))

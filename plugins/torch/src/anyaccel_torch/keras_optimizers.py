@@ -45,7 +45,7 @@ class KerasOptimizer(torch.optim.Optimizer):
         **settings: Any,
     ) -> None:
         super().__init__(parameters, {"lr": lr, **settings})
-        self._kept_as: dict[Any, dict[str, dict[str, str]]] = {}  # of the parameters that have gradients, by rule
+        self._kept_as = _KeptAs()
         self._rules = [self._rule(spec, group, settings, variables or {}) for group in self.param_groups]
 
     def _rule(
@@ -76,17 +76,17 @@ class KerasOptimizer(torch.optim.Optimizer):
     def _update(self, rule: LayerOptimizerRule, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
         values = {name: parameter.detach() for name, parameter in parameters.items()}
         key = id(rule), tuple(parameters)
-        known = self._kept_as.get(key, {})
+        known = self._kept_as.names.get(key, {})
         if not known or not all(set(known[n].values()) <= self.state.get(p, {}).keys() for n, p in parameters.items()):
             fresh = rule.slots(None, {}, values)
-            self._kept_as[key] = {name: _kept_as(own) for name, own in fresh.items()}
-            slots = self._slots(parameters, fresh, self._kept_as[key])
+            self._kept_as.names[key] = {name: _kept_as(own) for name, own in fresh.items()}
+            slots = self._slots(parameters, fresh, self._kept_as.names[key])
         else:
             slots = {
                 name: {slot: self.state[parameters[name]][kept] for slot, kept in names.items()}
-                for name, names in self._kept_as[key].items()
+                for name, names in self._kept_as.names[key].items()
             }
-        kept_as = self._kept_as[key]
+        kept_as = self._kept_as.names[key]
         gradients = {name: _dense(parameter.grad) for name, parameter in parameters.items()}
         after, slots_after = rule.step(None, values, gradients, slots, {"rate": rate})
         shared: dict[str, Tensor] = {}
@@ -107,6 +107,17 @@ class KerasOptimizer(torch.optim.Optimizer):
             kept = {**shared, **self.state.get(parameters[name], {})}
             slots[name] = {slot: kept.get(kept_as[name][slot], value) for slot, value in own.items()}
         return slots
+
+
+class _KeptAs:
+    """Names under which slots are kept; an object, as what an optimizer has in containers is taken for its state.
+
+    Attributes:
+        names: by slot and parameter, for each rule and the parameters that have gradients.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[Any, dict[str, dict[str, str]]] = {}
 
 
 def _name(number: int) -> str:

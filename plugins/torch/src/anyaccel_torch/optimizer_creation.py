@@ -130,10 +130,11 @@ def _copy_of(
     made.state = defaultdict(dict, {parameter: deepcopy(begun) for parameter, begun in given.items() if begun})
     groups = [(own.param_groups[number], members[number]) for number in sorted(members)]
     made.param_groups = [{**group, "params": trained} for group, trained in groups]
+    sources = [group for group, _ in groups]
 
     def update_groups(*_: Any) -> None:
         vars(own)["_opt_called"] = True  # torch's schedulers warn where they step before the optimizer
-        for mine, (theirs, _) in zip(made.param_groups, groups, strict=True):
+        for mine, theirs in zip(made.param_groups, sources, strict=True):
             mine.update({name: value for name, value in theirs.items() if name != "params"})
 
     if originals:  # a trial, which hooks of the user's need not hear of
