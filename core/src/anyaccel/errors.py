@@ -21,6 +21,10 @@ class AnyaccelError(Exception):
         super().__init__(text if text.endswith("?") else f"{text}.")
 
 
+class ArgumentError(AnyaccelError, TypeError):
+    """A call has an argument that there is not, lacks one, or has too many."""
+
+
 class DeviceParseError(AnyaccelError, ValueError):
     """A text or object that does not name a device."""
 
@@ -139,5 +143,12 @@ class CompileWarning(UserWarning):
     """Training steps that should have been compiled run uncompiled."""
 
 
+class UndefinedMetricWarning(UserWarning):
+    """A metric is not defined for the rows that it measured, and is what scikit-learn gives then, mostly NaN."""
+
+
 class NaNWarning(UserWarning):
-    """A loss of a TrainPhase is NaN or infinite, or will be: data with NaN reach a node trained by gradients."""
+    """A loss of a TrainPhase is NaN or infinite, or will be: data with NaN reach a node trained by gradients.
+
+    Also: a value that a callback or a checkpoint monitors is NaN.
+    """

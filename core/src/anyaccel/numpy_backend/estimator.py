@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter import VjpResult
+from anyaccel.call_hints import constructor_hints
 from anyaccel.device import Device
 from anyaccel.errors import EstimatorError, PhaseError
 from anyaccel.numpy_backend.estimator_methods import accepts, check, has, is_plain, parameters_of
@@ -18,6 +19,7 @@ from anyaccel.numpy_backend.sim_array import Array, SimArray, download, upload
 from anyaccel.segment import TensorSpec
 
 
+@constructor_hints
 class Estimator(Module):
     """An estimator as the model of a node: NumPy arrays in, NumPy arrays out. The user's object is fitted in place.
 

@@ -19,6 +19,7 @@ from anyaccel import arguments
 from anyaccel.adapter.simulated_timing import INTO, OUT, Timing
 from anyaccel.adapter.transfer_observer import Observers, TransferEvent, TransferKind
 from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, MoveError, OutOfMemoryError
 
@@ -210,6 +211,7 @@ class Simulation(Sequence[SimDevice]):
 _running: list[Simulation] = []
 
 
+@call_hints
 def simulate(count: int = 2, *, capacity: int | None = None, float64: bool = True) -> Simulation:
     """Make the simulated devices `sim:0` to `sim:count-1`, which replace earlier ones.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anyaccel import arguments
 from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
 from anyaccel.suggestions import did_you_mean
@@ -22,6 +23,7 @@ _HOLDING = threading.RLock()  # they are of the whole process; phases inside of 
 _EXAMPLE = "{'FRAMEWORK.SETTING': True}"
 
 
+@constructor_hints
 class FrameworkSettings(Callback):
     """Global settings of frameworks, by their own names, from before placement to the end of the phase.
 

@@ -11,6 +11,7 @@ import numpy as np
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError, StateError
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.callbacks import Callback
@@ -23,6 +24,7 @@ State = dict[str, np.ndarray]
 """As `Compute.state` gives it."""
 
 
+@constructor_hints
 class WeightAveraging(Callback):
     """Keeps an average of the parameters of all trained nodes, in host memory.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anyaccel.arguments import shown
+from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, ConfigError
 from anyaccel.requests.entry import RequestEntry
@@ -65,6 +66,7 @@ class InventoryDevice:
         return f"{product.name}-{self.memory_gb:g}GB"
 
 
+@class_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """What a machine has.

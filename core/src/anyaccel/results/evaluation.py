@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import flag
+from anyaccel.call_hints import class_hints
 from anyaccel.data import Rows
 from anyaccel.errors import ResultError
 from anyaccel.phases import EvaluationValues
@@ -21,6 +22,7 @@ from anyaccel.results.notebook import eval_html
 from anyaccel.results.prediction_columns import Target
 
 
+@class_hints
 @saved_as("eval")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class EvalResults(PhaseResults):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import SourceError
 from anyaccel.registry import registry
 
@@ -20,6 +21,7 @@ ENDED_HINT = (
 _EPOCH_OWNERS = ("", "sampler", "batch_sampler", "dataset")
 
 
+@call_hints
 def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
     """How many workers should read for each device: one core is left to the loop, the others are shared evenly.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from anyaccel import interrupts
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names
 from anyaccel.data.sampling.sampler import integer
@@ -30,6 +31,7 @@ from anyaccel.errors import SourceError
 _END = object()
 
 
+@constructor_hints
 class IterableSource(BatchSource):
     """Batches that something else makes, in the order in which it gives them.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.padding import Pad, mask_dtype
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
@@ -27,6 +28,7 @@ _COLLATED = 256
 """Items that are collated together where all rows are read into memory."""
 
 
+@constructor_hints
 class MapSource(Source):
     """Rows of a map-style data set, such as torch's `Dataset`: `len(dataset)` of them, `dataset[i]` is one.
 

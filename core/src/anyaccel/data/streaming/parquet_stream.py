@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.readers.parquet import choose_files
 from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
@@ -25,6 +26,7 @@ BUFFER_GROUPS = 4
 """Row groups, of the size of the largest, whose rows the shuffle buffer holds by default."""
 
 
+@constructor_hints
 class ParquetStream(BatchSource):
     """Batches from Parquet files of any size, read row group by row group and shuffled in a buffer of rows.
 
