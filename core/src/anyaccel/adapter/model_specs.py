@@ -69,7 +69,7 @@ def check_input_shapes(model: str, spec: ModelSpec, built: Shapes, given: Shapes
     if spec.weight_shapes(given) != spec.weight_shapes(built):
         raise ShapeError(
             f"{model} cannot take inputs of shapes {_shown(given)}",
-            available=f"it is built for {_shown(built)}",
+            cause=f"it is built for {_shown(built)}",
             hint=f"feed it what it was built for, or make a new {model}",
         )
 

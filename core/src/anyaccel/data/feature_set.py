@@ -275,7 +275,7 @@ class FeatureSetView(_SplitRows):
         if not isinstance(other, FeatureSetView) or other.feature_set is not self._feature_set:
             raise SplitError(
                 f"{self!r} cannot be compared with {other!r}",
-                available="both must be views of the same feature set, whose rows they count",
+                cause="both must be views of the same feature set, whose rows they count",
                 hint="make both from one FeatureSet object; cast(), select() and the like give another one",
             )
         return other.rows
@@ -284,7 +284,7 @@ class FeatureSetView(_SplitRows):
         if not mask.any():
             raise SplitError(
                 f"{name!r} of {self._label!r} has no rows",
-                available=f"{len(self)} rows in {self._name!r}",
+                cause=f"{len(self)} rows in {self._name!r}",
                 hint="choose views that leave at least one row",
             )
         return self._with_rows(name, self._rows[mask])

@@ -240,7 +240,7 @@ class Estimator(Module):
         except FloatingPointError:
             raise EstimatorError(
                 f"{self._call} returned numbers that are too large for output_dtype={self.output_dtype!r}",
-                available=f"the largest is {np.abs(array[np.isfinite(array)]).max()}",
+                cause=f"the largest is {np.abs(array[np.isfinite(array)]).max()}",
                 hint="leave output_dtype out, or scale the targets of the estimator",
             ) from None
 

@@ -160,7 +160,7 @@ class SimDevice:
         if self.capacity is not None and self.used + nbytes > self.capacity:
             raise OutOfMemoryError(
                 f"not enough memory for {nbytes} bytes on {self}",
-                available=f"{self.capacity - self.used} bytes free of {self.capacity}",
+                cause=f"{self.capacity - self.used} bytes free of {self.capacity}",
                 hint="free arrays, use smaller batches, or simulate more capacity",
             )
         self.used += nbytes

@@ -102,7 +102,7 @@ def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, 
         unfitted = [label for label, model in models.items() if not model.is_fitted]
         raise PhaseError(
             f"phase {phase.label!r} names no nodes, and {', '.join(map(repr, learned))} learned by partial_fit before",
-            available=f"not fitted: {', '.join(unfitted) or 'none'}",
+            cause=f"not fitted: {', '.join(unfitted) or 'none'}",
             hint=f"name nodes=[...], or graph.freeze({learned[0]!r}) to keep it as it is",
         )
 

@@ -298,7 +298,7 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
     given = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
     return SpecError(
         f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
-        available=f"it is called with {given}, NumPy arrays, and returns a number",
+        cause=f"it is called with {given}, NumPy arrays, and returns a number",
         hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
         if named in METRICS
         else "give a function: def metric(outputs, targets): return float(...)",

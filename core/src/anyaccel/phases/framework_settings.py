@@ -59,7 +59,7 @@ class FrameworkSettings(Callback):
         if not _HOLDING.acquire(blocking=False):
             raise PhaseError(
                 f"phase {phase.label!r} has FrameworkSettings, and so has a phase of another thread",
-                available="settings are of the whole process",
+                cause="settings are of the whole process",
                 hint="run one after the other, or set them yourself before both",
             )
         held = self._held[id(run)] = ExitStack()

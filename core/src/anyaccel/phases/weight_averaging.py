@@ -106,7 +106,7 @@ class WeightAveraging(Callback):
         if not isinstance(state, Mapping) or _COUNT not in state or set(counts) != set(averages):
             raise StateError(
                 f"the state of WeightAveraging lacks {_COUNT}, of all or of a node",
-                available=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
+                cause=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
                 hint="give what state_dict() of such a callback gave",
             )
         self._averages, self._counts, self.n_averaged = averages, counts, int(state[_COUNT])

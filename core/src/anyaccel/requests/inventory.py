@@ -217,5 +217,7 @@ def _numbered(devices: Iterable[InventoryDevice]) -> tuple[InventoryDevice, ...]
         fields: Mapping[str, Any] = {"name": each.name, "vendor": each.vendor, "memory_gb": each.memory_gb}
         result.append(InventoryDevice(device=Device(each.device.kind, number), **fields))
     if len(result) > MOST_DEVICES:
-        raise ConfigError(f"an inventory of {len(result)} devices is too large", available=f"{MOST_DEVICES}")
+        raise ConfigError(
+            f"an inventory of {len(result)} devices is too large", cause=f"at most {MOST_DEVICES} are taken"
+        )
     return (*result, InventoryDevice(device=Device("cpu"), name="cpu"))

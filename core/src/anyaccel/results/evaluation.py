@@ -160,7 +160,7 @@ class EvalResults(PhaseResults):
         if classes is None and not (are_numbers and targets.size == values.size):
             raise ResultError(
                 f"run {self.label!r}: predictions of {name!r} and their targets cannot be plotted in original units",
-                available=f"{values.dtype} {list(values.shape)} and {targets.dtype} {list(targets.shape)}",
+                cause=f"{values.dtype} {list(values.shape)} and {targets.dtype} {list(targets.shape)}",
                 hint="leave undo out, or name a target whose values are alike: plot(targets='COLUMN')",
             )
         return classes

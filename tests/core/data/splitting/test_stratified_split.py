@@ -256,7 +256,7 @@ def test_categories_that_are_null() -> None:
 )
 def test_columns_without_scalars(values: Any, result: str) -> None:
     message = refusal(make(values), "label", kind=ColumnError)
-    assert f"stratify_by cannot use column 'label': it has {result}. Available: strata and groups are told" in message
+    assert f"stratify_by cannot use column 'label': it has {result}; strata and groups are told" in message
 
 
 def test_names_of_columns() -> None:

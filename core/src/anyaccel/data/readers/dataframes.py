@@ -36,7 +36,7 @@ def check_table(label: str, table: Any) -> None:
         call = "from_pandas(label, df, feature_cols=[...])"
     raise DataError(
         f"FeatureSet({label!r}, ...) needs an Arrow table, got a {type(table).__name__}",
-        available="the from_ constructors make a table whose columns carry their roles",
+        cause="the from_ constructors make a table whose columns carry their roles",
         hint=f"write FeatureSet.{call}",
     )
 
@@ -47,7 +47,7 @@ def one_spelling(label: str, cols: RoleNames, keys: RoleNames) -> RoleNames:
         if by_cols is not None and by_keys is not None:
             raise ColumnError(
                 f"the {role}s of {label!r} are named twice: by {role}_cols and by {role}_keys",
-                available="both mean the same",
+                cause="both mean the same",
                 hint=f"keep {role}_cols",
             )
     given = (by_keys if by_cols is None else by_cols for by_cols, by_keys in zip(cols, keys, strict=True))
@@ -111,7 +111,7 @@ def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> 
     converters = [name for name in _CONVERTERS if callable(getattr(df, name, None))]
     raise DataError(
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
-        available="from_pandas takes pandas and Polars data frames, DuckDB relations, and objects with "
+        available="pandas and Polars data frames, DuckDB relations, and objects with "
         "__arrow_c_stream__ or __dataframe__",
         hint="use from_arrow, which makes its splits"
         if are_splits(df)
@@ -161,7 +161,7 @@ def _imported(label: str, source: Any) -> Any:
     if hasattr(source, "iloc") or not (exports_arrow or isinstance(source, _ARROW)):
         raise DataError(
             f"the data of {label!r} is a {type(source).__name__}, not an Arrow table",
-            available="from_arrow takes tables, record batches, readers of them, and objects with __arrow_c_stream__",
+            available="tables, record batches, readers of them, and objects with __arrow_c_stream__",
             hint="give a pyarrow.Table, or use from_dict or from_pandas",
         )
     try:
@@ -171,7 +171,7 @@ def _imported(label: str, source: Any) -> Any:
     except (pa.ArrowException, TypeError, ValueError, OSError) as error:
         raise DataError(
             f"the {type(source).__name__} of {label!r} cannot be imported by Arrow: {error}",
-            available=f"pyarrow {pa.__version__}",
+            cause=f"pyarrow {pa.__version__}",
             hint="update pyarrow, or convert the data to a pyarrow.Table yourself",
         ) from error
 

@@ -209,7 +209,7 @@ class Where(PairCondition):
         if mask.shape != candidates.shape or mask.dtype != bool:
             raise SamplerError(
                 f"the function of {self} gave {mask.dtype}{list(mask.shape)}, not a mask of the candidates",
-                available=f"{len(candidates)} candidates' values; a mask is bool{list(candidates.shape)}",
+                cause=f"{len(candidates)} candidates' values; a mask is bool{list(candidates.shape)}",
                 hint="compare the array of candidates with the anchor",
             )
         return mask

@@ -248,6 +248,6 @@ def _without_both(rows: Mapping[str, Rows], positive: PairIndex, negative: PairI
     counts = [int(np.count_nonzero(index.counts)) for index in (positive, negative)]
     return SamplerError(
         f"no row of {', '.join(map(repr, rows))} has both a positive and a negative",
-        available=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
+        cause=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
         hint="loosen a condition, or take other rows",
     )

@@ -93,7 +93,7 @@ class Sampler(ABC):
         if self.drop_last and full == 0:
             raise SamplerError(
                 f"drop_last leaves no batch of {self.batch_size}",
-                available=f"{n} rows",
+                cause=f"{n} rows",
                 hint=f"use a batch size of at most {n}, or drop_last=False",
             )
         return full, 0 if self.drop_last else last

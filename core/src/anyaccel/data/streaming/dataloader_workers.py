@@ -72,8 +72,7 @@ def check_fork(label: str, source: Any) -> None:
     if threaded:
         raise SourceError(
             f"the {workers_of(source)} workers of source {label!r} would be forked beside {' and '.join(threaded)}",
-            available="their threads are not copied into a fork, which may wait forever for a lock that one of them "
-            "held",
+            cause="their threads are not copied into a fork, which may wait forever for a lock that one of them held",
             hint="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
         )
 

@@ -134,13 +134,13 @@ class ParquetStream(BatchSource):
         if not self._sampler.shuffle:
             raise SourceError(
                 f"{given}, but nothing is shuffled",
-                available="rows come in the order of the files",
+                cause="rows come in the order of the files",
                 hint="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
             )
         if buffer_size > self._rows:
             raise SourceError(
                 f"{given} is larger than the data",
-                available=f"{self._rows} rows",
+                cause=f"{self._rows} rows",
                 hint=f"write buffer_size={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
             )
         return int(buffer_size)
@@ -162,7 +162,7 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
     if not is_integer(sampler):
         raise SourceError(
             f"source {label!r} cannot be read by {shown(sampler)}",
-            available="rows of a stream have no numbers, which other samplers need",
+            cause="rows of a stream have no numbers, which other samplers need",
             hint="give a SimpleSampler or a batch size",
         )
     return SimpleSampler(int(sampler), shuffle=True)

@@ -28,7 +28,7 @@ def check_transform(transform: Any) -> None:
     if missing:
         raise TransformError(
             f"a {type(transform).__name__} is not a transform: it has no {' and no '.join(missing)}",
-            available="a transform has fit(X), transform(X) and, to bring predictions back, inverse_transform(X)",
+            cause="a transform has fit(X), transform(X) and, to bring predictions back, inverse_transform(X)",
             hint="give an object in the style of scikit-learn, such as StandardScaler()",
         )
 
@@ -40,7 +40,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
     except Exception as error:
         raise TransformError(
             f"{what} cannot be copied: {_text(error)}",
-            available="a copy is fitted, so that one object can be used twice",
+            cause="a copy is fitted, so that one object can be used twice",
             hint="give a transform that copy.deepcopy takes",
         ) from error
     try:
@@ -50,7 +50,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
     except Exception as error:
         raise TransformError(
             f"{what} cannot be fitted: {_text(error)}",
-            available=f"it was called with fit(X) alone, X {list(x.shape)} of {x.dtype}",
+            cause=f"it was called with fit(X) alone, X {list(x.shape)} of {x.dtype}",
             hint="choose columns that it takes, or another transform",
         ) from error
     return own
@@ -73,7 +73,7 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
     except Exception as error:
         raise _unseen(transform, x, owners, what, error) or TransformError(
             f"{what} cannot be applied: {_text(error)}",
-            available=f"X {list(x.shape)} of {x.dtype}",
+            cause=f"X {list(x.shape)} of {x.dtype}",
             hint="choose columns that it takes, or another transform",
         ) from error
     rows = _as_rows(output, len(x), what, "transform")
@@ -82,7 +82,7 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
         raise TransformError(
             f"{what} gives NaN or infinity in {int(broken.sum())} of {len(broken)} rows, the first in row "
             f"{int(broken.argmax())}",
-            available="before it, these rows are complete and finite",
+            cause="before it, these rows are complete and finite",
             hint="choose another transform, or other settings of this one",
         )
     return rows
@@ -93,7 +93,7 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
     if not _has_inverse(transform):
         raise TransformError(
             f"{what} cannot be inverted: it has no inverse_transform that undoes it",
-            available="the columns of the data come back without one: undo_transform()",
+            cause="the columns of the data come back without one: undo_transform()",
             hint="for predictions, choose a transform with one (a FunctionTransformer needs inverse_func=)",
         )
     try:
@@ -103,13 +103,13 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
     except Exception as error:
         raise TransformError(
             f"{what} cannot be inverted for these values: {_text(error)}",
-            available=f"inverse_transform(X) with X {list(y.shape)} of {y.dtype}",
+            cause=f"inverse_transform(X) with X {list(y.shape)} of {y.dtype}",
         ) from error
     rows = _as_rows(output, len(y), what, "inverse_transform")
     if rows.shape[1] != width:
         raise TransformError(
             f"{what}: inverse_transform gives rows of width {rows.shape[1]}",
-            available=f"it was fitted to rows of {width}",
+            cause=f"it was fitted to rows of {width}",
         )
     return rows
 
@@ -138,7 +138,7 @@ def _as_rows(output: np.ndarray, n: int, what: str, method: str) -> np.ndarray:
     if rows.ndim != 2 or len(rows) != n or not rows.shape[1]:
         raise TransformError(
             f"{what}: {method} gives an array of shape {list(output.shape)} for {n} rows",
-            available=f"it must give [{n}, numbers], one row for each row of its input",
+            cause=f"it must give [{n}, numbers], one row for each row of its input",
             hint="leave rows out beforehand, with filter()",
         )
     return rows
@@ -174,7 +174,7 @@ def _unseen(transform: Any, x: np.ndarray, owners: Sequence[str], what: str, err
         if unseen:
             return TransformError(
                 f"{what} has not seen {listed(unseen)} of column {owner!r} in fitting: {_text(error)}",
-                available=f"fitted to {listed(seen)}",
+                cause=f"fitted to {listed(seen)}",
                 hint="give the encoder handle_unknown= ('ignore', or 'use_encoded_value' with unknown_value=), "
                 "or fit it on rows that have all categories",
             )

@@ -111,13 +111,13 @@ def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
         if _sample_shape(table, name) != shape:
             raise TransformError(
                 f"{what}: column {name!r} has samples of shape {list(_sample_shape(table, name))}",
-                available=f"in fitting they had {list(shape)}",
+                cause=f"in fitting they had {list(shape)}",
                 hint="give data of the same columns",
             )
     names = fitted.columns
     output = transformed(fitted.transform, _matrix(table, names), _owners(table, names), what)
     if output.shape[1] != fitted.width:
-        raise TransformError(f"{what} gives rows of width {output.shape[1]}", available=f"in fitting: {fitted.width}")
+        raise TransformError(f"{what} gives rows of width {output.shape[1]}", cause=f"in fitting: {fitted.width}")
     return output
 
 

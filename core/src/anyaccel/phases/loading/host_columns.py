@@ -86,7 +86,7 @@ def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> 
     if makers and not any(missing[0] in transform.columns for transform in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
-            available=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
+            cause=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
             hint="give fresh.transform_like(data), where fresh has the columns that the transform takes",
         )
 
@@ -99,7 +99,7 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
     if stored != column.stored:
         raise ColumnError(
             f"{column.shown} is {stored} in these data",
-            available=f"the graph was built for {column.stored}",
+            cause=f"the graph was built for {column.stored}",
             hint="give data of this shape and dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself",
         )
     try:
@@ -148,7 +148,7 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
         if first is not None:
             return ColumnError(
                 f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}, which would be infinite",
-                available=f"{dtype} holds numbers up to {np.finfo(held).max}",
+                cause=f"{dtype} holds numbers up to {np.finfo(held).max}",
                 hint="scale the column, as with fit_transform() and a scaler, or give the model a wider dtype",
             )
     return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
@@ -171,19 +171,19 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
     if target_range.weights and low < 0:
         raise ColumnError(
             f"{column.shown} has the weight {low}",
-            available="weights of a loss are at least 0, and 0 where a row or position does not count",
+            cause="weights of a loss are at least 0, and 0 where a row or position does not count",
             hint="give weights of at least 0",
         )
     if target_range.probabilities and (low < 0 or high > 1):
         raise ColumnError(
             f"{column.shown} has the target {low if low < 0 else high}",
-            available="binary_cross_entropy takes targets from 0 to 1",
+            cause="binary_cross_entropy takes targets from 0 to 1",
             hint="write 0 for no and 1 for yes, or use 'mse' for numbers of any size",
         )
     if n_classes is not None and (low < 0 or high >= n_classes):
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
-            available=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
+            cause=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
             hint=_class_hint(int(low), int(high), n_classes),
         )
     if target_range.excluded is not None and (array == target_range.excluded).any():
@@ -263,6 +263,6 @@ def _check_exact(column: Column, name: str, part: np.ndarray, dtype: np.dtype[An
     if first is not None:
         raise ColumnError(
             f"column {name!r} is joined with floats as {dtype}: row {first[0]} holds {first[1]}",
-            available=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
+            cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
             hint=f"make them smaller in the source, or leave {name!r} out of this reference",
         )
