@@ -200,7 +200,7 @@ def test_unusable_environment_variable_says_why(text: str, why: str) -> None:
 import anyaccel
 try:
     anyaccel.Accelerator("sim:0").check("torch")
-except anyaccel.errors.DeviceUnavailableError as error:
+except (anyaccel.errors.DeviceUnavailableError, anyaccel.errors.ConfigError) as error:
     print(error)
 """
     assert why in output_of(program, simulate=text)

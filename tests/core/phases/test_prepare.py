@@ -216,7 +216,7 @@ def test_drop_last_that_leaves_no_batch_is_refused(house):
     house(
         training(sampler=SimpleSampler(17, drop_last=True)),
         SamplerError,
-        "drop_last leaves no batch of 17. Available: 16 rows",
+        "drop_last leaves no batch of 17; 16 rows",
         "use a batch size of at most 16",
     )
 

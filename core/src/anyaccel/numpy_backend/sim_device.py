@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -273,8 +272,8 @@ def running() -> Sequence[SimDevice]:
 def _from_environment(text: str) -> Sequence[SimDevice]:
     wrong = _not_a_count(text)
     if wrong:
-        warnings.warn(f"{wrong}: no device is simulated. Write {SWITCH}=2, or unset it.", UserWarning, stacklevel=2)
-    return [SimDevice(index, None, True) for index in range(int(text or 0) if not wrong else 0)]
+        raise ConfigError(f"the environment variable {wrong}", hint=f"set {SWITCH}=2, or unset it")
+    return [SimDevice(index, None, True) for index in range(int(text or 0))]
 
 
 def _not_a_count(text: str) -> str:

@@ -261,7 +261,7 @@ def test_no_rows_are_refused(values: object) -> None:
 
 
 def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(ColumnError, match=r"the columns of 'fs' differ in length. Available: a: 2, b: 3"):
+    with pytest.raises(ColumnError, match=r"the columns of 'fs' differ in length; a: 2, b: 3"):
         FeatureSet.from_dict("fs", {"a": [1, 2], "b": [1, 2, 3]}, ["a"], ["b"])
 
 

@@ -226,8 +226,8 @@ def test_several_columns_of_another_width_need_a_name() -> None:
     fs = example()
     message = refusal(lambda: fs.fit_transform(Total(), ["x", "y"], fit_on="all"))
     assert message == (
-        "Total on x, y of 'fs' gives rows of width 1, which do not fit into these 2 columns. "
-        "; together they are of width 3. "
+        "Total on x, y of 'fs' gives rows of width 1, which do not fit into these 2 columns; "
+        "together they are of width 3. "
         "Hint: name the one new column with into='NAME', or transform the columns one by one."
     )
     done = fs.fit_transform(Total(), ["x", "z"], fit_on="all", into="sum")
@@ -371,7 +371,7 @@ def test_errors_of_a_transform_name_it_and_its_columns() -> None:
 
     fs = example()
     for transform, start in [
-        (Giving(fail), "Giving on x, z of 'fs' cannot be applied: ValueError: no room. Available: X [6, 3] of float64"),
+        (Giving(fail), "Giving on x, z of 'fs' cannot be applied: ValueError: no room; X [6, 3] of float64"),
         (
             Unfit(),
             "Unfit on x, z of 'fs' cannot be fitted: RuntimeError: too few; it was called with fit(X)",
@@ -411,9 +411,7 @@ def test_nan_of_complete_rows_is_an_error() -> None:
         return np.where(x == 4, np.nan, x)
 
     message = refusal(lambda: example().fit_transform(Giving(holes), "z", fit_on="all"))
-    assert message.startswith(
-        "Giving on z of 'fs' gives NaN or infinity in 1 of 6 rows, the first in row 2. Available:"
-    )
+    assert message.startswith("Giving on z of 'fs' gives NaN or infinity in 1 of 6 rows, the first in row 2; before it")
     assert "before it, these rows are complete and finite" in message
     words = Giving(lambda x: np.full((len(x), 1), np.inf))
     assert "infinity in 6 of 6 rows" in refusal(lambda: example().fit_transform(words, "kind", fit_on="all"))
@@ -683,7 +681,7 @@ def test_fresh_data_of_another_shape_or_width() -> None:
     assert "Shift on y of 'fresh': column 'y' has samples of shape [3]; in fitting they had []" in message
     growing = example().fit_transform(Giving(lambda x: np.ones((len(x), len(x)))), "y", fit_on="all")
     message = refusal(lambda: fresh(y=[1.0, 2.0]).transform_like(growing))
-    assert message == "Giving on y of 'fresh' gives rows of width 2. Available: in fitting: 6."
+    assert message == "Giving on y of 'fresh' gives rows of width 2; in fitting: 6."
 
 
 def test_fresh_data_that_have_the_new_column_already() -> None:

@@ -55,7 +55,7 @@ def test_numbers_that_are_too_large_for_the_dtype_of_the_model_are_refused(given
     with pytest.raises(
         REFUSED,
         match=rf"column '{name}' is loaded as float32: row [26] holds 1e\+300, which would be infinite\. "
-        r"Available: float32 holds numbers up to 3\.4.* Hint: scale the column",
+        r"; float32 holds numbers up to 3\.4.* Hint: scale the column",
     ):
         train(given, columns_with(**{name: 1e300}))
 

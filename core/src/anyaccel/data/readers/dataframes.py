@@ -69,7 +69,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
     if len(set(lengths.values())) > 1:
         raise ColumnError(
             f"the columns of {label!r} differ in length",
-            available=listed(f"{name}: {length}" for name, length in lengths.items()),
+            cause=listed(f"{name}: {length}" for name, length in lengths.items()),
             hint="give every column one entry per sample",
         )
     return padded_table(stamp(pa.table(columns), roles), pads)

@@ -78,7 +78,7 @@ def _check_lengths(position: object, arrays: Mapping[str, np.ndarray]) -> None:
     if len(set(lengths.values())) > 1:
         raise SourceError(
             f"the columns of {position} differ in length",
-            available=listed(f"{name}: {length}" for name, length in lengths.items()),
+            cause=listed(f"{name}: {length}" for name, length in lengths.items()),
             hint="give every column one entry per row",
         )
     if not next(iter(lengths.values())):
