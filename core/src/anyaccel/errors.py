@@ -137,6 +137,12 @@ class ResultError(AnyaccelError, KeyError):
     __str__ = Exception.__str__
 
 
+ENVIRONMENT_ERRORS = (OSError, MemoryError, ImportError, Warning)
+"""Failures of the machine, not of what a user gave: of files and folders (a cache that cannot be written), memory and
+packages, and warnings that are errors (`python -W error`). Code that turns any failure of a model or function into an
+error of anyaccel lets these pass as they are."""
+
+
 class FallbackWarning(UserWarning):
     """A node runs on the CPU because no plugin runs its framework on the phase's device."""
 

@@ -131,7 +131,7 @@ def _no_batch(
     )
 
 
-CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ImportError, ZeroDivisionError)
+CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ZeroDivisionError)
 """What a model raises by a mistake in its code, whatever the shapes and dtypes of its inputs."""
 
 
@@ -163,8 +163,20 @@ def call_hint(error: Exception) -> str:
     return ""
 
 
+_OF_SIZES = re.compile(
+    r"\b(shapes?|sizes?|dim(ension)?s?|ndims?|\d-?d|ranks?|ax[ie]s|channels?|d?types?|elements?|index|indices|lengths?|"
+    r"broadcast\w*|contract\w*|expected|incompatible|inputs?|unpack|reshape|divisible|columns?|rows?|features?|mat\d)\b",
+    re.IGNORECASE,
+)
+
+
 def input_hint(
-    inputs: Sequence[TensorSpec], *, is_code_error: bool = False, dtype: str | None = None, convert: str = ""
+    inputs: Sequence[TensorSpec],
+    *,
+    is_code_error: bool = False,
+    dtype: str | None = None,
+    convert: str = "",
+    error: Exception | None = None,
 ) -> str:
     """What to do where a model does not accept its inputs.
 
@@ -173,7 +185,10 @@ def input_hint(
         is_code_error: whether the model's own code failed in a way that shapes and dtypes do not explain.
         dtype: the dtype of the model's parameters.
         convert: how to give the model the inputs' dtype, with `{dtype}` for it.
+        error: what the framework raised; one that says nothing of sizes or dtypes is of the model's code.
     """
+    if error is not None and not _OF_SIZES.search(str(error)):
+        return "fix the model's code; the full traceback is above"
     if any(spec.shape == () for spec in inputs):
         return "a scalar per sample arrives as [batch]; store the column as [n, 1] if the model expects [batch, 1]"
     if is_code_error:

@@ -726,6 +726,8 @@ class FeatureSet(_SplitRows):
         Args:
             transform: an object with `fit(X)` and `transform(X)` in the style of scikit-learn; a copy of it is fitted.
                 `X` is [n, numbers]: each column flat, side by side; an object array if one of them is not numeric.
+                What is missing in a tag is NaN there, as in a data frame of pandas, or None for a transform with
+                `missing_values=None`.
             columns: name of a column, or several, of any role. They keep their shape if the transform gives as many
                 numbers as it takes; a single column gets shape (k,) if not. Floats stay as narrow as they were.
             fit_on: a split's name, or a view of this feature set. `"all"` includes the rows that you evaluate on.
@@ -738,7 +740,8 @@ class FeatureSet(_SplitRows):
             TransformError: `fit_on` is missing, the transform does not fit these columns, gives other rows or NaN of
                 finite numbers, meets unseen categories, or a tag becomes numbers and `role` is missing.
             SplitError: there is no such split.
-            ColumnError: there is no such column, or it has nulls.
+            ColumnError: there is no such column, or it has nulls inside of samples, or beside integers that float64
+                cannot hold.
         """
         sklearn_calls.check_transform(transform)
         names = transforming.transform_columns(self, columns)

@@ -12,6 +12,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.errors import (
+    ENVIRONMENT_ERRORS,
     AmbiguousOwnerError,
     AnyaccelError,
     EstimatorError,
@@ -181,8 +182,12 @@ def _wrap_models(nodes: Mapping[str, Node], backends: Mapping[str, ComputingBack
         if isinstance(node, ModelNode):
             model = node.model
             if id(model) not in wrapped:
-                with _named_framework(node):
-                    wrapped[id(model)] = backends[label].wrap(model)
+                try:
+                    with _named_framework(node):
+                        wrapped[id(model)] = backends[label].wrap(model)
+                except GraphError as error:
+                    problem = error.problem if error.problem.startswith("node ") else f"node {label!r}: {error.problem}"
+                    raise type(error)(problem, available=error.available, hint=error.hint) from error.__cause__
             node.model = wrapped[id(model)]
 
 
@@ -195,7 +200,7 @@ def _named_framework(node: ModelNode) -> Iterator[None]:
     """
     try:
         yield
-    except AnyaccelError:
+    except (AnyaccelError, *ENVIRONMENT_ERRORS):
         raise
     except Exception as error:
         if node.framework is None:
@@ -374,6 +379,11 @@ def _outputs(
         raise _not_accepted(node, specs, error, cast_hint) from error.__cause__  # the message has the error itself
     except MoveError as error:
         raise _not_accepted(node, specs, error, cast_hint) from error.__cause__
+    except AnyaccelError:
+        raise
+    except Exception as error:  # ENVIRONMENT_ERRORS
+        error.add_note(f"raised while node {node.label!r} was built and tried with two small batches")
+        raise
 
 
 def _not_accepted(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anyaccel.adapter.loadable_shapes import LoadableShapes
+from anyaccel.adapter.weight_files import plain_state
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import StateError
@@ -134,6 +135,7 @@ def _node_part(
         if given:
             differences.append(_unbuilt(graph, label))
         return None
+    given = plain_state(graph.shapes.backends[label], getattr(graph.nodes[label], "model", None), current, given)
     values = {name: array for name, array in given.items() if not name.startswith((SLOTS, STEP))}
     current = _with_loadable_shapes(graph, label, current, values)
     found = list(_value_differences(label, current, values))

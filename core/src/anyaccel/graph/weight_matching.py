@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import shown
-from anyaccel.errors import StateError
+from anyaccel.errors import ENVIRONMENT_ERRORS, StateError
 
 Names = Mapping[str, str | None] | Callable[[str], str | None] | None
 """Names in a file to names in a model; None leaves out."""
@@ -98,6 +98,9 @@ def _called(argument: str, function: Callable[..., Any], name: str, *further: An
     """What a function of the user gives; its failure names the array."""
     try:
         return function(name, *further)
+    except ENVIRONMENT_ERRORS as error:
+        error.add_note(f"raised by {argument}={shown(function)} for {name!r}")
+        raise
     except Exception as error:
         problem = f"{argument}={shown(function)} failed for {name!r}: {type(error).__name__}: {error}"
         example = "lambda name, array: array" if further else "lambda name: name"

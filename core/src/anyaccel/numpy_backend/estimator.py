@@ -12,7 +12,7 @@ import numpy as np
 from anyaccel.adapter import VjpResult
 from anyaccel.call_hints import constructor_hints
 from anyaccel.device import Device
-from anyaccel.errors import EstimatorError, PhaseError
+from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, PhaseError
 from anyaccel.numpy_backend.estimator_methods import accepts, check, has, is_plain, parameters_of
 from anyaccel.numpy_backend.module import Module, Values
 from anyaccel.numpy_backend.sim_array import Array, SimArray, download, upload
@@ -163,6 +163,8 @@ class Estimator(Module):
         """
         try:
             return copy.deepcopy(self.estimator), self._fitted, self._failed, self.partially_fitted
+        except ENVIRONMENT_ERRORS:
+            raise
         except Exception as error:  # whatever the user's object raises
             raise EstimatorError(
                 f"{self.name} cannot be copied for a snapshot: {type(error).__name__}: {error}",

@@ -14,7 +14,7 @@ import numpy as np
 from anyaccel import interrupts
 from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.data import joined_array
-from anyaccel.errors import ColumnError, OutOfMemoryError, SpecError, UndefinedMetricWarning
+from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, OutOfMemoryError, SpecError, UndefinedMetricWarning
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.estimator_partial_fit import HostLearners
@@ -276,6 +276,9 @@ class Evaluation:
             on = f"name the node to judge: Metric({metric.metric.label!r}, on={others[0]!r})" if others else error.hint
             problem = f"metric {metric.label!r} on node {metric.node!r}: {error.problem}"
             raise SpecError(problem, available=error.available, hint=on) from None
+        except ENVIRONMENT_ERRORS as error:
+            error.add_note(f"raised by metric {metric.label!r} on node {metric.node!r}")
+            raise
         except Exception as error:  # of a function of the user's, or of a framework
             raise _failed(metric, error, predicted, targets) from error
 

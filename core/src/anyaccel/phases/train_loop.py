@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 from anyaccel import interrupts, rng
-from anyaccel.errors import OutOfMemoryError
+from anyaccel.errors import AnyaccelError, OutOfMemoryError
 from anyaccel.phases.buffer_check import buffer_check
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
@@ -317,7 +317,10 @@ class TrainLoop:
         except BaseException as error:
             if self._replicated is not None:
                 self._replicated.abandon()
+            failed_in_step = isinstance(error, AnyaccelError) and not self._pipeline.is_updating
             self._call.settle(error, losses)
+            if failed_in_step:
+                error.add_note(f"it was step {self._run.step + 1} of epoch {self._run.epoch + 1}")
             raise
         return means
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyaccel import arguments
+from anyaccel.adapter.weight_files import plain_state
 from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
 from anyaccel.call_hints import constructor_hints
@@ -78,6 +79,8 @@ class WeightAveraging(Callback):
     def _update(self, run: Run) -> None:
         for node, backend in self._backends.items():
             now, average = backend.state(run.model(node)), self._averages.get(node)
+            if average is not None and average.keys() != now.keys():
+                average = plain_state(backend, run.model(node), now, average)
             self._counts[node] = count = self._counts.get(node, 0) + 1  # one may be trained from a later phase on
             weight = 1.0 / count if self.decay is None else 1.0 - self.decay
             self._averages[node] = now if average is None else _moved_towards(now, average, weight)

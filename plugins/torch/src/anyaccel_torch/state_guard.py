@@ -180,7 +180,8 @@ class PlainAttributes:
 
         Also in the modules in it, as a list that layers are added to, but not in those that build themselves.
         """
-        names = (*part._parameters, *part._buffers, *part._modules)  # noqa: SLF001
+        tables = (part._parameters, part._buffers, part._modules)  # noqa: SLF001
+        names = [name for table in tables for name in table.keys()]  # noqa: SIM118 - iterating fails in TorchScript
         inner = [child for child in part.children() if id(child) not in self._builders]
         return type(part), names, getattr(part, "built", None), [self._registered_in(child) for child in inner]
 
@@ -238,10 +239,11 @@ def evaluating(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[No
 
 
 @contextmanager
-def in_training(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
-    """As `evaluating`, in the modes of a training step."""
+def in_training(model: nn.Module, devices: Sequence[torch.device], *, as_is: bool = False) -> Iterator[None]:
+    """As `evaluating`, in the modes of a training step; `as_is`: in those that it has."""
     with _as_before(model, devices) as modes:
-        modes.enter(model, training=True)
+        if not as_is:
+            modes.enter(model, training=True)
         yield
 
 

@@ -339,3 +339,19 @@ def test_text_of_polars_is_a_tag():
     polars = pytest.importorskip("polars")
     data = {"x": polars.Series([1.0, 2.0]), "word": polars.Series(["a", "b"])}
     assert FeatureSet.from_dict("fs", data, ["x"], [], ["word"]).column("word").to_pylist() == ["a", "b"]
+
+
+def test_masked_arrays_in_a_list_keep_what_is_masked() -> None:
+    rows = [np.ma.array([1.0, 2.0], mask=[0, 1]), np.ma.array([1.0, 2.0], mask=[0, 0])]
+    with pytest.raises(ColumnError, match=r"'x' has masked values in 1 of 2 rows, the first in row 0"):
+        FeatureSet.from_dict("d", {"x": rows}, "x")
+    filled = FeatureSet.from_dict("d", {"x": [row.filled(-1) for row in rows]}, "x")
+    assert filled.array("x").tolist() == [[1, -1], [1, 2]]
+
+
+def test_nan_among_text_is_missing() -> None:
+    tags = np.array(["a", np.nan, "b"], object)
+    made = FeatureSet.from_dict(
+        "d", {"x": [1.0, 2.0, 3.0], "t": tags, "u": ["a", float("nan"), "b"]}, "x", (), ["t", "u"]
+    )
+    assert made.column("t").to_pylist() == made.column("u").to_pylist() == ["a", None, "b"]

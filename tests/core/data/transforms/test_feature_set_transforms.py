@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import numpy as np
@@ -420,7 +421,7 @@ def test_nan_of_complete_rows_is_an_error() -> None:
 def test_nan_that_was_there_goes_through() -> None:
     fs = FeatureSet.from_dict("fs", {"x": [1.0, np.nan, 3.0], "t": ["a", None, "b"]}, "x", (), "t")
     assert np.isnan(fs.fit_transform(Times(), "x", fit_on="all").array("x")).tolist() == [False, True, False]
-    codes = Giving(lambda x: np.array([[np.nan if word is None else 1.0] for word in x[:, 0]]))
+    codes = Giving(lambda x: np.array([[1.0 if isinstance(word, str) else np.nan] for word in x[:, 0]]))
     assert np.isnan(fs.fit_transform(codes, "t", fit_on="all", role="feature").array("t")).tolist() == [
         False,
         True,
@@ -428,10 +429,51 @@ def test_nan_that_was_there_goes_through() -> None:
     ]
 
 
-def test_a_tag_of_numbers_with_nulls_is_refused() -> None:
-    fs = FeatureSet.from_dict("fs", {"x": [1.0, 2.0], "t": pa.array([1, None])}, "x", (), "t")
-    with pytest.raises(ColumnError, match=r"column 't' has nulls in 1 of 2 rows"):
-        fs.fit_transform(Times(), "t", fit_on="all")
+def test_integers_with_nulls_that_no_float_holds_are_refused() -> None:
+    for values in (pa.array([2**53 + 1, None]), pa.array([[1, 2], None], pa.list_(pa.int64(), 2))):
+        fs = FeatureSet.from_dict("fs", {"x": [1.0, 2.0], "t": values}, "x", (), "t")
+        with pytest.raises(ColumnError, match=r"column 't' has nulls in 1 of 2 rows"):
+            fs.fit_transform(Times(), "t", fit_on="all")
+
+
+DAYS = [datetime.date(2020, 1, 1), None, datetime.date(2021, 1, 1)] * 2
+MISSING: dict[str, tuple[Any, list[Any]]] = {
+    "text": (["a", None, "b", "a", None, "a"], ["a", np.nan, "b", "a", np.nan, "a"]),
+    "bool": (pa.array([True, None, False, True, True, None]), [True, np.nan, False, True, True, np.nan]),
+    "integers": (pa.array([1, None, 3, 3, 5, None]), [1.0, np.nan, 3, 3, 5, np.nan]),
+    "floats": (pa.array([1.5, None, 3, 3, 5, None]), [1.5, np.nan, 3, 3, 5, np.nan]),
+    "categories": (pa.array(["u", None, "v", "u", "u", "v"]).dictionary_encode(), ["u", np.nan, "v", "u", "u", "v"]),
+    "dates": (pa.array(DAYS), [np.nan if day is None else day for day in DAYS]),
+}
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_what_is_missing_is_missing_for_scikit_learn(kind: str) -> None:
+    """The numbers of scikit-learn on an object column of pandas, where NaN is missing; issue 26."""
+    impute, preprocessing = pytest.importorskip("sklearn.impute"), pytest.importorskip("sklearn.preprocessing")
+    pipeline = pytest.importorskip("sklearn.pipeline")
+    values, frame = MISSING[kind]
+    fs = FeatureSet.from_dict("fs", {"x": np.arange(6.0), "t": values}, "x", (), "t")
+    x = np.array(frame, float if kind in ("integers", "floats") else object).reshape(-1, 1)
+    impute_most = impute.SimpleImputer(strategy="most_frequent")
+    filled = fs.fit_transform(impute_most, "t", fit_on="all", role="tag").column("t").to_pylist()
+    assert filled == impute_most.fit_transform(x)[:, 0].tolist() and None not in filled
+    encode = preprocessing.OneHotEncoder(sparse_output=False)
+    for transform in (encode, preprocessing.OrdinalEncoder(), pipeline.make_pipeline(impute_most, encode)):
+        made = fs.fit_transform(transform, "t", fit_on="all", role="feature")
+        expected = transform.fit_transform(x)
+        np.testing.assert_array_equal(made.array("t").reshape(expected.shape), expected)
+        again = fs.transform_like(made)  # new rows are given in the same way
+        np.testing.assert_array_equal(again.array("t"), made.array("t"))
+
+
+def test_a_transform_that_asks_for_none_gets_none() -> None:
+    impute, pipeline = pytest.importorskip("sklearn.impute"), pytest.importorskip("sklearn.pipeline")
+    fs = FeatureSet.from_dict("fs", {"x": [1.0, 2.0, 3.0], "t": ["a", None, "b"]}, "x", (), "t")
+    constant = impute.SimpleImputer(missing_values=None, strategy="constant", fill_value="?")
+    for transform in (constant, pipeline.make_pipeline(constant)):
+        made = fs.fit_transform(transform, "t", fit_on="all", role="tag")
+        assert made.column("t").to_pylist() == ["a", "?", "b"]
 
 
 # -- undoing the data --------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
             hint="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
     roles = assign_roles(label, list(data), given)
+    _check_order_of_rows(label, data, roles)
     pads = checked_pads(label, pad, roles)
     columns = {name: padded_column(name, data[name]) for name in pads}
     columns |= _arrow_columns(label, data, {name: roles[name] for name in roles if name not in pads}, open_roles(given))
@@ -73,6 +74,23 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
             hint="give every column one entry per sample",
         )
     return padded_table(stamp(pa.table(columns), roles), pads)
+
+
+def _check_order_of_rows(label: str, data: Mapping[str, Any], roles: Mapping[str, str]) -> None:
+    """Check that series with the same index do not have it in another order: rows are taken by position."""
+    indexed = {name: data[name].index for name in roles if hasattr(data[name], "iloc") and hasattr(data[name], "index")}
+    first = next(iter(indexed), "")
+    for name, index in indexed.items():
+        other = indexed[first]
+        if index is other or len(index) != len(other) or index.equals(other):
+            continue
+        if not len(index.symmetric_difference(other, sort=False)):
+            raise ColumnError(
+                f"the columns {first!r} and {name!r} of {label!r} have the same index in another order",
+                available="rows are taken by position, whatever the index",
+                hint=f"bring one into the order of the other, {name!r}: b.loc[a.index]; or, if positions are meant, "
+                f"give {name!r}: b.to_numpy()",
+            )
 
 
 def _arrow_columns(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import traceback
+import warnings
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.arguments import is_integer, shown
@@ -18,6 +21,8 @@ from anyaccel.data.streaming.batch_schema import BatchSchema
 from anyaccel.data.streaming.dataloader_workers import (
     ENDED_HINT,
     check_fork,
+    check_no_share,
+    dropped_rows,
     worker_ended,
     worker_notes,
     workers_of,
@@ -60,8 +65,8 @@ class IterableSource(BatchSource):
     Raises:
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles.
-        SourceError: `source` is not a source of batches, never ends without `steps`, `steps` is not a number of 1 or
-            more, or `read_ahead` is neither None nor 0.
+        SourceError: `source` is not a source of batches, is a loader that reads one part of its rows, never
+            ends without `steps`, `steps` is not a number of 1 or more, or `read_ahead` is neither None nor 0.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class IterableSource(BatchSource):
                 hint="say how many batches make an epoch: steps=1000",
             )
         check_fork(label, source)
+        check_no_share(label, source)
         self._schema = BatchSchema(self._roles, self.pads)
         self._held: tuple[int, Columns, Generator[Columns]] | None = None
         self._was_read = False
@@ -97,9 +103,17 @@ class IterableSource(BatchSource):
         """Batches of an epoch: as given, or as the source says; None if unknown."""
         return self._limit if self._limit is not None else length_of(self._source)
 
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that a loader leaves out of each epoch, as its last batch would be smaller (`drop_last=True`)."""
+        return dropped_rows(self._source)
+
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the workers of a loader."""
-        return worker_notes(self._label, self._source)
+        """What a user should know about the workers of a loader, and the rows that it leaves out."""
+        left_out = (
+            f"source {self._label!r} leaves {self.dropped_rows} rows out of each epoch: its loader has drop_last=True"
+        )
+        return (*worker_notes(self._label, self._source), *((left_out,) if self.dropped_rows else ()))
 
     def close(self) -> None:
         """Close what was opened for the example, if no epoch has continued with it. An iterator keeps that batch."""
@@ -146,8 +160,8 @@ class IterableSource(BatchSource):
         return next(run), run
 
     def _run(self, epoch: int) -> Generator[Columns]:
-        self._was_read = True
-        promised = self.steps
+        promised, first, self._was_read = self.steps, not self._was_read, True
+        before: Columns | None = None
         iterator = self._factory.iterator(epoch)
         try:
             for number in itertools.count() if self._limit is None else range(self._limit):
@@ -161,6 +175,10 @@ class IterableSource(BatchSource):
                 columns = self._schema.convert(position, batch)
                 del batch
                 self._keep_example(columns)
+                if first and workers_of(self._source) > 1 and number < 2:
+                    if before is not None:
+                        self._check_workers(before, columns)
+                    before = columns if number == 0 else None
                 yield columns
         finally:
             if not self._factory.once:
@@ -178,6 +196,20 @@ class IterableSource(BatchSource):
                 if worker_ended(error):
                     raise failed(f"{position} did not come", error, ENDED_HINT) from error
             raise failed(f"{position} could not be made", error) from error
+
+    def _check_workers(self, one: Columns, other: Columns) -> None:
+        """Warn where the first batches of two workers are equal: each reads all rows of an iterable data set."""
+        if not hasattr(getattr(self._source, "dataset", None), "__iter__"):
+            return
+        if all(np.array_equal(values, other[name]) for name, values in one.items()):
+            count = workers_of(self._source)
+            warnings.warn(
+                f"source {self._label!r}: the first batches of its workers are equal. If each of the {count} workers "
+                f"reads the whole data set, every row comes {count} times in an epoch. Hint: let each worker read its "
+                "part in __iter__, or write num_workers=0.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _check_count(self, epoch: int, number: int, promised: int | None) -> None:
         if number == 0 and self._example is None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data.roles import listed
-from anyaccel.errors import TransformError
+from anyaccel.errors import ENVIRONMENT_ERRORS, TransformError
 
 _METHODS = ("fit", "transform")
 
@@ -37,6 +37,9 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
     """A copy of a transform, fitted to `x` [n, numbers]; the given one stays unfitted."""
     try:
         own = copy.deepcopy(transform)
+    except ENVIRONMENT_ERRORS as error:
+        error.add_note(f"raised by {what}")
+        raise
     except Exception as error:
         raise TransformError(
             f"{what} cannot be copied: {_text(error)}",
@@ -47,6 +50,9 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
         own.fit(x)
     except TransformError as error:
         raise _with_columns(what, error) from None
+    except ENVIRONMENT_ERRORS as error:
+        error.add_note(f"raised by {what}")
+        raise
     except Exception as error:
         raise TransformError(
             f"{what} cannot be fitted: {_text(error)}",
@@ -70,6 +76,9 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
         output = _dense(transform.transform(x))
     except TransformError as error:
         raise _with_columns(what, error) from None
+    except ENVIRONMENT_ERRORS as error:
+        error.add_note(f"raised by {what}")
+        raise
     except Exception as error:
         raise _unseen(transform, x, owners, what, error) or TransformError(
             f"{what} cannot be applied: {_text(error)}",
@@ -100,6 +109,9 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
         output = _dense(transform.inverse_transform(y))
     except TransformError as error:
         raise _with_columns(what, error) from None
+    except ENVIRONMENT_ERRORS as error:
+        error.add_note(f"raised by {what}")
+        raise
     except Exception as error:
         raise TransformError(
             f"{what} cannot be inverted for these values: {_text(error)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.prefetch import prefetch
+from anyaccel.phases.user_level import user_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,11 @@ def read_source(source: Source) -> FeatureSet:
         columns = source.read()
     else:
         assert isinstance(source, BatchSource)
+        left_out = getattr(source, "dropped_rows", 0)
+        if left_out:  # what is evaluated is all rows, or the reader is told
+            message = f"source {source.label!r} is read without {left_out} of its rows: its loader has drop_last=True. "
+            hint = "Hint: make the loader for an evaluation with drop_last=False."
+            warnings.warn(message + hint, UserWarning, stacklevel=user_level())
         # In a thread: Ctrl-C must not fall into the functions of a loader that start and end its workers.
         with interrupts.deferred(), closing(prefetch(partial(source.batches, 0))) as batches:
             parts = [{name: np.array(column) for name, column in batch.items()} for batch in batches]
