@@ -87,7 +87,7 @@ def _check_order_of_rows(label: str, data: Mapping[str, Any], roles: Mapping[str
         if not len(index.symmetric_difference(other, sort=False)):
             raise ColumnError(
                 f"the columns {first!r} and {name!r} of {label!r} have the same index in another order",
-                available="rows are taken by position, whatever the index",
+                cause="rows are taken by position, whatever the index",
                 hint=f"bring one into the order of the other, {name!r}: b.loc[a.index]; or, if positions are meant, "
                 f"give {name!r}: b.to_numpy()",
             )

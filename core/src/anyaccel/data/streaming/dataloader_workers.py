@@ -90,7 +90,7 @@ def check_no_share(label: str, source: Any) -> None:
                 raise SourceError(
                     f"the loader of source {label!r} reads 1 of {n_parts} parts of its rows: {type(part).__name__} "
                     f"with {count}={n_parts}, {index}={position}",
-                    available="rows of a batch are divided among processes here, so that a loader gives all of them",
+                    cause="rows of a batch are divided among processes here, so that a loader gives all of them",
                     hint="make the loader without it (leave a DistributedSampler out); to read one part on purpose, "
                     "give a function: lambda: loader",
                 )

@@ -18,7 +18,7 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.prefetch import prefetch
-from anyaccel.phases.user_level import user_level
+from anyaccel.user_level import user_level
 
 
 @dataclass(frozen=True, slots=True)
