@@ -72,10 +72,10 @@ class WithRoles:
 
 def check_label(label: str) -> None:
     """Check the label of a feature set or source."""
-    if not isinstance(label, str) or not label or "." in label:
+    if not isinstance(label, str) or not label or "." in label or has_surrogates(label):
         raise DataError(
             f"{shown(label)} is not a label of a feature set",
-            cause="labels are text without a dot, because 'LABEL.COLUMN' names a column",
+            cause="labels are text without a dot, because 'LABEL.COLUMN' names a column, that can be written as UTF-8",
             hint="choose another label"
             if isinstance(label, str)
             else "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
@@ -98,7 +98,26 @@ def names_of(given: Names) -> tuple[str, ...]:
                 cause="names of columns are text",
                 hint="rename the column (pandas: df.columns = df.columns.astype(str))",
             )
+        check_encodable(name)
     return names
+
+
+def check_encodable(name: str) -> None:
+    """Refuse the name of a column that no file can hold: with half of a surrogate pair, as wrongly decoded bytes have.
+
+    Raises:
+        ColumnError: it cannot be written as UTF-8.
+    """
+    if has_surrogates(name):
+        raise ColumnError(
+            f"{shown(name)} is not the name of a column: it has a lone surrogate, which UTF-8 cannot write",
+            hint=f"rename it, for example to {name.encode('utf-8', 'replace').decode()!r}",
+        )
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether a text has halves of surrogate pairs, which are no characters."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def listed(names: Iterable[object]) -> str:

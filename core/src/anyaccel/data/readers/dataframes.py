@@ -17,7 +17,17 @@ from anyaccel.data.readers.hf_datasets import are_splits, arrow_table, has_table
 from anyaccel.data.readers.lazy_tables import computed
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.plain_layout import plain_table
-from anyaccel.data.roles import ROLES, RoleNames, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
+from anyaccel.data.roles import (
+    ROLES,
+    RoleNames,
+    assign_roles,
+    check_encodable,
+    check_rest,
+    chosen_roles,
+    listed,
+    open_roles,
+    stamp,
+)
 from anyaccel.errors import ColumnError, DataError
 
 _ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
@@ -61,6 +71,8 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
             f"the data of {label!r} must be a mapping of column names to arrays, got a {type(data).__name__}",
             hint="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
+    for name in filter(lambda key: isinstance(key, str), data):
+        check_encodable(name)
     roles = assign_roles(label, list(data), given)
     _check_order_of_rows(label, data, roles)
     pads = checked_pads(label, pad, roles)

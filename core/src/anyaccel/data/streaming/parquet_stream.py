@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +72,7 @@ class ParquetStream(BatchSource):
         buffer_size: int | None = None,
     ) -> None:
         with _source_errors(label):
-            self._files = choose_files(label, path, RoleNames(features, targets, tags))
+            self._files = choose_files(label, _absolute(path), RoleNames(features, targets, tags))
         super().__init__(label, *(of_role(self._files.roles, role) for role in ROLES))
         self._sampler = _checked_sampler(label, sampler)
         self._groups = row_groups(label, self._files)
@@ -166,3 +168,11 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
             hint="give a SimpleSampler or a batch size",
         )
     return SimpleSampler(int(sampler), shuffle=True)
+
+
+def _absolute(path: Paths) -> Any:
+    """The same files after the working folder has changed: they are opened as their rows are needed."""
+    if isinstance(path, (str, os.PathLike)) and os.fspath(path):
+        return str(Path(path).absolute())
+    is_list = isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path)
+    return [str(Path(part).absolute()) for part in path] if is_list else path

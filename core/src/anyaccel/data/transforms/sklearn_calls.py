@@ -33,8 +33,33 @@ def check_transform(transform: Any) -> None:
         )
 
 
-def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
+def columns_by_name(transform: Any) -> list[str]:
+    """The columns that a ColumnTransformer, or one inside an object, names by text: here they come as an array."""
+    try:
+        parts = [transform, *transform.get_params(deep=True).values()]
+    except Exception:  # of a user's class: its fit says what is wrong
+        return []
+    chosen = [
+        item[2] for part in parts for item in getattr(part, "transformers", None) or () if isinstance(item, tuple)
+    ]
+    lists = [[choice] if isinstance(choice, str) else choice for choice in chosen if isinstance(choice, (str, list))]
+    return list(dict.fromkeys(name for names in lists for name in names if isinstance(name, str)))
+
+
+def by_position(names: Sequence[str], columns: Sequence[str]) -> str:
+    """What to write instead of columns by name, where these columns of one number each come as an array."""
+    positions = [columns.index(name) for name in names if name in columns]
+    if len(positions) < len(names):
+        return f"choose columns by their positions in the array, 0 to {len(columns) - 1} for {listed(columns)}"
+    return f"choose them by their positions in the array: {positions} for {list(names)}"
+
+
+def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str] | None = None) -> Any:
     """A copy of a transform, fitted to `x` [n, numbers]; the given one stays unfitted."""
+    names = columns_by_name(transform)
+    if names and columns is not None:
+        problem = f"{what} chooses columns by name, and gets an array [n, {x.shape[1]}], which has none"
+        raise TransformError(problem, hint=by_position(names, columns))
     try:
         own = copy.deepcopy(transform)
     except ENVIRONMENT_ERRORS as error:

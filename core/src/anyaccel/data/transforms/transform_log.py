@@ -87,7 +87,7 @@ def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
     """A fitted copy of a transform, and its output for all rows of a table."""
     names, what = request.columns, request.what
     x = _matrix(table, names, request.transform)
-    own = fitted_copy(request.transform, x[request.fit_rows], what)
+    own = fitted_copy(request.transform, x[request.fit_rows], what, request.columns)
     output = transformed(own, x, _owners(table, names), what)
     shapes = tuple(_sample_shape(table, name) for name in names)
     results, result_shapes = result_layout(names, shapes, output.shape[1], request.into, what)

@@ -97,10 +97,12 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
     if ragged is not None and replace(stored, shape=stored.shape[1:]) == _of_entry(column):
         return _ragged_column(column, ragged, rows, target_range)
     if stored != column.stored:
+        hint = "give data of this dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself"
+        if stored.shape != column.stored.shape:
+            hint = f"give rows of this shape: an array of shape {['rows', *column.stored.shape]}".replace("'", "")
+            hint += "; a row alone is an array of one row: x[None]" if column.stored.shape[1:] == stored.shape else ""
         raise ColumnError(
-            f"{column.shown} is {stored} in these data",
-            cause=f"the graph was built for {column.stored}",
-            hint="give data of this shape and dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself",
+            f"{column.shown} is {stored} in these data", cause=f"the graph was built for {column.stored}", hint=hint
         )
     try:
         with np.errstate(over="raise"):
