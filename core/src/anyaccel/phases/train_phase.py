@@ -264,7 +264,9 @@ class TrainPhase(Phase):
 
     def _check_modes(self, validation: EvalPhase) -> None:
         """Of a metric of the user's own, what watches it must say which values are better."""
-        watched = [("EarlyStopping: ", it.monitor, it.sign) for it in self.callbacks if isinstance(it, EarlyStopping)]
+        watched: list[tuple[str, str, Any]] = [
+            ("EarlyStopping: ", it.monitor, it.sign) for it in self.callbacks if isinstance(it, EarlyStopping)
+        ]
         if self.checkpoint is not None and self.checkpoint.keep_best is not None:
             watched.append(("Checkpoint: ", self.checkpoint.keep_best, self.checkpoint.mode))
         labels = [metric.label for metric in validation.metrics]

@@ -374,7 +374,7 @@ def train(**settings: Any) -> TrainPhase:
 def test_strict_schedules_need_equal_numbers_of_batches(schedule: str) -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 2, "b": 2}, schedule=schedule)))
     assert message == (
-        f"phase 't' has schedule={schedule!r}, and its samplers give different numbers of batches. Available: a: 5, "
+        f"phase 't' has schedule={schedule!r}, and its samplers give different numbers of batches; a: 5, "
         f"b: 3. Hint: change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}."
     )
 

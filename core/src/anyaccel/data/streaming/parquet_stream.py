@@ -170,7 +170,7 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
     return SimpleSampler(int(sampler), shuffle=True)
 
 
-def _absolute(path: Paths) -> Any:
+def _absolute(path: Any) -> Any:
     """The same files after the working folder has changed: they are opened as their rows are needed."""
     if isinstance(path, (str, os.PathLike)) and os.fspath(path):
         return str(Path(path).absolute())
