@@ -248,6 +248,25 @@ class Loss(Spec):
         return {"loss": self.name, **{key: list(v) if isinstance(v, tuple) else v for key, v in self.kwargs.items()}}
 
 
+@dataclass(frozen=True, slots=True)
+class LossTargets:
+    """What a loss of a framework takes as targets; see `Compute.loss_targets`.
+
+    Attributes:
+        kind: `"probabilities"` (each from 0 to 1), `"classes"` (indices; or, where they are floats, probabilities of
+            the classes), `"signs"` (-1 or 1) or `"non_negative"`.
+        class_axis: of its outputs, where 0 is the batch; for classes.
+        ignored: a class index that counts for nothing and may be out of range; None for none.
+
+    Example:
+        `LossTargets("classes", class_axis=1, ignored=-100)` is what `torch.nn.CrossEntropyLoss()` takes.
+    """
+
+    kind: str
+    class_axis: int = -1
+    ignored: int | None = None
+
+
 def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a named optimizer with its defaults, checked."""
     if name not in OPTIMIZERS:

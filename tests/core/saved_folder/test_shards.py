@@ -143,7 +143,8 @@ def test_a_changed_tensor_is_named_with_its_file(tmp_path):
     file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
     with pytest.raises(StateError) as raised:
         read(tmp_path)
-    assert raised.value.problem == f"{str(file)!r} is not as it was written: tensor {name} is not as it was written"
+    problem = f"{str(file)!r} is not as it was written: tensor {name} is not as it was written; "
+    assert raised.value.problem.startswith(problem)
     file.write_bytes(whole[:-1])
     with pytest.raises(StateError, match=r"its size is another; \d+ bytes; written: \d+"):
         read(tmp_path)

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.adapter.step_costs import StepCost, StepCosts
@@ -55,6 +57,34 @@ class TorchBackend(
         from anyaccel_torch.thread_rng import ThreadRandomness
 
         return ThreadRandomness(key)
+
+    def global_rng(self, key: int) -> AbstractContextManager[Any]:
+        """As `Backend.global_rng`: the generator of the CPU starts from `key`; those of devices are kept."""
+        from anyaccel_torch.thread_rng import GlobalRandomness
+
+        return GlobalRandomness(key)
+
+    def watch_rng(self) -> AbstractContextManager[Any]:
+        """As `Backend.watch_rng`, for the generator of the CPU."""
+        from anyaccel_torch.thread_rng import WatchedRandomness
+
+        return WatchedRandomness()
+
+    def generator_state(self, generator: Any = None) -> np.ndarray | None:
+        """As `Backend.generator_state`, for objects of `torch.Generator`."""
+        import torch
+
+        generator = torch.default_generator if generator is None else generator
+        if not isinstance(generator, torch.Generator):
+            return None
+        return np.asarray(generator.get_state().numpy().copy())
+
+    def set_generator_state(self, state: np.ndarray, generator: Any = None) -> None:
+        """As `Backend.set_generator_state`."""
+        import torch
+
+        generator = torch.default_generator if generator is None else generator
+        generator.set_state(torch.from_numpy(np.array(state, np.uint8)))
 
     def settings(self) -> Mapping[str, tuple[Any, ...]]:
         """As `HasSettings.settings`: flags of cuDNN and cuBLAS."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,3 +97,45 @@ def test_a_class_that_a_loss_leaves_out_is_refused_where_batches_are_accumulated
     assert train(given, columns, Ignores()).loss.size
     columns["y"][6] = 0
     assert train(given, columns, Ignores(), accumulate=2).loss.size
+
+
+def of_classes(probabilities: np.ndarray) -> dict[str, np.ndarray]:
+    return {"x": np.ones((8, 2)), "y": probabilities}
+
+
+def train_classes(given: Given, probabilities: np.ndarray) -> Any:
+    columns = of_classes(probabilities)
+    innocent = from_memory(of_classes(np.full((8, 3), 1 / 3)))
+    node = ModelNode("net", Dense(3, dtype="float32"), innocent.reference())
+    phase = TrainPhase("t", data=given(columns), losses=[AppliedLoss("cross_entropy", on="net")], sampler=4)
+    return Experiment("e", ModelGraph([node], "sgd"), progress="none").run_phase(phase)
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [-2.0, 5.0, np.inf])
+def test_probabilities_of_classes_are_from_0_to_1(given: Given, wrong: float) -> None:
+    """The loss of -2 was -6.99, without a word; issue 26."""
+    probabilities = np.full((8, 3), 1 / 3)
+    probabilities[6, 1] = wrong
+    with pytest.raises(
+        REFUSED,
+        match=rf"has the target {wrong}; cross_entropy takes probabilities of classes from 0 to 1\. "
+        "Hint: give probabilities that add up to 1, or class indices as integers",
+    ):
+        train_classes(given, probabilities)
+    probabilities[6, 1] = 1 / 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(train_classes(given, probabilities).loss[0])
+
+
+def test_probabilities_of_classes_that_do_not_add_up_to_1_are_warned_of() -> None:
+    counted = np.tile([[1.0, 0.5, 0.5]], (8, 1))
+    with pytest.warns(UserWarning, match=r"add up to 2 in row 0, and not to 1 in 8 places.*divide them by their sum"):
+        train_classes(from_memory, counted)
+    left_out = np.tile([[0.25, 0.25, 0.5], [0.0, 0.0, 0.0]], (4, 1))  # zeros: rows that do not count
+    rounded = np.full((8, 3), np.float16(1 / 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for probabilities in (counted / 2, left_out, rounded.astype("float64")):
+            train_classes(from_memory, probabilities)

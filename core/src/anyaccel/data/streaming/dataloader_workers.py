@@ -85,7 +85,8 @@ def check_no_share(label: str, source: Any) -> None:
     """
     for part in _parts(source):
         for count, index in (("num_replicas", "rank"), ("num_processes", "process_index")):
-            n_parts, position = getattr(part, count, None), getattr(part, index, None)
+            n_parts: Any = getattr(part, count, None)
+            position = getattr(part, index, None)
             if is_integer(n_parts) and is_integer(position) and n_parts > 1:
                 raise SourceError(
                     f"the loader of source {label!r} reads 1 of {n_parts} parts of its rows: {type(part).__name__} "
@@ -107,12 +108,12 @@ def _parts(source: Any) -> Iterator[Any]:
 
 def dropped_rows(source: Any) -> int:
     """How many rows a loader leaves out of an epoch because its last batch would be smaller (`drop_last=True`)."""
-    batches = getattr(source, "batch_sampler", None)
-    size = getattr(batches, "batch_size", None)
+    batches: Any = getattr(source, "batch_sampler", None)
+    size: Any = getattr(batches, "batch_size", None)
     if not getattr(batches, "drop_last", False) or not is_integer(size):
         return 0
     try:
-        return len(batches.sampler) % size  # type: ignore[union-attr]
+        return int(len(batches.sampler) % size)
     except (AttributeError, TypeError):
         return 0
 

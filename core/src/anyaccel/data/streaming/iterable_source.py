@@ -6,6 +6,7 @@ import itertools
 import traceback
 import warnings
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from anyaccel.data.streaming.dataloader_workers import (
 from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.padded_batches import source_pads
+from anyaccel.data.streaming.random_states import RandomStates, States, kept_frameworks, watched_rng
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
 from anyaccel.errors import SourceError
 
@@ -96,7 +98,10 @@ class IterableSource(BatchSource):
         check_no_share(label, source)
         self._schema = BatchSchema(self._roles, self.pads)
         self._held: tuple[int, Columns, Generator[Columns]] | None = None
+        self._held_states: States = {}
         self._was_read = False
+        self._random_states = RandomStates(source)
+        self.once = self._factory.once
 
     @property
     def steps(self) -> int | None:
@@ -145,7 +150,22 @@ class IterableSource(BatchSource):
             )
         return self._run(epoch)
 
+    def held_states(self, epoch: int) -> States | None:
+        """See BatchSource."""
+        return self._held_states if self._held is not None and self._held[0] == epoch else None
+
+    def hold_again(self, states: States | None) -> None:
+        """See BatchSource."""
+        if self.once:
+            return
+        self.close()
+        if states is not None:
+            with kept_frameworks():
+                self.load_random_states(states)
+                self._first()
+
     def _first(self) -> Columns:
+        self._held_states = self._random_states.states(frameworks=True)
         if not workers_of(self._source):
             first, run = self._started()
             self._held = (0, first, run)
@@ -162,28 +182,34 @@ class IterableSource(BatchSource):
     def _run(self, epoch: int) -> Generator[Columns]:
         promised, first, self._was_read = self.steps, not self._was_read, True
         before: Columns | None = None
-        iterator = self._factory.iterator(epoch)
-        try:
-            for number in itertools.count() if self._limit is None else range(self._limit):
-                position = BatchPosition(self._label, epoch, number)
-                batch = self._next(position, iterator)
-                if batch is _END:
-                    self._check_count(epoch, number, promised)
-                    return
-                if promised is not None and number >= promised:
-                    raise self._wrong_count(epoch, f"more than the {promised} batches")
-                columns = self._schema.convert(position, batch)
-                del batch
-                self._keep_example(columns)
-                if first and workers_of(self._source) > 1 and number < 2:
-                    if before is not None:
-                        self._check_workers(before, columns)
-                    before = columns if number == 0 else None
-                yield columns
-        finally:
-            if not self._factory.once:
-                _close(iterator)
-            del iterator  # as in _next
+        watch = ExitStack()  # left with the first batch
+        passed = watch.enter_context(watched_rng()) if self.passes_thread_rng is None else None
+        with watch:
+            iterator = self._factory.iterator(epoch)
+            try:
+                for number in itertools.count() if self._limit is None else range(self._limit):
+                    position = BatchPosition(self._label, epoch, number)
+                    batch = self._next(position, iterator)
+                    if number == 0 and passed is not None:
+                        watch.close()
+                        self.passes_thread_rng = passed()
+                    if batch is _END:
+                        self._check_count(epoch, number, promised)
+                        return
+                    if promised is not None and number >= promised:
+                        raise self._wrong_count(epoch, f"more than the {promised} batches")
+                    columns = self._schema.convert(position, batch)
+                    del batch
+                    self._keep_example(columns)
+                    if first and workers_of(self._source) > 1 and number < 2:
+                        if before is not None:
+                            self._check_workers(before, columns)
+                        before = columns if number == 0 else None
+                    yield columns
+            finally:
+                if not self._factory.once:
+                    _close(iterator)
+                del iterator  # as in _next
 
     def _next(self, position: BatchPosition, iterator: Iterator[Any]) -> Any:
         try:
