@@ -124,6 +124,8 @@ class TorchCompute(
 
         if shares_batches(model):
             return "DataParallel shares batches itself; give the module in it, and TrainPhase(accelerator='gpu:*')"
+        if any(parameter.is_inference() for parameter in model.parameters()):
+            return "parameters made in torch.inference_mode() have no gradients; make the model outside of it"
         library = keras.library()
         reasons = (library.untrainable_reason(layer) or remat_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
