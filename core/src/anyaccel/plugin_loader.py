@@ -34,11 +34,15 @@ SWITCH = "ANYACCEL_PLUGINS"
 BUILT_IN = "numpy"
 BUILT_IN_MODULE = "anyaccel.numpy_backend.plugin"
 PATIENCE = 3.0  # seconds
+SLOW_HINT = f"give it more time, such as --timeout 300, or leave it out with {SWITCH} if it never ends"
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin. `error` is the exception that loading it raised; one with `faults` serves what it can."""
+    """A plugin. `error` is the exception that loading it raised; one with `faults` serves what it can.
+
+    `delays` say what it was too slow for, or hangs in: the command that waited goes without, and nothing else is wrong.
+    """
 
     name: str
     distribution: str
@@ -46,6 +50,12 @@ class Plugin:
     error: BaseException | None = None
     backends: tuple[Backend, ...] = ()
     faults: list[str] = field(default_factory=list)
+    delays: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """`ok`, `broken` or `slow`."""
+        return "broken" if self.is_broken else "slow" if self.delays else "ok"
 
     @property
     def is_broken(self) -> bool:
@@ -66,14 +76,14 @@ class Plugin:
     def cause(self) -> str:
         """What is wrong, in one line; `""` if it works."""
         if self.error is None:
-            return "; ".join(self.faults)
+            return "; ".join([*self.faults, *self.delays])
         return " ".join(str(self.error).split()) if isinstance(self.error, AnyaccelError) else _one_line(self.error)
 
     @property
     def hint(self) -> str:
         """What to do about it; `""` if it works."""
         if not self.is_broken:
-            return ""
+            return SLOW_HINT if self.delays else ""
         if isinstance(self.error, AnyaccelError) and self.error.hint:
             return self.error.hint
         if isinstance(self.error, ModuleNotFoundError) and self.error.name:

@@ -177,3 +177,6 @@ class MultiStepProgram(Program):
         Raises:
             CompileError: the steps cannot be compiled (an untraceable model, no C++ compiler); they run uncompiled.
         """
+
+    def run_uncompiled(self) -> None:
+        """Run steps uncompiled until `compile` is called. The default: nothing, as nothing is compiled without it."""

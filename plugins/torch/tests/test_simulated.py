@@ -65,7 +65,7 @@ def test_torch_passes_the_conformance_kit_on_two_simulated_devices(tmp_path: Pat
     assert sum("second" in line["test"] or "another" in line["test"] for line in ends) > 0
 
 
-@pytest.mark.parametrize("part", ["device", "refusals", "graphs", "faults"])
+@pytest.mark.parametrize("part", ["device", "refusals", "graphs", "faults", "sharing"])
 def test_on_simulated_devices(part: str) -> None:
     assert "skipped" not in run_tests(f"test_simulated_{part}.py").stdout
 

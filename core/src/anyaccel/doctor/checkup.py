@@ -24,6 +24,8 @@ def plugin_checks(machine: Machine, plugin: Plugin) -> Iterator[Check]:
     """Whether a plugin works, whether its frameworks are installed, and what its backends say."""
     if plugin.is_broken:
         yield Check(name=f"plugin {plugin.name}", status="FAIL", message=plugin.cause, fix=plugin.hint)
+    elif plugin.delays:
+        yield Check(name=f"plugin {plugin.name}", status="WARN", message=plugin.cause, fix=plugin.hint)
     elif plugin.name != BUILT_IN:
         yield Check(
             name=f"plugin {plugin.name}", status="PASS", message=f"{plugin.distribution} {plugin.version}".strip()

@@ -9,7 +9,18 @@ from typing import Any, Protocol
 _LOG = logging.getLogger("anyaccel")
 _LOG.addHandler(logging.NullHandler())  # without a logging setup, progress and results show events
 
-KINDS = ("compile", "residency", "memory", "source", "transfer", "rate", "checkpoint", "precision", "profile")
+KINDS = (
+    "compile",
+    "residency",
+    "memory",
+    "source",
+    "transfer",
+    "rate",
+    "checkpoint",
+    "precision",
+    "profile",
+    "context",
+)
 """Kinds of events."""
 
 
@@ -33,7 +44,8 @@ class Event:
         kind: `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (memory ran out, and
             what was done), `"source"` (streamed data), `"transfer"` (how values go from one framework to another),
             `"rate"` (a schedule lowered the learning rate), `"checkpoint"` (one was read, or could not be written),
-            `"precision"` (steps were skipped, and what the loss scale is now) or `"profile"` (where a profile is).
+            `"precision"` (steps were skipped, and what the loss scale is now), `"profile"` (where a
+            profile is) or `"context"` (a context of the caller, such as `torch.no_grad`, that does not hold inside).
         message: what happened, and why.
         verbose: an event that needs no attention, such as why steps are not compiled: shown in the results and the
             debug log only.

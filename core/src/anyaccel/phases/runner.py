@@ -11,6 +11,8 @@ from functools import partial
 import numpy as np
 
 from anyaccel import interrupts
+from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.backend import Backend
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.graph import Resolution, memory_sharing, resolve
@@ -32,6 +34,7 @@ from anyaccel.phases.model_placement import final_devices, place, warn_of_fallba
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outcomes import EvaluationValues
+from anyaccel.phases.outer_contexts import check_precision, leave_contexts
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.pipeline_building import build_pipeline
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
@@ -135,9 +138,14 @@ class _PhaseExecution:
         self._checkpointer: Checkpointer | None = None
         self._first_buffers: Mapping[str, np.ndarray] = {}  # of replicas that have others
         self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
+        self._contexts = ExitStack()  # in place of the caller's
+        self._left: Mapping[Backend, OuterContexts] = {}
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
+        self._left = self._contexts.enter_context(leave_contexts(graph))
+        for what in (what for left in self._left.values() for what in left.set_aside):
+            self._run.log_event("context", what, verbose=True)
         self._hooks.call("phase_start", phase=phase, run=self._run)
         learners = learners_of(phase, graph)
         callbacks, writes = self._hooks.callbacks, self._run.is_main_process
@@ -157,6 +165,7 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            check_precision(phase, resolution.plan, self._left)
             check_replicable(phase, resolution, learners_of(phase, graph))
             check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
@@ -312,7 +321,7 @@ class _PhaseExecution:
         if run.error is None:
             run.error = interrupt
         try:
-            with self._settings:
+            with self._contexts, self._settings:
                 self._release()
         except BaseException as failure:
             if run.error is None:

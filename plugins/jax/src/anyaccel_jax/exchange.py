@@ -21,6 +21,12 @@ class JaxExchange(JaxPlacement, Exchange):
 
     index_dtype = "int32"  # JAX has no int64 unless the user enables it
 
+    def loaded_dtype(self, dtype: str) -> str:
+        """As `Exchange.loaded_dtype`: integers of 64 bits are loaded in 32 while JAX has no others."""
+        import jax
+
+        return str(jax.dtypes.canonicalize_dtype(dtype)) if "int" in dtype else dtype
+
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
         """As `Exchange.from_host`; any strides and byte order."""
         check_dtype(array.dtype)

@@ -118,6 +118,7 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
             available=f"the graph was built for {column.stored}",
             hint="give data of this shape and dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself",
         )
+    _check_integers(column, rows.array)
     try:
         with np.errstate(over="raise"):
             array = loadable_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
@@ -138,6 +139,7 @@ def _of_entry(column: Column) -> TensorSpec:
 
 
 def _ragged_column(column: Column, ragged: RaggedColumn, rows: Rows, target_range: TargetRange | None) -> RaggedColumn:
+    _check_integers(column, lambda _: ragged.used_values())
     try:
         with np.errstate(over="raise"):
             cast = ragged.astype(column.spec.dtype)
@@ -170,6 +172,25 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
                 hint="scale the column, as with fit_transform() and a scaler, or give the model a wider dtype",
             )
     return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
+
+
+def _check_integers(column: Column, array_of: Callable[[str], np.ndarray]) -> None:
+    """See that integers are the same in the dtype in which a column is loaded, which may be narrower.
+
+    Raises:
+        ColumnError: one is not.
+    """
+    stored, dtype = np.dtype(column.stored.dtype), np.dtype(column.spec.dtype)
+    if stored.kind not in "iu" or dtype.kind not in "iu" or np.can_cast(stored, dtype, "safe"):
+        return
+    for name in column.columns:
+        first = first_unrepresentable(array_of(name), dtype)
+        if first is not None:
+            raise ColumnError(
+                f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}",
+                available=f"{dtype} holds integers from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}",
+                hint="number what they stand for from 0 on: np.unique(values, return_inverse=True)",
+            )
 
 
 def _class_hint(low: int, high: int, n_classes: int) -> str:
@@ -305,6 +326,7 @@ def copy_batch(column: Column, batch: Batch, out: np.ndarray, target_range: Targ
         ColumnError: targets out of range, numbers that are too large for the dtype, or integers that are not exact as
             the floats they are joined with.
     """
+    _check_integers(column, batch.__getitem__)
     try:
         with np.errstate(over="raise"):
             if len(column.columns) == 1:
