@@ -163,6 +163,20 @@ def test_a_phase_leaves_the_generator_of_the_user_where_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("kind", ["map", "loader"])
+def test_a_validation_that_seeds_itself_changes_nothing_in_the_training(kind: str) -> None:
+    def losses(validation: Any) -> np.ndarray:
+        source, net = SOURCES["loader"](Table(lambda: float(torch.rand(())))), Net(3)
+        torch.manual_seed(6)
+        graph = aa.ModelGraph([aa.ModelNode("net", net, source.reference("x"))], aa.Optimizer("sgd", lr=0.1))
+        loss = aa.AppliedLoss("mse", on="net")
+        validated = None if validation is None else aa.EvalPhase("v", data={"d": validation}, losses=loss)
+        phase = aa.TrainPhase("t", data=source, losses=loss, n_epochs=3, compile="off", validation=validated)
+        return np.asarray(aa.Experiment("e", graph, progress="none").run_phase(phase).loss)
+
+    np.testing.assert_array_equal(losses(SOURCES[kind](Seeded(by_torch))), losses(None))
+
+
 def test_a_loop_by_hand_of_prepare_gets_the_rows_of_the_data_set() -> None:
     data = Seeded(by_torch)
     expected = torch.stack([data[i][0] for i in range(ROWS)])
