@@ -30,6 +30,7 @@ ORDER = (
     "replica_checks",
     "replica_code",
     "plan_request",
+    "validation",
     "nan_check",
     "model_placement",
     "train_loop",
@@ -88,7 +89,6 @@ ORDER = (
     "metrics",
     "plateau",
     "callbacks",
-    "user_level",
 )
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "metrics", "checkpointing"}
@@ -100,6 +100,7 @@ BELOW = (
     "numpy_backend",
     "precision",
     "backend",
+    "call_hints",
     "device",
     "host_memory",
     "program",
@@ -107,6 +108,7 @@ BELOW = (
     "rng",
     "segment",
     "specs",
+    "user_level",
 )
 """The kernel, and the program with what computes for it."""
 

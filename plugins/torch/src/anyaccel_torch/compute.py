@@ -23,7 +23,7 @@ from anyaccel.errors import StateError
 from anyaccel.install_hints import HINTS
 from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
 from anyaccel.segment import Operation, OutputSpec, Path, Segment, TensorSpec
-from anyaccel.specs import Loss, Optimizer
+from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.numpy_views import as_array
 from anyaccel_torch.placement import TorchPlacement
@@ -84,7 +84,8 @@ class TorchCompute(
         from anyaccel_torch.module_traits import batch_coupling
         from anyaccel_torch.shape_inference import single_row_reason
 
-        return single_row_reason(operation, inputs) if batch_coupling(operation.model) else ""
+        model: Any = operation.model
+        return single_row_reason(operation, inputs) if batch_coupling(model) else ""
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
@@ -123,6 +124,8 @@ class TorchCompute(
 
         if shares_batches(model):
             return "DataParallel shares batches itself; give the module in it, and TrainPhase(accelerator='gpu:*')"
+        if any(parameter.is_inference() for parameter in model.parameters()):
+            return "parameters made in torch.inference_mode() have no gradients; make the model outside of it"
         library = keras.library()
         reasons = (library.untrainable_reason(layer) or remat_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
@@ -258,6 +261,12 @@ class TorchCompute(
         from anyaccel_torch.weight_files import write_weights
 
         write_weights(path, arrays)
+
+    def loss_targets(self, loss: Loss) -> LossTargets | None:
+        """As `Compute.loss_targets`, of losses of torch and of Keras."""
+        from anyaccel_torch.losses import loss_targets
+
+        return loss_targets(loss)
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """As `Compute.unsupported_reason`; takes losses and optimizers of Keras too."""

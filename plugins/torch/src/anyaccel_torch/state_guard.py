@@ -152,6 +152,15 @@ def _form(array: np.ndarray | None) -> tuple[Any, ...] | None:
     return None if array is None else (array.shape, array.dtype)
 
 
+def generator_devices() -> list[torch.device]:
+    """The devices that are in use in this process and have a generator that `torch.manual_seed` seeds, but the CPU."""
+    accelerator = torch.accelerator.current_accelerator()
+    module = None if accelerator is None else torch.get_device_module(accelerator)
+    if accelerator is None or module is None or not getattr(module, "is_initialized", lambda: True)():
+        return []
+    return [torch.device(accelerator.type, index) for index in range(module.device_count())]
+
+
 def seed_generators(devices: Iterable[torch.device], key: int, seed_states: Sequence[nn.Parameter] = ()) -> None:
     """Seed the generators of the CPU and of `devices`, and Keras's `seed_states`, from a 64-bit key."""
     keras.set_seeds(seed_states, key)

@@ -6,12 +6,14 @@ import itertools
 import traceback
 import warnings
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names
 from anyaccel.data.sampling.sampler import integer
@@ -29,12 +31,14 @@ from anyaccel.data.streaming.dataloader_workers import (
 from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.padded_batches import source_pads
+from anyaccel.data.streaming.random_states import RandomStates, States, kept_frameworks, watched_rng
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
 from anyaccel.errors import SourceError
 
 _END = object()
 
 
+@constructor_hints
 class IterableSource(BatchSource):
     """Batches that something else makes, in the order in which it gives them.
 
@@ -94,7 +98,10 @@ class IterableSource(BatchSource):
         check_no_share(label, source)
         self._schema = BatchSchema(self._roles, self.pads)
         self._held: tuple[int, Columns, Generator[Columns]] | None = None
+        self._held_states: States = {}
         self._was_read = False
+        self._random_states = RandomStates(source)
+        self.once = self._factory.once
 
     @property
     def steps(self) -> int | None:
@@ -138,12 +145,27 @@ class IterableSource(BatchSource):
         if self._factory.once and self._was_read and self._limit is None:
             raise SourceError(
                 f"source {self._label!r} is an iterator ({type(self._source).__name__}) and was read before",
-                available="an iterator can be read once",
+                cause="an iterator can be read once",
                 hint="give a function that makes it, such as the generator function itself, without calling it",
             )
         return self._run(epoch)
 
+    def held_states(self, epoch: int) -> States | None:
+        """See BatchSource."""
+        return self._held_states if self._held is not None and self._held[0] == epoch else None
+
+    def hold_again(self, states: States | None) -> None:
+        """See BatchSource."""
+        if self.once:
+            return
+        self.close()
+        if states is not None:
+            with kept_frameworks():
+                self.load_random_states(states)
+                self._first()
+
     def _first(self) -> Columns:
+        self._held_states = self._random_states.states(frameworks=True)
         if not workers_of(self._source):
             first, run = self._started()
             self._held = (0, first, run)
@@ -160,28 +182,34 @@ class IterableSource(BatchSource):
     def _run(self, epoch: int) -> Generator[Columns]:
         promised, first, self._was_read = self.steps, not self._was_read, True
         before: Columns | None = None
-        iterator = self._factory.iterator(epoch)
-        try:
-            for number in itertools.count() if self._limit is None else range(self._limit):
-                position = BatchPosition(self._label, epoch, number)
-                batch = self._next(position, iterator)
-                if batch is _END:
-                    self._check_count(epoch, number, promised)
-                    return
-                if promised is not None and number >= promised:
-                    raise self._wrong_count(epoch, f"more than the {promised} batches")
-                columns = self._schema.convert(position, batch)
-                del batch
-                self._keep_example(columns)
-                if first and workers_of(self._source) > 1 and number < 2:
-                    if before is not None:
-                        self._check_workers(before, columns)
-                    before = columns if number == 0 else None
-                yield columns
-        finally:
-            if not self._factory.once:
-                _close(iterator)
-            del iterator  # as in _next
+        watch = ExitStack()  # left with the first batch
+        passed = watch.enter_context(watched_rng()) if self.passes_thread_rng is None else None
+        with watch:
+            iterator = self._factory.iterator(epoch)
+            try:
+                for number in itertools.count() if self._limit is None else range(self._limit):
+                    position = BatchPosition(self._label, epoch, number)
+                    batch = self._next(position, iterator)
+                    if number == 0 and passed is not None:
+                        watch.close()
+                        self.passes_thread_rng = passed()
+                    if batch is _END:
+                        self._check_count(epoch, number, promised)
+                        return
+                    if promised is not None and number >= promised:
+                        raise self._wrong_count(epoch, f"more than the {promised} batches")
+                    columns = self._schema.convert(position, batch)
+                    del batch
+                    self._keep_example(columns)
+                    if first and workers_of(self._source) > 1 and number < 2:
+                        if before is not None:
+                            self._check_workers(before, columns)
+                        before = columns if number == 0 else None
+                    yield columns
+            finally:
+                if not self._factory.once:
+                    _close(iterator)
+                del iterator  # as in _next
 
     def _next(self, position: BatchPosition, iterator: Iterator[Any]) -> Any:
         try:
@@ -215,7 +243,7 @@ class IterableSource(BatchSource):
         if number == 0:
             raise SourceError(
                 f"source {self._label!r} gave no batch in epoch {epoch}, after it had given some before",
-                available="it is exhausted: every epoch was given the same iterator, which can be read only once",
+                cause="it is exhausted: every epoch was given the same iterator, which can be read only once",
                 hint="give a function that makes a new iterator at each call",
             )
         if promised is not None and number < promised:
