@@ -308,7 +308,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Checkpoint": lambda: (
         aa.Checkpoint,
         {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True}
-        | {"names": None, "change": None},
+        | {"names": None, "change": None, "mode": "auto"},
     ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),

@@ -77,7 +77,7 @@ class OptaxRule(UpdateRule):
             raise SpecError(
                 f"the update of the optimizer {self.optimizer.name} needs more than gradients, state, parameters and "
                 "the value of the loss",
-                available=str(error),
+                cause=str(error),
                 hint="use an optimizer that needs nothing else",
             ) from error
         scaled = self._scale(updates, coefficients["rate"])

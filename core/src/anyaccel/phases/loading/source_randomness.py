@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from anyaccel.data.streaming.random_states import imported_backends
-from anyaccel.phases.user_level import user_level
+from anyaccel.user_level import user_level
 
 
 class SourceRandomness:
