@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, ClassVar, Self
 
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ConfigError, SpecError
 from anyaccel.suggestions import did_you_mean
 
@@ -38,6 +39,7 @@ LOSS_ALIASES |= {"ce": "cross_entropy", "bce": "binary_cross_entropy"}
 _MEANT = {f"{kind}categorical_crossentropy": "write 'cross_entropy', which takes logits" for kind in ("", "sparse_")}
 
 
+@constructor_hints
 class Spec:
     """Base of specs: reads its own configuration."""
 
@@ -58,6 +60,7 @@ class Spec:
             raise ConfigError(f"{config!r} is not that of {cls._called}: {error}", hint=hint) from None
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class Schedule(Spec):
     """A factor on the learning rate at step t, counted from 0 over the life of the optimizer.
@@ -120,6 +123,7 @@ def is_own_optimizer(given: Any) -> bool:
     return callable(given) or (updates and not isinstance(given, Mapping))
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class Optimizer(Spec):
     """An optimizer: one by name, available in every framework, or a framework's own.
@@ -217,6 +221,7 @@ class Optimizer(Spec):
         return {**plain, "schedule": self.schedule.get_config(), "groups": groups}
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class Loss(Spec):
     """A loss: one by name, available in every framework, or a framework's own class, object or function.

@@ -400,6 +400,6 @@ def _refuse_broadcasting(name: str, outputs: tuple[int, ...], targets: tuple[int
     if longer not in (shorter, (*shorter, 1)):
         raise ShapeError(
             f"the loss {name!r} got outputs of shape {list(outputs)} and targets of shape {list(targets)}",
-            available="losses do not broadcast: both must have the same shape",
+            cause="losses do not broadcast: both must have the same shape",
             hint="give the model the output shape of the targets, or store the targets in the shape of the outputs",
         )

@@ -49,10 +49,11 @@ from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
-from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.phases.user_level import user_level
+from anyaccel.phases.train_phase import TrainPhase, all_losses
+from anyaccel.phases.validation import trained_as
 from anyaccel.printable import printable
 from anyaccel.registry import registry
+from anyaccel.user_level import user_level
 
 
 def execute(
@@ -295,6 +296,7 @@ class _PhaseExecution:
     ) -> Evaluation:
         phase, graph = part.part, self._graph
         keep: Sequence[str] = ()
+        losses, trained = evaluated_losses(self._phase, phase, graph), all_losses(self._phase)
         if isinstance(phase, FitPhase):
             keep = upstream_nodes(next_to_fit(phase, graph, self._run.done), graph)
         elif isinstance(phase, EvalPhase) and phase is self._phase:
@@ -303,11 +305,12 @@ class _PhaseExecution:
             pipeline=pipeline,
             policy=policy,
             rows=part.evaluated,
-            losses=evaluated_losses(self._phase, phase, graph),
+            losses=[(loss, trained_as(loss, losses if phase is self._phase else trained)) for loss in losses],
             metrics=part.metrics,
             keep=keep,
             value_names=value_names,
             learners=learners,
+            log_event=self._run.log_event,
             exchange=None
             if replicated is None
             else EvaluationExchange(total=replicated.total, gather=replicated.arrays_of_all),

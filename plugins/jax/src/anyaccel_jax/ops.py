@@ -304,7 +304,7 @@ def _jit(function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callabl
 def _lost_values(model: Any) -> StateError:
     return StateError(
         f"the trained values of a {type(model).__name__} were lost in a step that failed",
-        available="the model has its values from the beginning of the phase, or from the last checkpoint in it",
+        cause="the model has its values from the beginning of the phase, or from the last checkpoint in it",
         hint="see the error of that step, and train again from there",
     )
 

@@ -76,8 +76,8 @@ class OptaxRule(UpdateRule):
     def _tree_error(self, error: Exception) -> SpecError:
         tree = self._tree
         return SpecError(
-            f"the optimizer {self.optimizer.name} does not take the parameters of its model: they are {tree}; "
-            f"{first_line(error)}",
+            f"the optimizer {self.optimizer.name} does not take the parameters of its model: they are {tree}",
+            cause=first_line(error),
             hint=f"give it labels and masks as functions of such a tree, or create them by jax.tree.map from "
             f"{tree.source}; labels in a module that can be called, as one of Equinox, are given as lambda _: labels",
         )
@@ -110,14 +110,15 @@ class OptaxRule(UpdateRule):
             except TypeError as error:
                 raise SpecError(
                     f"the update of the optimizer {self.optimizer.name} needs more than gradients, state, parameters "
-                    f"and the value of the loss: {first_line(error)}",
+                    "and the value of the loss",
+                    cause=first_line(error),
                     hint="use an optimizer that needs nothing else",
                 ) from error
             return True
         except AttributeError as error:
             raise SpecError(
-                f"the update of the optimizer {self.optimizer.name} needs other parameters than {tree}: "
-                f"{first_line(error)}",
+                f"the update of the optimizer {self.optimizer.name} needs other parameters than {tree}",
+                cause=first_line(error),
                 hint="use an optimizer that takes parameters like their gradients",
             ) from error
         except Exception as error:

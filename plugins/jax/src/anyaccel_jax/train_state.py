@@ -184,7 +184,7 @@ def _check_same(label: str, before: TrainState, after: TrainState) -> None:
         if _specs(old) != _specs(new):
             raise PhaseError(
                 f"the step gave {name} of node {label!r} with other names, shapes or dtypes",
-                available=_text(old),
+                cause=_text(old),
                 hint="give arrays like those in the state",
             )
         unchanged = all(map(lambda x, y: x is y, jax.tree.leaves(old), jax.tree.leaves(new)))

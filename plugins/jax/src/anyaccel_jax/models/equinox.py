@@ -142,7 +142,7 @@ def _with_state(module: Any) -> tuple[Any, Any]:
     except ValueError as error:
         raise ShapeError(
             f"the state of {type(module).__name__} is missing",
-            available="it was created by eqx.nn.make_with_state, which returns module and state",
+            cause="it was created by eqx.nn.make_with_state, which returns module and state",
             hint="give the node both: anyaccel_jax.Equinox(module, state)",
         ) from error
     return pair

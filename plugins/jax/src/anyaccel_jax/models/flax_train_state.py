@@ -34,7 +34,7 @@ class FlaxTrainState(Linen):
         if not isinstance(module, nn.Module):
             raise StateError(
                 "the apply_fn of a TrainState is no method of a Linen module",
-                available=f"{state.apply_fn!r:.80}",
+                cause=f"{state.apply_fn!r:.80}",
                 hint="pass anyaccel_jax.Function(function, state.params), with optimizer=Optimizer(state.tx)",
             )
         self._given = state

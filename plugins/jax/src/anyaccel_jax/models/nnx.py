@@ -112,7 +112,7 @@ class NnxModel(Model):
     def _writing_error(self, name: str) -> PhaseError:
         return PhaseError(
             f"a {self!r} cannot be trained: its call writes to {name}, which would be lost",
-            available="a call may write to variables that are no nnx.Param",
+            cause="a call may write to variables that are no nnx.Param",
             hint="keep it in an nnx.Variable, use a layer that leaves its parameters as they are, or freeze the node",
         )
 
