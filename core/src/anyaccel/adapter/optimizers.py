@@ -31,6 +31,13 @@ class UpdateRule(ABC):
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
+    def for_tree(self, tree: Any) -> UpdateRule:
+        """The rule for a model whose library holds parameters in a `tree`, as `ArrayOps.parameter_tree` gives it.
+
+        The default is the rule itself, which sees parameters by name.
+        """
+        return self
+
     @abstractmethod
     def coefficients(self, step: int) -> dict[str, float]:
         """The scalars of a step, counted from 1, in float64. Computed on the host."""
