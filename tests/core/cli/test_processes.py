@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -372,14 +373,16 @@ def test_a_closed_standard_stream_is_no_traceback(python, tmp_path, closed, said
     assert answer.returncode == (2 if closed == 1 else 0)
 
 
-FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full on this system")
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
 
 
 @FULL
-@pytest.mark.parametrize("arguments", ["devices", "--help", "resolve any --json", "completion bash", "resolve [ --json"])
+@pytest.mark.parametrize(
+    "arguments", ["devices", "--help", "resolve any --json", "completion bash", "resolve [ --json"]
+)
 def test_a_full_standard_output_is_an_error_in_one_line(environment, tmp_path, arguments):
     command = [sys.executable, "-P", "-m", "anyaccel", *arguments.split()]
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         answer = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path, check=False
         )
@@ -410,7 +413,7 @@ def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(environment, a
 def test_a_full_standard_error_leaves_output_and_status_as_they_are(environment, arguments, status):
     command = [sys.executable, "-P", "-m", "anyaccel", *arguments.split()]
     usual = subprocess.run(command, capture_output=True, env=environment(), check=False)
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, env=environment(), check=False)
     assert answer.returncode == usual.returncode == status and answer.stdout == usual.stdout
 

@@ -391,7 +391,9 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            with Path(os.devnull).open("wb") as nowhere:  # Python writes what is left when it ends, and would fail again
+            with Path(os.devnull).open(
+                "wb"
+            ) as nowhere:  # Python writes what is left when it ends, and would fail again
                 os.dup2(nowhere.fileno(), self.fileno())
             if not self._ends_command:
                 return len(data)

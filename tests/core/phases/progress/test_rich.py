@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -578,7 +579,7 @@ os._exit(0)  # Python's own end flushes standard error, which fails
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full on this system")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
 @pytest.mark.parametrize("name", ["rich", "lines"])
 @pytest.mark.parametrize("stdout", ["/dev/null", "/dev/full"])
 def test_training_learns_the_same_with_streams_that_are_full_or_closed(name, stdout):

@@ -33,8 +33,8 @@ class ThrottledProgress(Progress):
     """Keeps the state of a run and draws it at most once in `interval` seconds; other calls only count.
 
     Slow drawing happens less often, so that it takes at most 0.5 % of the time. If drawing fails (the terminal was
-    closed, the disk is full), the run goes on with a warning and nothing more is drawn in this phase. An object in use by one run gives a second
-    run a copy of itself.
+    closed, the disk is full), the run goes on with a warning, and nothing more is drawn in this phase. An object in use
+    by one run gives a second run a copy of itself.
     """
 
     interval: ClassVar[float] = 0.2
