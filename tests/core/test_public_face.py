@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import public_face
 import pytest
 
 import anyaccel
@@ -116,6 +117,12 @@ def public() -> Iterator[tuple[str, object]]:
                 yield f"{name}.{member}", what
 
 
+def test_the_public_face_is_as_it_is_written():
+    """What changes here shows in the diff of a change, and is meant."""
+    changes = public_face.changes("anyaccel")
+    assert not changes, f"{changes}\n{public_face.HOW_TO_WRITE}"
+
+
 @pytest.mark.parametrize("path", SIGNATURES)
 def test_every_public_callable_has_its_parameters(path):
     """Further parameters may come behind these, and none of these may go."""
@@ -203,4 +210,7 @@ def test_the_first_use_of_a_name_loads_it_and_not_before():
         "print(sorted(m for m in set(sys.modules) - before if m.startswith('anyaccel')), 'numpy' in sys.modules)"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert child.stdout.strip() == "['anyaccel.device', 'anyaccel.errors', 'anyaccel.printable'] False"
+    loaded = (
+        "['anyaccel.call_hints', 'anyaccel.device', 'anyaccel.errors', 'anyaccel.printable', 'anyaccel.suggestions']"
+    )
+    assert child.stdout.strip() == f"{loaded} False"
