@@ -58,6 +58,11 @@ def data():
     return aa.FeatureSet.from_dict("d", TABLE, ["x"], ["y"])
 
 
+def fitted(optimizer):
+    model = aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", optimizer=optimizer, epochs=1, progress="none")
+    return model.graph.optimizer
+
+
 @pytest.mark.parametrize(
     ("wrong", "message", "right"),
     [
@@ -70,6 +75,43 @@ def data():
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", num_epochs=1),
             r"Hint: (it is called|did you mean) 'epochs'",
             lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", epochs=1, progress="none"),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", lr=0.1),
+            r"fit has no argument 'lr'\. .* Hint: the optimizer has it: optimizer=Optimizer\('adam', lr=1e-3\)\.",
+            lambda: fitted(aa.Optimizer("adam", lr=1e-3)),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", scheduler="cosine"),
+            r"fit has no argument 'scheduler'\. .* Hint: the optimizer has it: "
+            r"optimizer=Optimizer\('adam', schedule=Schedule\('cosine', steps=1000\)\)\.",
+            lambda: fitted(aa.Optimizer("adam", schedule=aa.Schedule("cosine", steps=1000))),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", weight_decay=0.01),
+            r"Hint: the optimizer has it: optimizer=Optimizer\('adamw', weight_decay=0\.01\)\.",
+            lambda: fitted(aa.Optimizer("adamw", weight_decay=0.01)),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", momentum=0.9),
+            r"Hint: the optimizer has it: optimizer=Optimizer\('momentum', momentum=0\.9\)\.",
+            lambda: fitted(aa.Optimizer("momentum", momentum=0.9)),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", test_size=0.2),
+            r"Hint: it is called 'validation'\.",
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", validation=0.2, progress="none"),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", sampler=4),
+            r"Hint: it is called 'batch_size'\.",
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", batch_size=4, progress="none"),
+        ),
+        (
+            lambda: aa.fit(aa.SequentialMLP(1), TABLE, loss="mse", target="y", max_grad_norm=1.0),
+            r"fit has no argument 'max_grad_norm'\. .* Hint: the optimizer has it: "
+            r"optimizer=Optimizer\('adam', clip_norm=1\.0\)\.",
+            lambda: fitted(aa.Optimizer("adam", clip_norm=1.0)),
         ),
         (
             lambda: aa.ModelNode("net", aa.SequentialMLP(1), data().reference(), device="cpu"),

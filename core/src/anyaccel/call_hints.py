@@ -19,14 +19,16 @@ UnknownArgument = Callable[[Any, str], AnyaccelError]
 _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "nb_epoch", "n_epoch"), ("n_epochs", "epochs")),
     **dict.fromkeys(("device", "devices", "device_map", "gpus", "where"), ("accelerator", "where", "devices")),
-    **dict.fromkeys(("learning_rate", "eta", "step_size"), ("lr", "optimizer")),
-    **dict.fromkeys(("lr", "optim", "opt", "solver"), ("optimizer",)),
+    **dict.fromkeys(("learning_rate", "eta", "step_size"), ("lr",)),
+    **dict.fromkeys(("optim", "opt", "solver"), ("optimizer",)),
     **dict.fromkeys(("loss_fn", "criterion", "objective", "loss_function"), ("loss", "losses")),
     **dict.fromkeys(("loss", "losses"), ("losses", "loss")),
     **dict.fromkeys(("metric", "eval_metric", "scoring"), ("metrics", "measure", "figures")),
-    **dict.fromkeys(("batch", "bs", "batch_size"), ("batch_size", "sampler")),
+    **dict.fromkeys(("batch", "bs", "batch_size", "sampler"), ("batch_size", "sampler")),
+    **dict.fromkeys(("patience", "early_stop"), ("early_stopping",)),
     **dict.fromkeys(
-        ("validation_data", "val", "val_data", "eval_set", "validation_split", "eval_data"), ("validation",)
+        ("validation_data", "val", "val_data", "eval_set", "validation_split", "eval_data", "test_size"),
+        ("validation",),
     ),
     **dict.fromkeys(("random_state", "random_seed", "rng", "manual_seed"), ("seed",)),
     **dict.fromkeys(
@@ -46,7 +48,7 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("save_freq", "save_steps", "every_n_epochs", "period"), ("every",)),
     **dict.fromkeys(("restore_best_weights",), ("restore_best",)),
     **dict.fromkeys(("dtype", "mixed_precision"), ("precision", "dtype")),
-    **dict.fromkeys(("scheduler", "lr_scheduler"), ("schedule",)),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule"), ("schedule",)),
     **dict.fromkeys(("hidden", "hidden_size", "hidden_layer_sizes", "units"), ("hidden_dim",)),
     **dict.fromkeys(("num_layers", "depth", "layers"), ("n_layers", "nodes")),
     **dict.fromkeys(("standardize", "normalize", "preprocessing"), ("scaler",)),
@@ -54,6 +56,18 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("groups", "group_on"), ("group_by",)),
 }
 """Words of other libraries, and the arguments that they may mean here; the first that a call has is the one."""
+_OF_OPTIMIZERS: Mapping[str, str] = {
+    **dict.fromkeys(("lr", "learning_rate", "eta", "step_size"), "'adam', lr=1e-3"),
+    **dict.fromkeys(
+        ("schedule", "scheduler", "lr_scheduler", "lr_schedule"), "'adam', schedule=Schedule('cosine', steps=1000)"
+    ),
+    **dict.fromkeys(
+        ("clip_norm", "clipnorm", "grad_clip", "gradient_clip_val", "max_grad_norm"), "'adam', clip_norm=1.0"
+    ),
+    "weight_decay": "'adamw', weight_decay=0.01",
+    "momentum": "'momentum', momentum=0.9",
+}
+"""What an optimizer has, where a call takes one, by names that it has here and elsewhere."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -165,5 +179,7 @@ def _wrong_call(
 def _meant(wrong: str, parameters: Mapping[str, inspect.Parameter]) -> str:
     if not parameters:
         return "it takes none"
+    if "optimizer" in parameters and wrong in _OF_OPTIMIZERS:
+        return f"the optimizer has it: optimizer=Optimizer({_OF_OPTIMIZERS[wrong]})"
     other = next((word for word in _OTHER_WORDS.get(wrong, ()) if word in parameters and word != wrong), None)
     return f"it is called {other!r}" if other else did_you_mean(wrong, parameters, "use one of these names")

@@ -274,7 +274,8 @@ class LossTargets:
 
     Attributes:
         kind: `"probabilities"` (each from 0 to 1), `"classes"` (indices; or, where they are floats, probabilities of
-            the classes), `"signs"` (-1 or 1) or `"non_negative"`.
+            the classes), `"signs"` (-1 or 1), `"non_negative"` or `"numbers"` (any). But for classes, columns are
+            loaded as floats.
         class_axis: of its outputs, where 0 is the batch; for classes.
         ignored: a class index that counts for nothing and may be out of range; None for none.
 

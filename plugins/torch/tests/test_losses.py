@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -236,3 +237,52 @@ def test_a_loss_derived_from_one_of_torch_may_take_anything() -> None:
     x = np.ones((8, 3), "float32")
     fitted = aa.fit(nn.Linear(3, 1), {"x": x, "y": 255 * YES}, target="y", loss=Weighed(), epochs=1, progress="none")
     assert np.isfinite(fitted.results.loss[0])
+
+
+COMPARED = [nn.BCEWithLogitsLoss, nn.BCELoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss]
+
+
+@pytest.mark.parametrize("cls", COMPARED)
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+@pytest.mark.parametrize("by_fit", [False, True])
+def test_losses_of_torch_that_compare_numbers_take_integers_and_bools(cls: Any, dtype: str, by_fit: bool) -> None:
+    """Several of them refuse such targets, or subtract them as bools (issue 26)."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(16, 3)).astype("f4")
+    yes = (x[:, :1] > 0).astype(dtype)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid() if cls is nn.BCELoss else nn.Identity())
+    again = copy.deepcopy(model)
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": yes}, ["x"], ["y"])
+    if by_fit:
+        aa.fit(model, data, loss=cls(), epochs=2, batch_size=16, optimizer=aa.Optimizer("sgd", lr=0.1), progress="none")
+    else:
+        graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("sgd", lr=0.1))
+        losses = [aa.AppliedLoss(cls(), on="net")]
+        phase = aa.TrainPhase("t", data=data, losses=losses, sampler=aa.SimpleSampler(16), n_epochs=2)
+        graph.run(phase, progress="none")
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        cls()(again(torch.tensor(x)), torch.tensor(yes).float()).backward()
+        optimizer.step()
+    torch.testing.assert_close(model[0].weight, again[0].weight)
+
+
+def test_a_column_that_weighs_a_loss_of_torch_may_leave_rows_out() -> None:
+    """Targets of -1 in rows of weight 0, which a check of the range refused (issue 26)."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(16, 3)).astype("f4")
+    y = (x[:, :1] > 0).astype("f4")
+    y[:4] = -1
+    counts = (y >= 0).astype("f4")
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        expected = nn.functional.binary_cross_entropy_with_logits(
+            model(torch.tensor(x)), torch.tensor(y), torch.tensor(counts)
+        )
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": y, "counts": counts}, ["x"], ["y"], ["counts"])
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], "sgd")
+    function = nn.functional.binary_cross_entropy_with_logits
+    loss = aa.AppliedLoss(function, on="net", inputs=("outputs", "targets", "d.counts"))
+    results = graph.run(aa.TrainPhase("t", data=data, losses=[loss], sampler=16), progress="none")
+    assert results.loss[0] == pytest.approx(expected.item(), rel=1e-5)

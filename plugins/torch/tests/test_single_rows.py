@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_last_batch_of_one_row_is_refused_before_the_first_step(name: str) -> 
         PhaseError,
         match=r"phase 't': step 2 of each epoch has a batch of one row, with which node 'net' cannot be trained: "
         r"Expected more than 1 value per channel.*Hint: draw batches of 31 rows, or leave that one out: "
-        r"SimpleSampler\(32, drop_last=True\)\.",
+        r"sampler=SimpleSampler\(32, drop_last=True\)\.",
     ):
         trained(graph)
     after = graph.state()
@@ -125,8 +126,28 @@ def test_norms_in_evaluation_mode_take_one_row() -> None:
 def test_accumulated_batches_and_batches_of_one() -> None:
     with pytest.raises(PhaseError, match="step 1 of each epoch has a batch of one row"):
         trained(graph_of(plain()), accumulate=2)
-    with pytest.raises(PhaseError, match=r"step 1 of each epoch.*draw larger batches: SimpleSampler\(32"):
+    with pytest.raises(PhaseError, match=r"step 1 of each epoch.*Hint: draw batches of 3 rows\.$"):
         trained(graph_of(plain()), sampler=1)
+
+
+@pytest.mark.parametrize(("n_rows", "size"), [(33, 32), (7, 2), (7, 3), (13, 2), (13, 4), (5, 1), (9, 4)])
+def test_both_parts_of_the_hint_are_followed(n_rows: int, size: int) -> None:
+    with pytest.raises(PhaseError) as caught:
+        trained(graph_of(plain(), n_rows), sampler=size)
+    found = re.fullmatch(
+        r"draw batches of (\d+) rows(, or leave that one out: sampler=(SimpleSampler\(.*\)))?", caught.value.hint
+    )
+    assert found is not None
+    trained(graph_of(plain(), n_rows), sampler=int(found[1]))
+    if size > 1:  # of a batch size, which shuffles
+        assert found[3] == f"SimpleSampler({size}, shuffle=True, drop_last=True)"
+        trained(graph_of(plain(), n_rows), sampler=aa.SimpleSampler(size, shuffle=True, drop_last=True))
+
+
+def test_one_row_alone_has_no_batches_of_another_size() -> None:
+    with pytest.raises(PhaseError, match=r"Hint: give more rows\.$"):
+        trained(graph_of(plain(), 1), sampler=32)
+    trained(graph_of(plain(), 2), sampler=32)
 
 
 def test_fit_refuses_it_too_and_takes_the_size_of_the_hint() -> None:

@@ -174,7 +174,9 @@ class LossBinder:
         assignment = self.assigned[loss.on]
         named = None if text == "targets" else input_columns.named_column(text, self.nodes)
         chosen = named or input_columns.targets_of(loss, self.nodes)
-        spec = loss_columns.target_spec(loss, chosen, output)
+        is_own = loss.loss.own is not None and text == loss.inputs[1]
+        takes = assignment.backend.loss_targets(loss.loss) if is_own else None
+        spec = loss_columns.target_spec(loss, chosen, output, takes)
         if loss_columns.is_indices(loss, spec):
             spec = replace(spec, dtype=assignment.backend.index_dtype)
         elif loss.loss.own is not None:

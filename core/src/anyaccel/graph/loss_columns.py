@@ -14,12 +14,22 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.input_columns import ColumnSelection
 from anyaccel.graph.shape_inference import cast, is_floating
 from anyaccel.segment import TensorSpec
+from anyaccel.specs import LossTargets
 
 _ELEMENTWISE = ("mse", "mae", "binary_cross_entropy")
 
 
-def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec) -> TensorSpec:
+def target_spec(
+    loss: AppliedLoss, selection: ColumnSelection, output: TensorSpec, takes: LossTargets | None
+) -> TensorSpec:
     """The form in which a loss compares columns with an output.
+
+    Args:
+        loss: the loss.
+        selection: the columns.
+        output: what the loss compares them with.
+        takes: what a loss of a framework says of them; numbers are compared as floats, also where they are stored as
+            integers or bools, which several losses of torch refuse.
 
     Raises:
         ShapeError: the shapes do not fit; names the node and both shapes.
@@ -29,7 +39,9 @@ def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpe
     stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
     if loss.loss.own is not None:
         own_dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
-        return _for_own(cast(stored, own_dtype), output)
+        compared = takes is not None and takes.kind != "classes"
+        stored = replace(stored, dtype=own_dtype) if compared else cast(stored, own_dtype)
+        return _for_own(stored, output)
     _refuse_one_class(loss, output)
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
         return _class_indices(loss, stored, output, name)

@@ -151,14 +151,16 @@ def _check_single_rows(phase: TrainPhase, resolution: Resolution, graph: ModelGr
             reason = backend.single_row_reason(operation, resolution.shapes.wanted(operation.label))
             if reason:
                 n_rows = min(map(len, drawn.data.rows.values()))
-                size = next((size for size in range(largest - 1, 1, -1) if n_rows % size != 1), largest + 1)
-                full = f"SimpleSampler({largest}, drop_last=True)"
+                sizes = (*range(largest - 1, 1, -1), *range(largest + 1, n_rows + 1))
+                size = next((size for size in sizes if n_rows % size != 1), None)
+                advice = "give more rows" if size is None else f"draw batches of {size} rows"
+                samplers = phase.sampler.values() if isinstance(phase.sampler, Mapping) else [phase.sampler]
+                order = "shuffle=True, " if any(getattr(sampler, "shuffle", False) for sampler in samplers) else ""
+                drop = f", or leave that one out: sampler=SimpleSampler({largest}, {order}drop_last=True)"
                 raise PhaseError(
                     f"phase {phase.label!r}: step {single} of each epoch has a batch of one row, with which node "
                     f"{operation.label!r} cannot be trained: {reason}",
-                    hint=f"draw batches of {size} rows, or leave that one out: {full}"
-                    if largest > 1
-                    else "draw larger batches: SimpleSampler(32, drop_last=True)",
+                    hint=advice + (drop if 1 < largest <= n_rows else ""),
                 )
 
 

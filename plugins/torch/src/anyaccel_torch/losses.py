@@ -230,6 +230,8 @@ _TARGETS: dict[Any, str] = {
     **dict.fromkeys((nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss), "classes"),
     **dict.fromkeys((nn.SoftMarginLoss, nn.HingeEmbeddingLoss, F.soft_margin_loss, F.hinge_embedding_loss), "signs"),
     **dict.fromkeys((nn.PoissonNLLLoss, F.poisson_nll_loss), "non_negative"),
+    **dict.fromkeys((nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss), "numbers"),
+    **dict.fromkeys((F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss), "numbers"),
 }
 
 

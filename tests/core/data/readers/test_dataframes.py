@@ -189,6 +189,10 @@ def test_lazy_frames_and_series_are_refused_with_a_hint() -> None:
     pd, duckdb = pytest.importorskip("pandas"), pytest.importorskip("duckdb")
     with pytest.raises(DataError, match=r"is a Series, not a data frame.*Hint: call to_frame\(\) on it first"):
         FeatureSet.from_pandas("fs", pd.Series([1], name="x"), "x")
+    row = pd.DataFrame({"x": [1, 2], "y": [3, 4]}).iloc[1]
+    with pytest.raises(DataError, match=r"or to_frame\(\)\.T where it is a row\."):
+        FeatureSet.from_pandas("fs", row, ["x"], ["y"])
+    assert FeatureSet.from_pandas("fs", row.to_frame().T, ["x"], ["y"]).array("y").tolist() == [4]
     connection = duckdb.connect().execute("select 1 as x")
     with pytest.raises(DataError, match=r"is a DuckDBPyConnection, not.*Hint: call to_arrow_table\(\) on it first"):
         FeatureSet.from_pandas("fs", connection, "x")

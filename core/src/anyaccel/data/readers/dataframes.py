@@ -145,7 +145,10 @@ def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> 
         "__arrow_c_stream__ or __dataframe__",
         hint="use from_arrow, which makes its splits"
         if are_splits(df)
+        else "use from_arrow, which reads its table"
+        if has_table(df)
         else f"call {converters[0]}() on it first"
+        + (", or to_frame().T where it is a row" if converters[0] == "to_frame" else "")
         if converters
         else "use from_dict for arrays by name",
     )

@@ -311,6 +311,8 @@ def _range_of_own(term: LossTerm, dtype: str, resolution: Resolution, takes: Los
     if takes is None or logits is None:
         return {}
     changes: dict[str, Any] = {"loss": term.loss.name}
+    if takes.kind == "numbers" or (takes.kind != "classes" and len(term.inputs) > 2):  # others may say which count
+        return {}
     if takes.kind != "classes":
         return changes | {takes.kind: True}
     if not logits.shape or takes.class_axis == 0:
