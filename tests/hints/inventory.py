@@ -1,0 +1,141 @@
+"""Every hint of the sources, and which of them a test has followed.
+
+A hint is a text that stands for `hint=` in a call, is assigned to a name with "hint" in it (tables of hints too), is
+returned by a function with such a name, or is what `did_you_mean` says when nothing is similar. What is filled in when
+the message is made stands as `{}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+SHOWS_CODE = re.compile(r"[`=\[]|\w\(|'|(^|\s)--?\w|\w_|\w\.\w|\b(python|pip|anyaccel|nox) |\bleave \w+ out\b")
+"""Code, a call, an argument, a quoted value, a command, an option, a name of several words or a dotted one."""
+
+NAMES_OF_CODE = re.compile(r"(\w+)(?=\()|(\w+)(?==(?!=))|(?<![\w-])(--[\w-]+)|\b([A-Z]+(?:_[A-Z]+)+)\b")
+"""What a test of a hint must name where it follows the hint: calls, keywords, options, variables."""
+
+TABLES = re.compile("hint|misplaced_settings|OTHER_NAMES", re.IGNORECASE)
+"""Names of tables and variables that hold hints."""
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One text of a hint in the sources."""
+
+    text: str
+    file: str
+    line: int
+
+    @property
+    def shows_code(self) -> bool:
+        return bool(SHOWS_CODE.search(self.text.replace("{}", "")))
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Followed:
+    """One `with hint(TEXT):` of a test, and the source of what follows it in the same function."""
+
+    text: str
+    after: str
+    place: str
+
+    def names_left_out(self) -> list[str]:
+        """What the hint names and the test does not, where it follows the hint."""
+        names = ["".join(groups) for groups in NAMES_OF_CODE.findall(self.text)]
+        return [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", self.after)]
+
+
+def hints_of(source: str, file: str) -> Iterator[Hint]:
+    """The hints in the source of a module."""
+    tree = ast.parse(source)
+    named = {
+        name.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "hint"
+        for name in ast.walk(keyword.value)
+        if isinstance(name, ast.Name)
+    }
+    for node in ast.walk(tree):
+        for value in _values(node, named):
+            for text in _texts(value):
+                yield Hint(text, file, value.lineno)
+
+
+def _values(node: ast.AST, named: Set[str]) -> Iterator[ast.expr]:
+    """The expressions of a node that are hints; `named` are names that stand for `hint=` elsewhere in the module."""
+    if isinstance(node, ast.Call):
+        yield from (keyword.value for keyword in node.keywords if keyword.arg in ("hint", "otherwise"))
+        if isinstance(node.func, ast.Name) and node.func.id == "did_you_mean" and len(node.args) > 2:
+            yield node.args[2]
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        names = [target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "") for target in targets]
+        if node.value is not None and any(name in named or TABLES.search(name) for name in names):
+            yield from node.value.values if isinstance(node.value, ast.Dict) else [node.value]
+    elif isinstance(node, ast.FunctionDef) and "hint" in node.name.lower():
+        for inner in ast.walk(node):
+            if isinstance(inner, (ast.Return, ast.Yield)) and inner.value is not None:
+                yield inner.value
+
+
+def _texts(node: ast.expr) -> list[str]:
+    """The texts that an expression can be; none where it is not written here."""
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) and node.value else []
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+        text = "".join(str(part) for part in parts)
+        return [text] if re.search(r"\w", text) else []
+    if isinstance(node, ast.IfExp):
+        return _texts(node.body) + _texts(node.orelse)
+    if isinstance(node, ast.BoolOp):
+        return [text for value in node.values for text in _texts(value)]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _texts(node.left) or ["{}"], _texts(node.right) or ["{}"]
+        return [first + second for first in left for second in right if (first, second) != ("{}", "{}")]
+    if isinstance(node, ast.Tuple):
+        return [text for value in node.elts for text in _texts(value)]
+    return []
+
+
+def followed_in(source: str, file: str) -> Iterator[Followed]:
+    """Every `with hint(TEXT):` in the source of a test module."""
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        blocks = [
+            (inner, call)
+            for inner in ast.walk(function)
+            if isinstance(inner, ast.With)
+            for call in [item.context_expr for item in inner.items]
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "hint"
+        ]
+        lines = source.splitlines()
+        for block, call in blocks:
+            after = "\n".join(lines[block.end_lineno or 0 : function.end_lineno])
+            for argument in call.args:
+                yield Followed(str(ast.literal_eval(argument)), after, f"{file}:{block.lineno} {function.name}")
+
+
+def all_hints(root: Path) -> list[Hint]:
+    """The hints of core and of every plugin."""
+    files = sorted([*root.glob("core/src/**/*.py"), *root.glob("plugins/*/src/**/*.py")])
+    return [hint for file in files for hint in hints_of(file.read_text("utf-8"), str(file.relative_to(root)))]
+
+
+def all_followed(root: Path) -> list[Followed]:
+    """The hints that tests follow."""
+    files = sorted([*root.glob("tests/**/test_*.py"), *root.glob("plugins/*/tests/**/test_*.py")])
+    return [
+        followed for file in files for followed in followed_in(file.read_text("utf-8"), str(file.relative_to(root)))
+    ]
