@@ -57,18 +57,26 @@ def hints_of(source: str, file: str) -> Iterator[Hint]:
     """The hints in the source of a module."""
     tree = ast.parse(source)
     named = {
-        name.id
+        name
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         for keyword in node.keywords
         if keyword.arg == "hint"
-        for name in ast.walk(keyword.value)
-        if isinstance(name, ast.Name)
+        for name in _names(keyword.value)
     }
     for node in ast.walk(tree):
         for value in _values(node, named):
             for text in _texts(value):
                 yield Hint(text, file, value.lineno)
+
+
+def _names(node: ast.expr) -> set[str]:
+    """The names that an expression can stand for, but not those that are filled in."""
+    if isinstance(node, ast.Name):
+        return {node.id}
+    parts = {ast.IfExp: ("body", "orelse"), ast.BinOp: ("left", "right"), ast.Subscript: ("value",)}
+    inner = [getattr(node, part) for part in parts.get(type(node), ())]
+    return {name for part in (*inner, *getattr(node, "values", ())) for name in _names(part)}
 
 
 def _values(node: ast.AST, named: Set[str]) -> Iterator[ast.expr]:
@@ -78,10 +86,14 @@ def _values(node: ast.AST, named: Set[str]) -> Iterator[ast.expr]:
         if isinstance(node.func, ast.Name) and node.func.id == "did_you_mean" and len(node.args) > 2:
             yield node.args[2]
     elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        names = [target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "") for target in targets]
-        if node.value is not None and any(name in named or TABLES.search(name) for name in names):
-            yield from node.value.values if isinstance(node.value, ast.Dict) else [node.value]
+        target, value = node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=False))
+        for target, value in pairs:
+            name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+            if value is not None and name and (name in named or TABLES.search(name)):
+                yield from value.values if isinstance(value, ast.Dict) else [value]
     elif isinstance(node, ast.FunctionDef) and "hint" in node.name.lower():
         for inner in ast.walk(node):
             if isinstance(inner, (ast.Return, ast.Yield)) and inner.value is not None:
