@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,17 +56,18 @@ class Followed:
 def hints_of(source: str, file: str) -> Iterator[Hint]:
     """The hints in the source of a module."""
     tree = ast.parse(source)
-    named = {
-        name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        for keyword in node.keywords
-        if keyword.arg == "hint"
-        for name in _names(keyword.value)
+    constants = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
+    named: set[str] = set()
     for node in ast.walk(tree):
         for value in _values(node, named):
-            for text in _texts(value):
+            named |= _names(value)
+    for node in ast.walk(tree):
+        for value in _values(node, named):
+            for text in _texts(value, constants):
                 yield Hint(text, file, value.lineno)
 
 
@@ -76,6 +77,8 @@ def _names(node: ast.expr) -> set[str]:
         return {node.id}
     parts = {ast.IfExp: ("body", "orelse"), ast.BinOp: ("left", "right"), ast.Subscript: ("value",)}
     inner = [getattr(node, part) for part in parts.get(type(node), ())]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        inner = [node.func.value]  # of a table
     return {name for part in (*inner, *getattr(node, "values", ())) for name in _names(part)}
 
 
@@ -93,14 +96,25 @@ def _values(node: ast.AST, named: Set[str]) -> Iterator[ast.expr]:
         for target, value in pairs:
             name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
             if value is not None and name and (name in named or TABLES.search(name)):
-                yield from value.values if isinstance(value, ast.Dict) else [value]
+                yield from _entries(value)
     elif isinstance(node, ast.FunctionDef) and "hint" in node.name.lower():
         for inner in ast.walk(node):
             if isinstance(inner, (ast.Return, ast.Yield)) and inner.value is not None:
                 yield inner.value
 
 
-def _texts(node: ast.expr) -> list[str]:
+def _entries(node: ast.expr) -> list[ast.expr]:
+    """The values of a table, which may be written in several ways; of what is no table, itself."""
+    if isinstance(node, ast.Dict):
+        return [entry for value in node.values for entry in _entries(value)]
+    if isinstance(node, ast.DictComp):
+        return [node.value]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fromkeys":
+        return node.args[1:]
+    return [node]
+
+
+def _texts(node: ast.expr, constants: Mapping[str, ast.expr]) -> list[str]:
     """The texts that an expression can be; none where it is not written here."""
     if isinstance(node, ast.Constant):
         return [node.value] if isinstance(node.value, str) and node.value else []
@@ -109,14 +123,16 @@ def _texts(node: ast.expr) -> list[str]:
         text = "".join(str(part) for part in parts)
         return [text] if re.search(r"\w", text) else []
     if isinstance(node, ast.IfExp):
-        return _texts(node.body) + _texts(node.orelse)
+        return _texts(node.body, constants) + _texts(node.orelse, constants)
     if isinstance(node, ast.BoolOp):
-        return [text for value in node.values for text in _texts(value)]
+        return [text for value in node.values for text in _texts(value, constants)]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = _texts(node.left) or ["{}"], _texts(node.right) or ["{}"]
+        left, right = _texts(node.left, constants) or ["{}"], _texts(node.right, constants) or ["{}"]
         return [first + second for first in left for second in right if (first, second) != ("{}", "{}")]
     if isinstance(node, ast.Tuple):
-        return [text for value in node.elts for text in _texts(value)]
+        return [text for value in node.elts for text in _texts(value, constants)]
+    if isinstance(node, ast.Name) and node.id in constants:
+        return _texts(constants[node.id], constants)
     return []
 
 

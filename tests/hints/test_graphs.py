@@ -114,6 +114,7 @@ def test_words_of_others_for_the_nodes_of_a_graph(hint: Any) -> None:
     assert aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference())])
     with hint("give it ModelNode(...) objects"):
         aa.ModelGraph([])
+    assert aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), DATA.reference())])
     with hint("write seed=0"):
         graph(seed="first")
     assert graph(seed=0)
@@ -223,7 +224,9 @@ def test_inputs_of_losses(hint: Any) -> None:
     assert graph(node(width=2, upstream=classes.reference())).run(train(loss), progress="none")
     with hint("write 'FEATURE_SET.COLUMN'"):
         trained(aa.AppliedLoss("mse", on="net", sample_weight="zzz.y"))
-    assert trained(aa.AppliedLoss("mse", on="net", sample_weight="data.y") if X.min() > 0 else LOSS)
+    weighted = features(y=X[:, :1], w=np.ones(24, "float32"))
+    loss = aa.AppliedLoss("mse", on="net", sample_weight="data.w", inputs=["outputs", "data.y"])  # FEATURE_SET.COLUMN
+    assert graph(node(upstream=weighted.reference())).run(train(loss), progress="none")
 
 
 def test_classes_of_losses(hint: Any) -> None:

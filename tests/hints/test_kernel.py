@@ -207,10 +207,15 @@ def test_saved_folders(hint: Any, tmp_path: Path) -> None:
     made = graph()
     made.run(phase(), progress="none")
     made.save(str(tmp_path / "FOLDER"))
-    again = aa.ModelGraph.load(tmp_path / "FOLDER")
     with hint("load all of it with ModelGraph.load({}), or what fits with strict=False"):
         made.load_weights(tmp_path / "FOLDER")
-    assert again.state().keys() == made.state().keys()
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weights": {}}))
+    assert aa.ModelGraph.load(tmp_path / "FOLDER").state().keys() == made.state().keys()
+    assert aa.ModelGraph.load(tmp_path / "FOLDER", strict=False)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weights": {}}))
     with hint("give an index with weight_map={'NAME': 'FILE IN ITS FOLDER'}"):
-        made.load_weights(tmp_path / "model.safetensors.index.json")
+        made.load_weights(index)
+    made.save_weights(tmp_path / "all.safetensors")
+    names = made.save_weights(tmp_path / "model-1.safetensors")
+    index.write_text(json.dumps(dict(weight_map=dict.fromkeys(names, "model-1.safetensors"))))  # noqa: C408
+    assert made.load_weights(index)

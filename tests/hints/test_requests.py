@@ -21,7 +21,7 @@ def parse(request: str) -> aa.DeviceRequest:
 
 
 def test_the_forms_of_requests(hint: Any) -> None:
-    with hint("'gpu', 'cuda:1', 'any', 'H100:8', 'A100-80GB', 'H100!', 'B200+', '40GB+:2', 'gpu[bf16]'"):
+    with hint("write for instance {}"):
         parse("zzzzz")
     for request in ("gpu", "cuda:1", "any", "H100:8", "A100-80GB", "H100!", "B200+", "40GB+:2", "gpu[bf16]"):
         assert parse(request)
@@ -114,7 +114,7 @@ def test_inventories(hint: Any, tmp_path: Path) -> None:
     file = tmp_path / "node.json"
     file.write_text("{}[")
     example = """{"devices": [{"product": "H100-80GB", "count": 8}], "host_memory_gb": 1000, "cores": 96}"""
-    with hint("""{"devices": [{"product": "H100-80GB", "count": 8}], "host_memory_gb": 1000, "cores": 96}"""):
+    with hint("write {}"):
         aa.Inventory.from_file(file)
     file.write_text(example)
     assert json.loads(example) and aa.Inventory.from_file(file)
@@ -143,14 +143,22 @@ def of_torchrun(**variables: str) -> dict[str, str]:
     return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **variables}
 
 
+def printed_by(script: Path) -> str:
+    """What a script prints by `anyaccel run --replicas 2 SCRIPT`."""
+    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout + done.stderr
+
+
 def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli: Any, tmp_path: Path) -> None:
-    right = of_torchrun(MASTER_ADDR="localhost", MASTER_PORT="29500")
+    right = of_torchrun()
     with hint(
         "set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, alike in all (mpirun "
         "-x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset both of the first for a process of its own"
     ):
         launched({name: value for name, value in right.items() if not name.startswith("MASTER")})
-    assert launched(right) is not None and launched({}) is None
+    # as mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 hands them on
+    assert launched(of_torchrun(MASTER_ADDR="localhost", MASTER_PORT="29500")) is not None and launched({}) is None
     with hint("set it to a free port of the first process, alike in all, such as MASTER_PORT=29500"):
         launched(of_torchrun(MASTER_PORT="many"))
     assert launched(of_torchrun(MASTER_PORT="29500")) is not None
@@ -163,20 +171,14 @@ def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli:
         "start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and hand "
         "on all variables that it sets; or unset {}"
     ):
-        launched({"WORLD_SIZE": "2"})
+        launched({"WORLD_SIZE": "2"})  # of anyaccel run --replicas 2 SCRIPT: below
     script = tmp_path / "script.py"
     script.write_text("from anyaccel.replicas import launched\nprint(f'rank {launched().rank}')")
-    done = subprocess.run(
-        [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "rank 0" in done.stdout and "rank 1" in done.stdout, done.stderr
+    output = printed_by(script)
+    assert "rank 0" in output and "rank 1" in output
     with hint("leave --on out") as printed:
         printed.text = cli("run", "--on", "nowhere", "--replicas", "2", str(script)).output
-    # without --on it ran above
+    assert "rank 0" in printed_by(script)  # without --on
 
 
 def test_frameworks_without_processes(hint: Any) -> None:
