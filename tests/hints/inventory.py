@@ -8,6 +8,7 @@ the message is made stands as `{}`.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -155,12 +156,14 @@ def followed_in(source: str, file: str) -> Iterator[Followed]:
                 yield Followed(str(ast.literal_eval(argument)), after, f"{file}:{block.lineno} {function.name}")
 
 
+@functools.cache
 def all_hints(root: Path) -> list[Hint]:
     """The hints of core and of every plugin."""
     files = sorted([*root.glob("core/src/**/*.py"), *root.glob("plugins/*/src/**/*.py")])
     return [hint for file in files for hint in hints_of(file.read_text("utf-8"), str(file.relative_to(root)))]
 
 
+@functools.cache
 def all_followed(root: Path) -> list[Followed]:
     """The hints that tests follow."""
     files = sorted([*root.glob("tests/**/test_*.py"), *root.glob("plugins/*/tests/**/test_*.py")])
