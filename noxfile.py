@@ -19,7 +19,7 @@ from typing import Any
 
 import nox
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
 FRAMEWORKS = (
     *("torch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "mlx", "cupy"),
@@ -75,6 +75,8 @@ def show_pip_settings() -> None:
 
 
 show_pyenv()
+UV = ROOT / ".nox/.uv"  # what `check` installs where there is no uv
+os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(UV / "bin"), str(UV / "Scripts")])
 if shutil.which("uv") or find_spec("uv"):
     show_pip_settings()
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -149,6 +151,11 @@ def python_files(folder: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(f"{folder}/*.py"))]
 
 
+def kept(session: nox.Session) -> Path:
+    """The folder that all sessions share. nox names it relative to the repository, and tests change their folder."""
+    return session.cache_dir.absolute()
+
+
 def install(session: nox.Session, *arguments: str) -> None:
     """Install without compiling every module to bytecode, and without an environment for each build of this tree.
 
@@ -156,7 +163,7 @@ def install(session: nox.Session, *arguments: str) -> None:
     all sessions, also where containers switch that off: of the start of a short process it is the larger half.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
-    session.env["PYTHONPYCACHEPREFIX"] = str(session.cache_dir / "bytecode")
+    session.env["PYTHONPYCACHEPREFIX"] = str(kept(session) / "bytecode")
     if "--editable" in arguments:
         session.install("--no-compile", *group("editable"))
         arguments = ("--no-build-isolation", *arguments)
@@ -176,10 +183,15 @@ def spread(by: str = "worksteal") -> tuple[str, ...]:
 def compiled_once(session: nox.Session) -> dict[str, str]:
     """Settings by which JAX keeps what it has compiled, for all tests of a run: most of them compile the same."""
     return {
-        "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir / "jax"),
+        "JAX_COMPILATION_CACHE_DIR": str(kept(session) / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+def succeeds(command: list[str]) -> bool:
+    """Whether a command ends without an error; what it prints is not shown."""
+    return not subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode
 
 
 @nox.session(python=False)
@@ -189,8 +201,14 @@ def check(session: nox.Session) -> None:
     Installing, building and type checking use one core, so that sessions side by side fill what they leave free.
     """
     lanes = min(CORES, 2 if CORES < 8 else 4)
-    command = [sys.executable, "-m", "nox", "--non-interactive", "--envdir", str(session.cache_dir.parent)]
+    command = [sys.executable, "-m", "nox", "--non-interactive", "--envdir", str(kept(session).parent)]
     env = {**os.environ, "ANYACCEL_TEST_WORKERS": str(min(CORES // lanes, 4))}
+    # uv installs in a tenth of the time; where it cannot be had, or does not reach what pip reaches, sessions use pip.
+    if not (shutil.which("uv") or find_spec("uv")):
+        succeeds([sys.executable, "-m", "pip", "install", "--target", str(UV), "uv"])
+    if not succeeds([*command, "--session", "lint", "--install-only"]):
+        command += ["--default-venv-backend", "virtualenv"]
+        shutil.rmtree(UV, ignore_errors=True)
 
     def run(name: str) -> tuple[str, subprocess.CompletedProcess[str], float]:
         began = time.monotonic()
@@ -431,8 +449,8 @@ def run_away(session: nox.Session, wheels: Path, *arguments: str) -> None:
 
 
 def install_docs(session: nox.Session, *more: str) -> None:
-    """What the documentation needs to be built; the site imports no framework but the torch of its notebook."""
-    install(session, *editable("torch"), *more, *group("test", "guests", "sources", "docs", "torch"))
+    """What the documentation needs to be built: the notebook runs torch, and the reference reads JAX's plugin, too."""
+    install(session, *editable("torch", "jax"), *more, *group("test", "guests", "sources", "docs", "torch", "jax"))
 
 
 def build_site(session: nox.Session, builder: str = "html") -> Path:

@@ -20,21 +20,21 @@ Y = (RNG.random((24, 1)) < 0.5).astype("float32")
 START = np.array([[0.5], [-0.25], [0.125]], "float32")
 
 
-def jax_model() -> Any:
+def jax_model(start: np.ndarray = START, dtype: str = "bfloat16") -> Any:
     import jax.numpy as jnp
 
     from anyaccel_jax import Function
 
-    return Function(lambda p, x: x @ p["w"], {"w": jnp.asarray(START, jnp.bfloat16)})
+    return Function(lambda p, x: x @ p["w"], {"w": jnp.asarray(start, dtype)})
 
 
-def tensorflow_model() -> Any:
+def tensorflow_model(start: np.ndarray = START, dtype: str = "bfloat16") -> Any:
     import tensorflow as tf
 
     class Linear(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.w = tf.Variable(tf.constant(START, tf.bfloat16))
+            self.w = tf.Variable(tf.constant(start, dtype))
 
         def __call__(self, x: Any) -> Any:
             return x @ self.w
@@ -42,12 +42,12 @@ def tensorflow_model() -> Any:
     return Linear()
 
 
-def torch_model() -> Any:
+def torch_model(start: np.ndarray = START, dtype: str = "bfloat16") -> Any:
     import torch
 
-    layer = torch.nn.Linear(3, 1, bias=False)
-    layer.weight.data = torch.tensor(START.T)
-    return layer.bfloat16()
+    layer = torch.nn.Linear(3, start.shape[1], bias=False)
+    layer.weight.data = torch.tensor(start.T)
+    return layer.to(getattr(torch, dtype))
 
 
 MODELS = {"jax": jax_model, "tensorflow": tensorflow_model, "torch": torch_model}
@@ -110,3 +110,46 @@ def test_a_saved_graph_comes_back_bit_by_bit(model: Any, framework: str, tmp_pat
     (before,), (after,) = (backend.state(graph["net"].model).values() for graph in (ours.graph, loaded))
     assert after.dtype == before.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(after.view(np.int16), before.view(np.int16))
+
+
+RANDOM = np.random.default_rng(26)
+CLASSES = RANDOM.integers(0, 3, 24)
+TARGETS = {
+    "mse": RANDOM.normal(1000, 3, (24, 1)).astype("float32"),  # in 16 bits these would be rounded
+    "mae": RANDOM.normal(1000, 3, (24, 1)).astype("float32"),
+    "binary_cross_entropy": RANDOM.random((24, 1)).astype("float32"),
+    "cross_entropy": CLASSES,
+}
+
+
+def in_float64(loss: str, outputs: np.ndarray, targets: np.ndarray) -> float:
+    """By the formulas of the reference."""
+    if loss == "cross_entropy":
+        logs = outputs - np.log(np.exp(outputs).sum(axis=1, keepdims=True))
+        return float(-logs[np.arange(len(targets)), targets].mean())
+    wanted = targets.astype("float64")
+    if loss == "binary_cross_entropy":
+        return float((np.logaddexp(0, outputs) - outputs * wanted).mean())
+    return float(((outputs - wanted) ** 2).mean() if loss == "mse" else np.abs(outputs - wanted).mean())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("loss", TARGETS)
+def test_losses_of_outputs_in_16_bits_are_computed_and_averaged_in_float32(
+    framework: str, loss: str, dtype: str
+) -> None:
+    """As by hand from the model's own outputs, in training and in an evaluation; issue 26."""
+    if framework not in MODELS:
+        pytest.skip(f"no model in {dtype} of {framework} here")
+    start = RANDOM.normal(size=(3, 3 if loss == "cross_entropy" else 1)).astype("float32")
+    data = aa.FeatureSet.from_dict("data", {"x": X, "y": TARGETS[loss]}, ["x"], ["y"])
+    model = MODELS[framework](start, dtype)
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], aa.Optimizer("sgd", lr=1e-12))
+    run, losses = aa.Experiment("e", graph, progress="none"), [aa.AppliedLoss(loss, on="net")]
+    evaluated = run.run_phase(aa.EvalPhase("v", data=data, losses=losses, outputs="net"))
+    expected = in_float64(loss, np.asarray(evaluated.prediction("net"), "float64"), TARGETS[loss])
+    # XLA leaves out the rounding of outputs to bfloat16 where the same program goes on in float32.
+    tolerance = 1e-3 if framework == "jax" and dtype == "bfloat16" else 3e-7
+    assert evaluated.loss == pytest.approx(expected, rel=tolerance)
+    trained = run.run_phase(aa.TrainPhase("t", data=data, losses=losses, sampler=7))
+    assert trained.loss[0] == pytest.approx(expected, rel=tolerance)

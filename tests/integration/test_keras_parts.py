@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ShapeError, SpecError
+from anyaccel.errors import ColumnError, ShapeError, SpecError
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 from keras import layers, ops  # noqa: E402
@@ -327,7 +327,7 @@ def test_an_optimizer_of_keras_trains_as_fit_does(optimizers: Any, name: str) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_ema": True}, "has use_ema, which .* heeds.*Hint: give TrainPhase.callbacks=.WeightAveraging"),
+        ({"use_ema": True}, "has use_ema, which .* heeds.*Hint: give averaging = WeightAveraging.0\\.99. to"),
         ({"gradient_accumulation_steps": 2}, "has gradient_accumulation_steps.*Hint: write TrainPhase.accumulate="),
         ({"loss_scale_factor": 8.0}, "has loss_scale_factor.*Hint: leave it out"),
         ({"global_clipnorm": 0.5}, r"has global_clipnorm, a norm over all nodes.*Hint: write .*clip_norm=0\.5\)"),
@@ -378,3 +378,40 @@ def test_an_optimizer_that_changes_what_is_no_variable_of_its_own_is_refused(opt
     graph = graph_of(sequence(layers.Dense(2)), X, Y, aa.Optimizer(Counting, lr=0.01))
     with pytest.raises(SpecError, match="Counting changes values that are not among its variables"):
         train(graph, compile="off")
+
+
+# -- targets that a loss of Keras takes --------------------------------------------------------------------------------
+
+CLASSES = np.arange(N) % 3
+YES = (np.arange(N) % 2)[:, None].astype("float32")
+TARGETS = {
+    "BinaryCrossentropy": (keras.losses.BinaryCrossentropy(from_logits=True), 1, 255 * YES, YES, "from 0 to 1"),
+    "its function": (keras.losses.binary_crossentropy, 1, 255 * YES, YES, "from 0 to 1"),
+    "SparseCategoricalCrossentropy": (
+        *(keras.losses.SparseCategoricalCrossentropy(from_logits=True), 3, CLASSES + 1, CLASSES),
+        "class index 3",
+    ),
+    "ignored": (
+        *(keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1), 3),
+        *(CLASSES - 2, np.where(CLASSES == 0, -1, CLASSES), "class index -2"),
+    ),
+    "CategoricalCrossentropy": (
+        *(keras.losses.CategoricalCrossentropy(from_logits=True), 3, -2 * np.eye(3, dtype="float32")[CLASSES]),
+        *(np.eye(3, dtype="float32")[CLASSES], "probabilities of classes from 0 to 1"),
+    ),
+    "Poisson": (keras.losses.Poisson(), 1, -3 * YES, 3 * YES, "targets of at least 0"),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_that_a_loss_of_keras_would_take_without_a_word_are_refused(name: str) -> None:
+    """And those that it is made for have its own loss; issue 26."""
+    loss, width, wrong, right, message = TARGETS[name]
+    end = None if name.startswith(("S", "Bin", "Cat", "ign")) else "softplus" if name == "Poisson" else "sigmoid"
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(width, activation=end)])
+    options: dict[str, Any] = {"target": "y", "loss": loss, "epochs": 1, "batch_size": N, "progress": "none"}
+    options |= {"optimizer": aa.Optimizer("sgd", lr=1e-12), "accelerator": "cpu"}
+    with pytest.raises(ColumnError, match=message):
+        aa.fit(model, {"x": X, "y": wrong}, **options)
+    expected = float(ops.mean(loss(ops.convert_to_tensor(right), ops.stop_gradient(model(X)))))
+    assert aa.fit(model, {"x": X, "y": right}, **options).results.loss[0] == pytest.approx(expected, rel=1e-5)

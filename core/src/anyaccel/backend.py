@@ -21,7 +21,7 @@ from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
-from anyaccel.specs import Loss, Optimizer
+from anyaccel.specs import Loss, LossTargets, Optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,30 @@ class Backend(ABC):
         return self.device_string(device)
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
-        """A context, entered often: this thread draws from `key` (None: one of the global state); `draws` counts."""
+        """A context, entered often: this thread draws from `key` (None: one of the global state); `draws` counts.
+
+        `passed` says whether a global generator was used all the same, as by code that seeds it.
+        """
         return nullcontext()
+
+    def global_rng(self, key: int) -> AbstractContextManager[Any]:
+        """A context, entered often: global generators start from `key` and are then what they were before.
+
+        The next time they go on where it was left. Unlike `thread_rng` it holds for all threads, and for code that
+        seeds; only the thread that trains enters it. `draws` counts how often it was left with another state.
+        """
+        return nullcontext()
+
+    def watch_rng(self) -> AbstractContextManager[Any]:
+        """A context whose `passed` says afterwards whether `thread_rng` would have been passed by."""
+        return nullcontext()
+
+    def generator_state(self, generator: Any = None) -> np.ndarray | None:
+        """The state of a generator of this framework, or of the global one of the host; None of anything else."""
+        return None
+
+    def set_generator_state(self, state: np.ndarray, generator: Any = None) -> None:
+        """Set what `generator_state` gave."""
 
     def owns(self, obj: Any) -> bool:
         """Whether any object is this framework's, by default as `import_roots` says; imports and changes nothing."""
@@ -135,6 +157,10 @@ class Exchange(ABC):
 
     index_dtype: ClassVar[str] = "int64"
     """Dtype of row orders and class indices, `"int64"` or `"int32"`."""
+
+    def loaded_dtype(self, dtype: str) -> str:
+        """The dtype in which integers of `dtype` are loaded: another one where the backend lacks it."""
+        return dtype
 
     @abstractmethod
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
@@ -238,6 +264,14 @@ class Compute(ABC):
     def untrainable_reason(self, model: Any) -> str:
         """What training would leave out of a model, such as a method of its own; `""`, the default: nothing."""
         return ""
+
+    def loss_targets(self, loss: Loss) -> LossTargets | None:
+        """What a loss of the framework (`loss.own`) takes as targets; None, the default, where that is not known.
+
+        Columns of targets are checked once, when they are loaded, so that a value that the loss would take without a
+        word (255 in a binary cross entropy) is refused as it is for named losses.
+        """
+        return None
 
     def data_format(self, model: Any) -> tuple[str, str]:
         """That of a model's inputs, and of its outputs: `"channels_first"`, `"channels_last"`, or `""` if unknown."""

@@ -180,7 +180,7 @@ def own_shares() -> None:
     rows = data(192)
     sampler = torch.utils.data.DistributedSampler(Items(rows), num_replicas=SIZE, rank=RANK)
     loader = torch.utils.data.DataLoader(Items(rows), batch_size=48, sampler=sampler)
-    source = aa.IterableSource("data", loader, features="x", targets="y")
+    source = aa.IterableSource("data", lambda: loader, features="x", targets="y")
     graph = graph_of(rows, model_of(), aa.Optimizer("adam", lr=1e-2))
     losses = [aa.AppliedLoss("mse", on="net")]
     aa.Experiment(graph).run_phase(aa.TrainPhase("train", data={"data": source}, losses=losses))

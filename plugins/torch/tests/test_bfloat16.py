@@ -52,7 +52,7 @@ def by_hand(model: nn.Module) -> list[float]:
         total = 0.0
         for start in range(0, ROWS, BATCH):
             x, y = (torch.tensor(array[start : start + BATCH]) for array in (X, Y))
-            loss = F.binary_cross_entropy_with_logits(model(x.bfloat16()), y.bfloat16())
+            loss = F.binary_cross_entropy_with_logits(model(x.bfloat16()).float(), y)  # losses are in float32
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

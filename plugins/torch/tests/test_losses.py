@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel.errors import ShapeError, SpecError
+from anyaccel.errors import ColumnError, ShapeError, SpecError
 from anyaccel.segment import LossTerm
 from anyaccel.specs import Loss
 from anyaccel_torch.losses import BoundLoss, bind
@@ -176,3 +179,60 @@ def test_unusable_loss_class_raises_spec_error() -> None:
         bound(nn.HuberLoss, sigma=1)
     with pytest.raises(SpecError, match=r"a object is not callable\. Hint: give a class such as torch.nn.MSELoss"):
         bound(object)
+
+
+# -- targets that a loss of torch takes --------------------------------------------------------------------------------
+
+YES = np.array([[0.0], [1.0]] * 4, "float32")
+CLASSES = np.array([0, 1, 2, 1] * 2)
+TARGETS: dict[str, tuple[Any, int, np.ndarray, np.ndarray, str]] = {
+    "BCEWithLogitsLoss": (nn.BCEWithLogitsLoss(), 1, 255 * YES, YES, r"target 255.*takes targets from 0 to 1.*write 0"),
+    "its function": (F.binary_cross_entropy_with_logits, 1, 255 * YES, YES, "takes targets from 0 to 1"),
+    "its class": (aa.Loss(nn.BCEWithLogitsLoss), 1, 255 * YES, YES, "takes targets from 0 to 1"),
+    "CrossEntropyLoss": (nn.CrossEntropyLoss(), 3, CLASSES + 1, CLASSES, "class index 3.*0 to 2.*subtract 1"),
+    "below": (F.cross_entropy, 3, CLASSES - 1, CLASSES, "class index -1"),
+    "ignored": (nn.CrossEntropyLoss(), 3, CLASSES - 3, np.where(CLASSES == 0, -100, CLASSES), "class index -3"),
+    "ignored by hand": (
+        functools.partial(F.cross_entropy, ignore_index=-1),
+        3,
+        CLASSES - 2,
+        np.where(CLASSES == 0, -1, CLASSES),
+        "class index -2",
+    ),
+    "probabilities": (
+        nn.CrossEntropyLoss(),
+        3,
+        np.full((8, 3), -2, "float32"),
+        np.full((8, 3), 1 / 3, "float32"),
+        r"target -2.*takes probabilities of classes from 0 to 1",
+    ),
+    "SoftMarginLoss": (nn.SoftMarginLoss(), 1, YES, 2 * YES - 1, r"target 0.*the targets -1 and 1.*2 \* column - 1"),
+    "HingeEmbeddingLoss": (nn.HingeEmbeddingLoss(), 1, YES, 2 * YES - 1, "the targets -1 and 1"),
+    "PoissonNLLLoss": (nn.PoissonNLLLoss(), 1, -3 * YES, 3 * YES, "takes targets of at least 0"),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_that_a_loss_of_torch_would_take_without_a_word_are_refused(name: str) -> None:
+    """And those that it is made for have its own loss; issue 26."""
+    loss, width, wrong, right, message = TARGETS[name]
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    model = nn.Linear(3, width)
+    options: dict[str, Any] = {"target": "y", "loss": loss, "epochs": 1, "batch_size": 8, "progress": "none"}
+    options |= {"accelerator": "cpu", "optimizer": aa.Optimizer("sgd", lr=1e-12)}
+    with pytest.raises(ColumnError, match=message):
+        aa.fit(model, {"x": x, "y": wrong}, **options)
+    own = loss.own() if isinstance(loss, aa.Loss) else loss
+    with torch.no_grad():
+        expected = own(model(torch.tensor(x)), torch.tensor(right)).item()
+    assert aa.fit(model, {"x": x, "y": right}, **options).results.loss[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_derived_from_one_of_torch_may_take_anything() -> None:
+    class Weighed(nn.BCEWithLogitsLoss):
+        def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return super().forward(input, target / 255)
+
+    x = np.ones((8, 3), "float32")
+    fitted = aa.fit(nn.Linear(3, 1), {"x": x, "y": 255 * YES}, target="y", loss=Weighed(), epochs=1, progress="none")
+    assert np.isfinite(fitted.results.loss[0])

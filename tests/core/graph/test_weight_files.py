@@ -228,7 +228,7 @@ def test_arrays_of_every_dtype_come_back(dtype, tmp_path):
 
 
 def test_arrays_that_the_format_lacks_are_refused(tmp_path):
-    with pytest.raises(StateError, match=r"cannot be written as safetensors.*Available: they have <U1\. Hint: convert"):
+    with pytest.raises(StateError, match=r"cannot be written as safetensors.*; they have <U1\. Hint: convert"):
         weight_files.write(tmp_path / "w.safetensors", {"a": np.array(["x"])})
     assert not list(tmp_path.iterdir())
 
@@ -323,7 +323,7 @@ def test_values_that_become_infinite_are_not_loaded(fs):
     given = arrays_of(net(fs, 1, "float64"))
     given["0.bias"] = np.full(4, 1e300)
     graph = net(fs)
-    with pytest.warns(UserWarning, match=r"0\.bias is float64\[4\] in the file and float32\[4\] in the model"):
+    with pytest.warns(UserWarning, match=r"0\.bias is float64\[4\] .* and holds 1e\+300, which would be infinite"):
         done = graph.load_weights(given, strict=False)
     assert "0.bias" not in done.loaded and np.isfinite(graph.state()["net/parameters/0.bias"]).all()
 

@@ -21,7 +21,7 @@ from anyaccel.adapter.call_layout import POSITIONAL, Arguments, CallLayout
 from anyaccel.adapter.own_loss import make_loss
 from anyaccel.errors import ShapeError
 from anyaccel.precision import NodePrecision
-from anyaccel.specs import Loss
+from anyaccel.specs import Loss, LossTargets
 
 _IMAGE_LAYERS = ("Conv", "Pooling", "UpSampling", "ZeroPadding", "Cropping")
 _ELEMENTWISE_LAYERS = (".layers.activations", ".layers.regularization")
@@ -34,6 +34,14 @@ _ELEMENTWISE_LOSSES = frozenset(
     }
 )
 
+# What losses take as targets, by the names of their classes and functions in lower case.
+_LOSS_TARGETS = {
+    **dict.fromkeys(("binarycrossentropy", "binaryfocalcrossentropy"), "probabilities"),
+    **dict.fromkeys(
+        ("categoricalcrossentropy", "categoricalfocalcrossentropy", "sparsecategoricalcrossentropy"), "classes"
+    ),
+    "poisson": "non_negative",
+}
 _TRAINING_METHODS = ("train_step", "compute_loss", "make_train_function", "compute_loss_and_updates")
 
 
@@ -291,8 +299,9 @@ class LayerLibrary:
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def is_optimizer(self, own: Any) -> bool:
-        """Whether an optimizer is a class of the library."""
-        return self.module is not None and isinstance(own, type) and issubclass(own, self.module.optimizers.Optimizer)
+        """Whether an optimizer is a class of the library, or an object of one."""
+        own_class = own if isinstance(own, type) else type(own)
+        return self.module is not None and issubclass(own_class, self.module.optimizers.Optimizer)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
@@ -305,6 +314,18 @@ class LayerLibrary:
         return issubclass(own_class, self.module.losses.Loss) or (
             inspect.isfunction(own) and own.__module__.startswith(f"{package}.")
         )
+
+    def loss_targets(self, loss: Loss) -> LossTargets | None:
+        """What a loss of the library takes as targets, as of `Compute.loss_targets`."""
+        own = loss.own
+        if not self.is_loss(own):
+            return None
+        named = own if isinstance(own, type) or inspect.isfunction(own) else type(own)
+        if named.__module__.partition(".")[0] != str(self.module.__name__).partition(".")[0]:
+            return None  # derived from one, and may take anything
+        kind = _LOSS_TARGETS.get(named.__name__.replace("_", "").lower())
+        ignored = loss.kwargs.get("ignore_class", getattr(own, "ignore_class", None))
+        return None if kind is None else LossTargets(kind, ignored=ignored if isinstance(ignored, int) else None)
 
     def loss_function(self, loss: Loss, mean: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
         """A loss of the library as a function of (outputs, targets) that gives a scalar and never broadcasts.
@@ -379,6 +400,6 @@ def _refuse_broadcasting(name: str, outputs: tuple[int, ...], targets: tuple[int
     if longer not in (shorter, (*shorter, 1)):
         raise ShapeError(
             f"the loss {name!r} got outputs of shape {list(outputs)} and targets of shape {list(targets)}",
-            available="losses do not broadcast: both must have the same shape",
+            cause="losses do not broadcast: both must have the same shape",
             hint="give the model the output shape of the targets, or store the targets in the shape of the outputs",
         )

@@ -126,12 +126,12 @@ def _no_batch(
     return ShapeError(
         f"{model_name} returns {shown[0]} for a batch of {_PROBED_BATCHES[0]}, "
         f"and {shown[1]} for a batch of {_PROBED_BATCHES[1]}",
-        available="one axis of an output must be the batch, whatever its size",
+        cause="one axis of an output must be the batch, whatever its size",
         hint=hint,
     )
 
 
-CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ImportError, ZeroDivisionError)
+CODE_ERRORS = (AttributeError, NameError, KeyError, NotImplementedError, ZeroDivisionError)
 """What a model raises by a mistake in its code, whatever the shapes and dtypes of its inputs."""
 
 
@@ -153,7 +153,7 @@ def _is_library(filename: str) -> bool:
 def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint: str) -> ShapeError:
     """The error for a model that does not accept inputs of these specs per sample, with the framework's `reason`."""
     shown = " and ".join(map(str, inputs)) or "no input"
-    return ShapeError(f"{model_name} does not accept {shown} per sample", available=reason, hint=hint)
+    return ShapeError(f"{model_name} does not accept {shown} per sample", cause=reason, hint=hint)
 
 
 def call_hint(error: Exception) -> str:
@@ -163,8 +163,20 @@ def call_hint(error: Exception) -> str:
     return ""
 
 
+_OF_SIZES = re.compile(
+    r"\b(shapes?|sizes?|dim(ension)?s?|ndims?|\d-?d|ranks?|ax[ie]s|channels?|d?types?|elements?|index|indices|lengths?|"
+    r"broadcast\w*|contract\w*|expected|incompatible|inputs?|unpack|reshape|divisible|columns?|rows?|features?|mat\d)\b",
+    re.IGNORECASE,
+)
+
+
 def input_hint(
-    inputs: Sequence[TensorSpec], *, is_code_error: bool = False, dtype: str | None = None, convert: str = ""
+    inputs: Sequence[TensorSpec],
+    *,
+    is_code_error: bool = False,
+    dtype: str | None = None,
+    convert: str = "",
+    error: Exception | None = None,
 ) -> str:
     """What to do where a model does not accept its inputs.
 
@@ -173,7 +185,10 @@ def input_hint(
         is_code_error: whether the model's own code failed in a way that shapes and dtypes do not explain.
         dtype: the dtype of the model's parameters.
         convert: how to give the model the inputs' dtype, with `{dtype}` for it.
+        error: what the framework raised; one that says nothing of sizes or dtypes is of the model's code.
     """
+    if error is not None and not _OF_SIZES.search(str(error)):
+        return "fix the model's code; the full traceback is above"
     if any(spec.shape == () for spec in inputs):
         return "a scalar per sample arrives as [batch]; store the column as [n, 1] if the model expects [batch, 1]"
     if is_code_error:

@@ -25,6 +25,10 @@ class WeightFiles(ABC):
     def weight_names(self, model: Any) -> Mapping[str, str]:
         """The name in `Compute.state` for each name that the framework gives; several if a value has several names."""
 
+    def plain_name(self, model: Any, name: str) -> str:
+        """The name in `Compute.state`, after `parameters/` or `buffers/`, for one that a wrapper of the model made."""
+        return name
+
     @abstractmethod
     def read_weights(self, path: Path) -> dict[str, np.ndarray]:
         """The arrays of a file, by name, in memory of their own. Runs no code of the file, whatever its name ends in.
@@ -36,3 +40,26 @@ class WeightFiles(ABC):
     @abstractmethod
     def write_weights(self, path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         """Write named arrays into a new file of exactly this name, whatever it ends in."""
+
+
+def plain_state(
+    backend: Any, model: Any, current: Mapping[str, Any], given: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """A state that was written while the model was wrapped, by the names that it has now.
+
+    Args:
+        backend: of the model.
+        model: that the state is for.
+        current: has the names of the model's own state.
+        given: the state, with that of an optimizer.
+    """
+    if not isinstance(backend, WeightFiles):
+        return dict(given)
+    renamed: dict[str, np.ndarray] = {}
+    for name, array in given.items():
+        kind, _, rest = name.partition("/")
+        _, _, parameter = rest.partition("/") if kind == "optimizer" else ("", "", rest)
+        is_strange = f"parameters/{parameter}" not in current and name not in current
+        plain = backend.plain_name(model, parameter) if parameter and is_strange else parameter
+        renamed[name.removesuffix(parameter) + plain] = array
+    return renamed

@@ -20,6 +20,7 @@ import pyarrow as pa
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import class_hints, constructor_hints
 from anyaccel.data.arrow_columns import check_complete, contiguous, is_readable, read_only, to_numpy
 from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_stream, columns_of_role
 from anyaccel.data.column_store import ColumnStore
@@ -45,6 +46,7 @@ from anyaccel.errors import ColumnError, DataError, SplitError
 from anyaccel.printable import printable
 
 
+@class_hints
 class _SplitRows(AttributeHints, Rows):
     """Rows that can be filtered, split and shown: those of a feature set, or of a view of it."""
 
@@ -134,6 +136,7 @@ class _SplitRows(AttributeHints, Rows):
         return rows_html(self)
 
 
+@class_hints
 class FeatureSetView(_SplitRows):
     """Some rows of a feature set, such as a split, without a copy of any column.
 
@@ -272,7 +275,7 @@ class FeatureSetView(_SplitRows):
         if not isinstance(other, FeatureSetView) or other.feature_set is not self._feature_set:
             raise SplitError(
                 f"{self!r} cannot be compared with {other!r}",
-                available="both must be views of the same feature set, whose rows they count",
+                cause="both must be views of the same feature set, whose rows they count",
                 hint="make both from one FeatureSet object; cast(), select() and the like give another one",
             )
         return other.rows
@@ -281,7 +284,7 @@ class FeatureSetView(_SplitRows):
         if not mask.any():
             raise SplitError(
                 f"{name!r} of {self._label!r} has no rows",
-                available=f"{len(self)} rows in {self._name!r}",
+                cause=f"{len(self)} rows in {self._name!r}",
                 hint="choose views that leave at least one row",
             )
         return self._with_rows(name, self._rows[mask])
@@ -298,6 +301,7 @@ def _registered(view: FeatureSetView, positions: Mapping[str, np.ndarray]) -> di
     return view.feature_set.add_splits({name: view.rows[own] for name, own in positions.items()})
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Reference:
     """Columns of a feature set, chosen by role: the input of a node of a graph.
@@ -369,6 +373,7 @@ class Reference:
         return cls(feature_sets[config["feature_set"]], *(config.get(key) for key in CONFIG_KEYS[1:]))
 
 
+@class_hints
 class FeatureSet(_SplitRows):
     """Named columns of equal length, each a feature, a target or a tag, in read-only Arrow memory.
 
@@ -721,6 +726,8 @@ class FeatureSet(_SplitRows):
         Args:
             transform: an object with `fit(X)` and `transform(X)` in the style of scikit-learn; a copy of it is fitted.
                 `X` is [n, numbers]: each column flat, side by side; an object array if one of them is not numeric.
+                What is missing in a tag is NaN there, as in a data frame of pandas, or None for a transform with
+                `missing_values=None`.
             columns: name of a column, or several, of any role. They keep their shape if the transform gives as many
                 numbers as it takes; a single column gets shape (k,) if not. Floats stay as narrow as they were.
             fit_on: a split's name, or a view of this feature set. `"all"` includes the rows that you evaluate on.
@@ -733,7 +740,8 @@ class FeatureSet(_SplitRows):
             TransformError: `fit_on` is missing, the transform does not fit these columns, gives other rows or NaN of
                 finite numbers, meets unseen categories, or a tag becomes numbers and `role` is missing.
             SplitError: there is no such split.
-            ColumnError: there is no such column, or it has nulls.
+            ColumnError: there is no such column, or it has nulls inside of samples, or beside integers that float64
+                cannot hold.
         """
         sklearn_calls.check_transform(transform)
         names = transforming.transform_columns(self, columns)

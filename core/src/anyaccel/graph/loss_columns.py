@@ -28,7 +28,8 @@ def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpe
     names = selection.names
     stored, name = joined_spec(selection.feature_set, names), f"{selection.feature_set.label}.{brief(names)}"
     if loss.loss.own is not None:
-        return _for_own(cast(stored, _loaded(output.dtype)), output)
+        own_dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
+        return _for_own(cast(stored, own_dtype), output)
     _refuse_one_class(loss, output)
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
         return _class_indices(loss, stored, output, name)
@@ -39,12 +40,8 @@ def target_spec(loss: AppliedLoss, selection: ColumnSelection, output: TensorSpe
             hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
         )
     _refuse_probabilities(loss, name)
-    return replace(stored, dtype=_loaded(output.dtype), shape=_aligned(loss, stored, output, name))
-
-
-def _loaded(dtype: str) -> str:
-    """The dtype in which targets are loaded for outputs of a dtype, which a loss casts: NumPy has no bfloat16."""
-    return "float32" if dtype == "bfloat16" else dtype
+    dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which losses are computed
+    return replace(stored, dtype=dtype, shape=_aligned(loss, stored, output, name))
 
 
 def _for_own(stored: TensorSpec, output: TensorSpec) -> TensorSpec:
@@ -121,7 +118,7 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
     if chosen and not by_column:
         raise SpecError(
             f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, and its targets are an output of another node",
-            available=f"{chosen[0]} where the targets are a column",
+            cause=f"{chosen[0]} where the targets are a column",
             hint="name a column of targets in inputs=, or give mask= or sample_weight= instead",
         )
     n_weights = len(settings.get("class_weights", ()))

@@ -182,7 +182,7 @@ def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
     """Refuse a column at the place of one argument that has the name of another, and several without a place."""
     parameters = signature.parameters.values()
     by_keyword = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
-    if by_keyword and len(by_keyword) == len(signature.parameters) and len(node.upstreams) > 1:
+    if by_keyword and len(by_keyword) == len(signature.parameters):
         raise GraphError(
             f"node {node.label!r}: its model takes its inputs by name, and they are given in an order",
             available=", ".join(by_keyword),

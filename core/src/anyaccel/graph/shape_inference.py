@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.adapter.outer_contexts import left_contexts
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.errors import (
+    ENVIRONMENT_ERRORS,
     AmbiguousOwnerError,
     AnyaccelError,
     EstimatorError,
@@ -129,7 +131,8 @@ def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
     share_while_building(frameworks.values(), registry)
     backends = {label: registry.computing(framework) for label, framework in frameworks.items()}
     _wrap_models(nodes, backends)
-    return _Inference(nodes, order, frameworks, backends, seed).run()
+    with left_contexts(backends.values()):
+        return _Inference(nodes, order, frameworks, backends, seed).run()
 
 
 # -- frameworks --------------------------------------------------------------------------------------------------------
@@ -181,8 +184,12 @@ def _wrap_models(nodes: Mapping[str, Node], backends: Mapping[str, ComputingBack
         if isinstance(node, ModelNode):
             model = node.model
             if id(model) not in wrapped:
-                with _named_framework(node):
-                    wrapped[id(model)] = backends[label].wrap(model)
+                try:
+                    with _named_framework(node):
+                        wrapped[id(model)] = backends[label].wrap(model)
+                except GraphError as error:
+                    problem = error.problem if error.problem.startswith("node ") else f"node {label!r}: {error.problem}"
+                    raise type(error)(problem, available=error.available, hint=error.hint) from error.__cause__
             node.model = wrapped[id(model)]
 
 
@@ -195,7 +202,7 @@ def _named_framework(node: ModelNode) -> Iterator[None]:
     """
     try:
         yield
-    except AnyaccelError:
+    except (AnyaccelError, *ENVIRONMENT_ERRORS):
         raise
     except Exception as error:
         if node.framework is None:
@@ -374,6 +381,11 @@ def _outputs(
         raise _not_accepted(node, specs, error, cast_hint) from error.__cause__  # the message has the error itself
     except MoveError as error:
         raise _not_accepted(node, specs, error, cast_hint) from error.__cause__
+    except AnyaccelError:
+        raise
+    except Exception as error:  # ENVIRONMENT_ERRORS
+        error.add_note(f"raised while node {node.label!r} was built and tried with two small batches")
+        raise
 
 
 def _not_accepted(

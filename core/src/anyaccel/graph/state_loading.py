@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anyaccel.adapter.loadable_shapes import LoadableShapes
+from anyaccel.adapter.weight_files import plain_state
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import StateError
@@ -16,6 +17,7 @@ from anyaccel.graph import data_config
 from anyaccel.graph.state_dict import PROGRESS, SLOTS, STEP, HasState, models_of, unknown_nodes, values_of
 from anyaccel.printable import printable
 from anyaccel.segment import NodeState, TensorSpec
+from anyaccel.user_level import user_level
 
 _NAMED_SLOTS = ("velocity", "m", "v")
 _HINT = "load it into the graph that it was taken from, or what fits of it with strict=False"
@@ -69,7 +71,7 @@ def load_state(graph: HasState, given: Mapping[str, Any], *, strict: bool = True
     graph.progress = {name.removeprefix(PROGRESS): count for name, count in counts.items()}
     if differences:
         text = "; ".join(difference.problem for difference in differences)
-        warnings.warn(printable(f"left out of graph {graph.label!r}: {text}."), UserWarning, stacklevel=3)
+        warnings.warn(printable(f"left out of graph {graph.label!r}: {text}."), UserWarning, stacklevel=user_level())
 
 
 def _error_of(whole: str, differences: Iterable[_Difference]) -> StateError:
@@ -133,6 +135,7 @@ def _node_part(
         if given:
             differences.append(_unbuilt(graph, label))
         return None
+    given = plain_state(graph.shapes.backends[label], getattr(graph.nodes[label], "model", None), current, given)
     values = {name: array for name, array in given.items() if not name.startswith((SLOTS, STEP))}
     current = _with_loadable_shapes(graph, label, current, values)
     found = list(_value_differences(label, current, values))

@@ -17,6 +17,7 @@ from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.state_dict import HasState, models_of, values_of
 from anyaccel.graph.weight_matching import Change, Match, Names, match, transposing
 from anyaccel.printable import printable
+from anyaccel.user_level import user_level
 
 _MAP = "map names={'IN THE FILE': 'IN THE MODEL'}, or load what fits with strict=False"
 
@@ -63,7 +64,7 @@ def load(
     keys = {name: key for label in labels for name, key in named_values(graph, label, values[label], labels).items()}
     theirs = weight_files.read(given)
     own = {name: values[label][key] for name, (label, key) in keys.items()}
-    found = match(theirs, own, names, change)
+    found = match(_plainly_named(graph, labels, theirs, own, names), own, names, change)
     whole = f"{_told(given)} does not fit {', '.join(f'node {label!r}' for label in labels)}"
     check_shared(found, keys, whole)
     check_axes(found, whole)
@@ -76,8 +77,26 @@ def load(
         if new:
             graph.shapes.backends[label].load_state(getattr(graph.nodes[label], "model", None), values[label] | new)
     if problems := problems_of(found):
-        warnings.warn(printable(f"{_told(given)} was loaded in part: {problems}."), UserWarning, stacklevel=3)
+        warnings.warn(
+            printable(f"{_told(given)} was loaded in part: {problems}."), UserWarning, stacklevel=user_level()
+        )
     return _loaded(found)
+
+
+def _plainly_named(
+    graph: HasState, labels: list[str], theirs: Mapping[str, np.ndarray], own: Mapping[str, Any], names: Names
+) -> dict[str, np.ndarray]:
+    """The arrays of a file that was written while a model was wrapped, by the names that they have without it."""
+    renamed: dict[str, np.ndarray] = {}
+    for name, array in theirs.items():
+        plain = name
+        for label in labels if name not in own and not (isinstance(names, Mapping) and name in names) else ():
+            backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
+            prefix = f"{label}." if len(labels) > 1 else ""
+            if isinstance(backend, WeightFiles) and name.startswith(prefix):
+                plain = prefix + backend.plain_name(model, name.removeprefix(prefix))
+        renamed[plain if plain in own and plain not in theirs else name] = array
+    return renamed
 
 
 def _loaded(found: Match) -> LoadedWeights:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import shown
-from anyaccel.errors import StateError
+from anyaccel.errors import ENVIRONMENT_ERRORS, StateError
 
 Names = Mapping[str, str | None] | Callable[[str], str | None] | None
 """Names in a file to names in a model; None leaves out."""
@@ -98,6 +98,9 @@ def _called(argument: str, function: Callable[..., Any], name: str, *further: An
     """What a function of the user gives; its failure names the array."""
     try:
         return function(name, *further)
+    except ENVIRONMENT_ERRORS as error:
+        error.add_note(f"raised by {argument}={shown(function)} for {name!r}")
+        raise
     except Exception as error:
         problem = f"{argument}={shown(function)} failed for {name!r}: {type(error).__name__}: {error}"
         example = "lambda name, array: array" if further else "lambda name: name"
@@ -115,7 +118,9 @@ def _take(result: Match, target: str, name: str, given: np.ndarray, own: np.ndar
         return
     if array.dtype != own.dtype:
         if not _is_castable(array, own.dtype):
-            result.mismatched[target] = f"{_described(array)} in the file and {_described(own)} in the model"
+            lost = _first_lost(array, own.dtype)
+            holds = "" if lost is None else f", and holds {lost}, which would be infinite there"
+            result.mismatched[target] = f"{_described(array)} in the file and {_described(own)} in the model{holds}"
             return
         result.cast[target] = f"{array.dtype} to {own.dtype}"
         if not np.can_cast(array.dtype, own.dtype, "safe"):
@@ -161,6 +166,15 @@ def _is_castable(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
             return bool(np.array_equal(np.isfinite(array), np.isfinite(array.astype(dtype))))
     same_kind = array.dtype.kind == dtype.kind or {array.dtype.kind, dtype.kind} == {"i", "u"}
     return same_kind and np.can_cast(array.dtype, dtype, "safe")
+
+
+def _first_lost(array: np.ndarray, dtype: np.dtype[Any]) -> Any:
+    """The first finite value of a floating array that a floating dtype does not hold; None if there is none."""
+    if not (is_float(array.dtype) and is_float(dtype)):
+        return None
+    with np.errstate(over="ignore"):
+        lost = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
+    return array[lost].flat[0] if lost.any() else None
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

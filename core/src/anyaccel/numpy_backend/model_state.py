@@ -10,7 +10,7 @@ import numpy as np
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error
 from anyaccel.adapter.state_check import check_state, state_names
-from anyaccel.errors import EstimatorError, ShapeError
+from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, ShapeError
 from anyaccel.numpy_backend.layers import BatchNorm
 from anyaccel.numpy_backend.module import Module, output_specs
 from anyaccel.numpy_backend.sim_array import Array, SimArray, download, upload
@@ -42,14 +42,14 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
             return output_specs(model, inputs)
         finally:
             snapshot.restore()
-    except (ShapeError, EstimatorError):
+    except (ShapeError, EstimatorError, *ENVIRONMENT_ERRORS):
         raise
     except CODE_ERRORS as error:
         raise code_error(type(model).__name__, error, str(error)) from error
     except Exception as error:  # a user's module may raise anything
         raise ShapeError(
             f"{type(model).__name__} does not accept {', '.join(map(str, inputs))}: {error}",
-            available=f"parameters {_shapes(model)}" if model.parameters else "",
+            cause=f"parameters {_shapes(model)}" if model.parameters else "",
             hint=model.input_hint,
         ) from error
 
@@ -65,7 +65,7 @@ def infer_training(model: Any, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec
     snapshot = AttributeSnapshot([model], vars)
     try:
         return output_specs(model, inputs, train=True)
-    except ShapeError:
+    except (ShapeError, *ENVIRONMENT_ERRORS):
         raise
     except Exception:  # a user's module may raise anything; the first step has the right error
         return ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from anyaccel import rng
+from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
@@ -99,6 +100,8 @@ def prepare(
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     known = topology.feature_sets(graph.nodes.values())
     parts = [_draw(phase, part, plan, graph, done, read=True, opened=opened) for part in parts_of(phase)]
+    if replicated is None and isinstance(phase, TrainPhase) and phase.step is None:
+        _check_single_rows(phase, resolution, graph, parts[0])
     if replicated is not None and isinstance(phase, TrainPhase):
         replicated.choose_rows(parts[0].epochs if parts[0].data.source is None else None)
     return [
@@ -119,6 +122,44 @@ def prepare(
         )
         for drawn in parts
     ]
+
+
+def _check_single_rows(phase: TrainPhase, resolution: Resolution, graph: ModelGraph, drawn: DrawnPart) -> None:
+    """Refuse a batch of one row, mostly the last of an epoch, for a model that would fail with it in training.
+
+    Raises:
+        PhaseError: there is such a batch.
+    """
+    first: dict[str, int] = {}  # by feature set: the first step with one row of it
+    n_before, largest, epochs = 0, 0, drawn.epochs
+    for steps in epochs.steps if isinstance(epochs, TrainingEpochs) else ():
+        largest = max(largest, steps.microbatch_size or steps.batch_size)
+        for name, (start, stop) in steps.rows.items():
+            at_once = steps.microbatch_size or stop - start
+            if 1 in (at_once, (stop - start) % at_once):
+                first.setdefault(name, n_before + 1)
+        n_before += steps.n_steps
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True) if first else ():
+        for operation in segment.operations:
+            if not (operation.trainable and operation.model is not None and isinstance(backend, SingleRows)):
+                continue
+            above = topology.ancestors([operation.label], graph.nodes)
+            sets = topology.feature_sets(graph.nodes[label] for label in above)
+            single = next((first[name] for name in sets if name in first), None)
+            if single is None:
+                continue
+            reason = backend.single_row_reason(operation, resolution.shapes.wanted(operation.label))
+            if reason:
+                n_rows = min(map(len, drawn.data.rows.values()))
+                size = next((size for size in range(largest - 1, 1, -1) if n_rows % size != 1), largest + 1)
+                full = f"SimpleSampler({largest}, drop_last=True)"
+                raise PhaseError(
+                    f"phase {phase.label!r}: step {single} of each epoch has a batch of one row, with which node "
+                    f"{operation.label!r} cannot be trained: {reason}",
+                    hint=f"draw batches of {size} rows, or leave that one out: {full}"
+                    if largest > 1
+                    else "draw larger batches: SimpleSampler(32, drop_last=True)",
+                )
 
 
 def _is_shared_evaluation(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> bool:
@@ -240,7 +281,7 @@ def _check_residency(drawn: DrawnPart, plan: Plan) -> None:
     if ragged is not None and drawn.part.residency == "resident":
         raise PhaseError(
             f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
-            available="batches that are padded to lengths of their own are streamed",
+            cause="batches that are padded to lengths of their own are streamed",
             hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
         )
 
@@ -282,7 +323,7 @@ def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) 
     if phase.residency == "resident":
         raise PhaseError(
             f"phase {phase.label!r} has residency='resident', and its data are the source {source.label!r}",
-            available="a source is streamed",
+            cause="a source is streamed",
             hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
         )
     if isinstance(source, BatchSource):
@@ -297,6 +338,6 @@ def _check_default_sampler(part: Phase, source: Source) -> None:
     if chosen:
         raise PhaseError(
             f"phase {part.label!r} has a {chosen[0]}, and its data are the source {source.label!r}",
-            available="a source of batches decides which rows make a batch",
+            cause="a source of batches decides which rows make a batch",
             hint="leave the sampler out, give a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
         )

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 from anyaccel import interrupts, rng
-from anyaccel.errors import OutOfMemoryError
+from anyaccel.errors import AnyaccelError, OutOfMemoryError
 from anyaccel.phases.buffer_check import buffer_check
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
@@ -145,7 +145,7 @@ class TrainLoop:
             if self._replicated is not None:  # seeds that models keep are alike in all again
                 self._pipeline.seed(rng.key(self._run.graph.seed, "end", self._phase.label))
             if self._checkpointer is not None:
-                self._checkpointer.end()
+                self._checkpointer.end(self._policy.loader)
             self._run.finalize()
         except BaseException as error:
             if self._replicated is not None:
@@ -168,6 +168,8 @@ class TrainLoop:
 
     def _go_on(self) -> int:
         """The epoch to begin with: that of an earlier run, as its checkpoint tells, or the first."""
+        if self._checkpointer is not None:
+            self._policy.loader.keep_positions()
         resumed = self._resumed = self._checkpointer.resumed if self._checkpointer is not None else None
         if self._checkpointer is not None and resumed is not None:
             self._checkpointer.restore_run()
@@ -178,7 +180,7 @@ class TrainLoop:
                 self._progress.advance(epoch.steps)
                 self._progress.epoch(epoch.figures)
             self._progress.advance(resumed.step)
-            self._policy.loader.draws = resumed.source_draws
+            self._checkpointer.restore_source(self._policy.loader)
         self._call.is_whole = True
         return len(self._run.history)
 
@@ -203,7 +205,7 @@ class TrainLoop:
         if run.stopped:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
-            renew_compiled(run, self._pipeline)
+            renew_compiled(run, self._pipeline, self._compile_policy)
         began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
         self._losses = LossAccumulator(None if self._replicated is None else self._replicated.total)
@@ -232,7 +234,7 @@ class TrainLoop:
             run.stop_reason = self._replicated.end_epoch(run.stop_reason)
         self._losses = None
         if self._checkpointer is not None:
-            self._checkpointer.after_epoch()
+            self._checkpointer.after_epoch(self._policy.loader)
 
     def _tell_skipped(self, n_skipped: int, n_steps: int, scale: float) -> None:
         self._run.log_event(
@@ -317,7 +319,10 @@ class TrainLoop:
         except BaseException as error:
             if self._replicated is not None:
                 self._replicated.abandon()
+            failed_in_step = isinstance(error, AnyaccelError) and not self._pipeline.is_updating
             self._call.settle(error, losses)
+            if failed_in_step:
+                error.add_note(f"it was step {self._run.step + 1} of epoch {self._run.epoch + 1}")
             raise
         return means
 

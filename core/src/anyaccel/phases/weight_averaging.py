@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyaccel import arguments
+from anyaccel.adapter.weight_files import plain_state
 from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError, StateError
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.callbacks import Callback
@@ -23,6 +25,7 @@ State = dict[str, np.ndarray]
 """As `Compute.state` gives it."""
 
 
+@constructor_hints
 class WeightAveraging(Callback):
     """Keeps an average of the parameters of all trained nodes, in host memory.
 
@@ -76,6 +79,8 @@ class WeightAveraging(Callback):
     def _update(self, run: Run) -> None:
         for node, backend in self._backends.items():
             now, average = backend.state(run.model(node)), self._averages.get(node)
+            if average is not None and average.keys() != now.keys():
+                average = plain_state(backend, run.model(node), now, average)
             self._counts[node] = count = self._counts.get(node, 0) + 1  # one may be trained from a later phase on
             weight = 1.0 / count if self.decay is None else 1.0 - self.decay
             self._averages[node] = now if average is None else _moved_towards(now, average, weight)
@@ -104,7 +109,7 @@ class WeightAveraging(Callback):
         if not isinstance(state, Mapping) or _COUNT not in state or set(counts) != set(averages):
             raise StateError(
                 f"the state of WeightAveraging lacks {_COUNT}, of all or of a node",
-                available=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
+                cause=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
                 hint="give what state_dict() of such a callback gave",
             )
         self._averages, self._counts, self.n_averaged = averages, counts, int(state[_COUNT])

@@ -17,7 +17,7 @@ from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
-from anyaccel.specs import Loss, Optimizer
+from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_jax.array_trees import keras_backend
 from anyaccel_jax.placement import JaxPlacement
 
@@ -213,6 +213,12 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         from anyaccel_jax.models.builtin import SequentialCNN, SequentialMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+
+    def loss_targets(self, loss: Loss) -> LossTargets | None:
+        """As `Compute.loss_targets`, of losses of Keras."""
+        from anyaccel_jax.losses import keras_library
+
+        return keras_library().loss_targets(loss)
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
         """As `Compute.unsupported_reason`; supports Optax's transformations, factories of them, and Keras's losses."""

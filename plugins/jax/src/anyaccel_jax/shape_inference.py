@@ -10,7 +10,7 @@ import jax
 
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError, ShapeError
+from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_jax.error_translation import first_line, translate_errors
 from anyaccel_jax.host_transfer import check_dtype
@@ -40,7 +40,7 @@ def infer_outputs(
             )
         finally:
             snapshot.restore()
-    except AnyaccelError:
+    except (AnyaccelError, *ENVIRONMENT_ERRORS):
         raise
     except CODE_ERRORS as error:
         raise code_error(name, error, first_line(error)) from error
@@ -58,7 +58,7 @@ def infer_training(model: Model, inputs: Sequence[TensorSpec], arguments: Sequen
     try:
         run = partial(_outputs, model, inputs, layout, train=True)
         return probe_outputs(f"in training, {model!r}", lambda batch: layout.by_path(run(batch)), _dtype_name)
-    except ShapeError:
+    except (ShapeError, *ENVIRONMENT_ERRORS):
         raise
     except Exception:  # the first step has the right error
         return ()
@@ -89,4 +89,4 @@ def _hint(inputs: Sequence[TensorSpec], error: Exception) -> str:
         return "use jax.numpy.where or jax.lax.cond for decisions in the model: it is compiled, and sees no values"
     if isinstance(error, jax.errors.TracerArrayConversionError):
         return "use functions of jax.numpy in the model, not of numpy: it is compiled, and sees no values"
-    return call_hint(error) or input_hint(inputs)
+    return call_hint(error) or input_hint(inputs, error=error)

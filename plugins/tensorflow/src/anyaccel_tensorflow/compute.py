@@ -17,7 +17,7 @@ from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
-from anyaccel.specs import OPTIMIZERS, Loss, Optimizer
+from anyaccel.specs import OPTIMIZERS, Loss, LossTargets, Optimizer
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
@@ -170,6 +170,12 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, 
         from anyaccel_tensorflow.builtin_models import SequentialCNN, SequentialMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+
+    def loss_targets(self, loss: Loss) -> LossTargets | None:
+        """As `Compute.loss_targets`, of losses of Keras."""
+        from anyaccel_tensorflow.variables import keras
+
+        return keras().loss_targets(loss)
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
         """As `Compute.unsupported_reason`; supports optimizer classes of Keras."""

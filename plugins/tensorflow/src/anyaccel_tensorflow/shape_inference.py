@@ -11,7 +11,7 @@ import tensorflow as tf
 from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError, ShapeError
+from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, ShapeError
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 from anyaccel_tensorflow import runtime_config, variables
 from anyaccel_tensorflow.builtin_models import SequentialCNN, SpecModel
@@ -21,6 +21,12 @@ from anyaccel_tensorflow.object_location import device_name_of
 from anyaccel_tensorflow.stateless_rng import key_of, seeded
 from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.variables import keras, model_variables
+
+# As ENVIRONMENT_ERRORS, of what TensorFlow itself reads and writes.
+_OF_FILES = (
+    *(tf.errors.NotFoundError, tf.errors.FailedPreconditionError, tf.errors.PermissionDeniedError),
+    *(tf.errors.AlreadyExistsError, tf.errors.DataLossError, tf.errors.UnavailableError),
+)
 
 
 def infer_outputs(
@@ -49,7 +55,7 @@ def infer_outputs(
                 )
             finally:
                 snapshot.restore()
-    except AnyaccelError:
+    except (AnyaccelError, *ENVIRONMENT_ERRORS, *_OF_FILES):
         raise
     except CODE_ERRORS as error:
         raise code_error(name, error, first_line(error)) from error
@@ -59,6 +65,7 @@ def infer_outputs(
             is_code_error=not isinstance(error, (ValueError, tf.errors.InvalidArgumentError)),
             dtype=parameter_dtype(model),
             convert="create the model with dtype={dtype!r}",
+            error=error,
         )
         raise input_error(name, inputs, first_line(error), call_hint(error) or hint) from error
 
@@ -74,7 +81,7 @@ def infer_training(model: Any, inputs: Sequence[TensorSpec], arguments: Sequence
         with tf.device(device_name_of(model) or "/CPU:0"):
             name, run = f"in training, {type(model).__name__}", partial(_trace, model, inputs, layout, train=True)
             return probe_outputs(name, lambda batch: layout.by_path(run(batch)), lambda output: output.dtype.name)
-    except ShapeError:
+    except (ShapeError, *ENVIRONMENT_ERRORS, *_OF_FILES):
         raise
     except Exception:  # the first step has the right error
         return ()
@@ -178,6 +185,9 @@ def batch_coupling(model: Any) -> str:
 
 def untrainable_reason(model: Any) -> str:
     """As `Compute.untrainable_reason`."""
+    values = [getattr(variable, "value", variable) for variable in getattr(model, "variables", ())]
+    if any(len(getattr(value, "values", ())) > 1 for value in values):  # MirroredVariable and its like
+        return "a scope of tf.distribute made its variables on several devices; make it outside, and use replicas"
     reason = keras().untrainable_reason(model)
     kind = getattr(getattr(keras().module, "layers", None), "SpectralNormalization", ())
     for path, part in () if reason else variables.named_parts(model):

@@ -7,8 +7,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.framework_settings import HasSettings
+from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
@@ -38,6 +41,7 @@ class TorchBackend(
     ProfilesSteps,
     StepCosts,
     HasSettings,
+    LeavesContexts,
 ):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
@@ -56,6 +60,34 @@ class TorchBackend(
 
         return ThreadRandomness(key)
 
+    def global_rng(self, key: int) -> AbstractContextManager[Any]:
+        """As `Backend.global_rng`: the generator of the CPU starts from `key`; those of devices are kept."""
+        from anyaccel_torch.thread_rng import GlobalRandomness
+
+        return GlobalRandomness(key)
+
+    def watch_rng(self) -> AbstractContextManager[Any]:
+        """As `Backend.watch_rng`, for the generator of the CPU."""
+        from anyaccel_torch.thread_rng import WatchedRandomness
+
+        return WatchedRandomness()
+
+    def generator_state(self, generator: Any = None) -> np.ndarray | None:
+        """As `Backend.generator_state`, for objects of `torch.Generator`."""
+        import torch
+
+        generator = torch.default_generator if generator is None else generator
+        if not isinstance(generator, torch.Generator):
+            return None
+        return np.asarray(generator.get_state().numpy().copy())
+
+    def set_generator_state(self, state: np.ndarray, generator: Any = None) -> None:
+        """As `Backend.set_generator_state`."""
+        import torch
+
+        generator = torch.default_generator if generator is None else generator
+        generator.set_state(torch.from_numpy(np.array(state, np.uint8)))
+
     def settings(self) -> Mapping[str, tuple[Any, ...]]:
         """As `HasSettings.settings`: flags of cuDNN and cuBLAS."""
         return dict.fromkeys(BOOLEANS, (True, False))
@@ -63,6 +95,12 @@ class TorchBackend(
     def with_settings(self, values: Mapping[str, Any]) -> AbstractContextManager[None]:
         """As `HasSettings.with_settings`."""
         return with_settings(values)
+
+    def leave_contexts(self) -> AbstractContextManager[OuterContexts]:
+        """As `LeavesContexts.leave_contexts`: autocast, inference_mode and no_grad."""
+        from anyaccel_torch.outer_contexts import leave_contexts
+
+        return leave_contexts({kind: self.torch_types.get(kind, kind) for kind in self.kinds})
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
         """As `StepCosts.step_cost`, over tensors without values."""

@@ -15,14 +15,15 @@ from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.loadable_shapes import LoadableShapes
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
+from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.install_hints import HINTS
 from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
-from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
-from anyaccel.specs import Loss, Optimizer
+from anyaccel.segment import Operation, OutputSpec, Path, Segment, TensorSpec
+from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.numpy_views import as_array
 from anyaccel_torch.placement import TorchPlacement
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures, LoadableShapes):
+class TorchCompute(
+    TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures, LoadableShapes, SingleRows
+):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
     weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
@@ -42,6 +45,17 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
     keeps_modes = True
     own_steps = True
     parameter_groups = True
+
+    def wrap(self, model: Any) -> Any:
+        """As `Compute.wrap`: modules stay what they are.
+
+        Raises:
+            GraphError: it is no module that can be called in both modes and whose state is that of one device.
+        """
+        from anyaccel_torch.module_traits import check_module
+
+        check_module(model)
+        return model
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
@@ -64,6 +78,14 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         from anyaccel_torch.shape_inference import infer_training
 
         return infer_training(model, inputs, arguments)
+
+    def single_row_reason(self, operation: Operation, inputs: Sequence[TensorSpec]) -> str:
+        """As `SingleRows.single_row_reason`; runs a model with batch normalization on zeros in its training modes."""
+        from anyaccel_torch.module_traits import batch_coupling
+        from anyaccel_torch.shape_inference import single_row_reason
+
+        model: Any = operation.model
+        return single_row_reason(operation, inputs) if batch_coupling(model) else ""
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
@@ -102,6 +124,8 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
 
         if shares_batches(model):
             return "DataParallel shares batches itself; give the module in it, and TrainPhase(accelerator='gpu:*')"
+        if any(parameter.is_inference() for parameter in model.parameters()):
+            return "parameters made in torch.inference_mode() have no gradients; make the model outside of it"
         library = keras.library()
         reasons = (library.untrainable_reason(layer) or remat_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
@@ -220,6 +244,12 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
 
         return state_dict_names(model, _named_state(model))
 
+    def plain_name(self, model: Any, name: str) -> str:
+        """As `WeightFiles.plain_name`: without the `_orig_mod.` of `torch.compile`, and the `module.` of DDP."""
+        from anyaccel_torch.module_state import plain_names
+
+        return plain_names(model)(name)
+
     def read_weights(self, path: FilePath) -> dict[str, np.ndarray]:
         """As `WeightFiles.read_weights`, with `torch.load(path, weights_only=True)`."""
         from anyaccel_torch.weight_files import read_weights
@@ -231,6 +261,12 @@ class TorchCompute(TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecisio
         from anyaccel_torch.weight_files import write_weights
 
         write_weights(path, arrays)
+
+    def loss_targets(self, loss: Loss) -> LossTargets | None:
+        """As `Compute.loss_targets`, of losses of torch and of Keras."""
+        from anyaccel_torch.losses import loss_targets
+
+        return loss_targets(loss)
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
         """As `Compute.unsupported_reason`; takes losses and optimizers of Keras too."""
@@ -280,6 +316,18 @@ def _spec_of(array: Any) -> TensorSpec:
 def _host_copy(name: str, tensor: torch.Tensor) -> np.ndarray:
     import torch
 
+    if tensor.is_meta:
+        raise StateError(
+            f"{name} has no values: it is on torch's meta device",
+            hint="load the model first, with load_checkpoint_and_dispatch(model, 'model.safetensors', "
+            "device_map={'': 'cpu'}) of anyaccel_torch.big_models",
+        )
+    if tensor.layout is not torch.strided:
+        raise StateError(
+            f"{name} is a sparse tensor ({tensor.layout}), which NumPy lacks",
+            hint="leave it out of the state, and give it in the __init__ of the model: register_buffer('NAME', value, "
+            "persistent=False)",
+        )
     # not a view that is copied: torch breaks a tensor that it resizes while NumPy has a view of it
     copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     try:

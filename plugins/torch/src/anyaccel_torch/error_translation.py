@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from anyaccel.adapter.out_of_memory import out_of_memory
-from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError
+from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError, PhaseError, SpecError
 from anyaccel_torch.mixed_tensors import mixed_tensors
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
@@ -19,6 +19,9 @@ _DEVICE_MISMATCH = (
     *("on the same device", "at the same device", "on a different device"),
     *("but expected on ", "but expected it to be on ", "has not been allocated on MPS"),
 )
+_NEEDS_GRADIENTS = re.compile(r"does not require grad|do not require grad|does not have a grad_fn")
+_SINGLE_ROW = re.compile(r"Expected more than 1 value per channel when training[^\n]*")
+_NOT_IMPLEMENTED = re.compile(r"\"(\w+)\" not implemented for '(Bool|Byte|Char|Short|Int|Long)'")
 _TYPES = re.compile(r"\((torch\.(?:\w+\.)?)\w+Tensor\) and \w+ type \((torch\.(?:\w+\.)?)\w+Tensor\)")
 
 
@@ -34,6 +37,7 @@ def translate_errors(what: str) -> Iterator[None]:
         DeviceMismatchError: an operation was given tensors on several devices.
         MoveError: a tensor on torch's `meta` device has no data.
         FrameworkError: what is computed again in the backward pass (`remat`) differs.
+        SpecError: an optimizer or a loss does not take sparse gradients or integers.
     """
     try:
         yield
@@ -44,7 +48,32 @@ def translate_errors(what: str) -> Iterator[None]:
         raise translated from error
 
 
-def raise_if_device_mismatch(error: RuntimeError, who: str, inputs: Mapping[str, Any]) -> None:
+def needs_gradients(error: Exception) -> bool:
+    """Whether a model failed because it takes gradients itself, as forces do, of what has none."""
+    return isinstance(error, RuntimeError) and _NEEDS_GRADIENTS.search(str(error)) is not None
+
+
+def single_row_message(error: Exception) -> str:
+    """What torch says if it refuses to normalize one value for each channel, as of a batch of one row; else `""`."""
+    found = _SINGLE_ROW.search(str(error))
+    return "" if found is None else found[0]
+
+
+def raise_if_single_row(error: Exception, who: str, n_rows: int) -> None:
+    """Raise an error that names a node if torch refused to normalize one value for each channel.
+
+    Raises:
+        PhaseError: that is the cause.
+    """
+    message = single_row_message(error)
+    if message:
+        raise PhaseError(
+            f"{who} cannot be trained with a batch of {n_rows} row{'s' * (n_rows != 1)}: {message}",
+            hint="leave such a batch out, DataLoader(..., drop_last=True), or make batches of another size",
+        ) from error
+
+
+def raise_if_device_mismatch(error: Exception, who: str, inputs: Mapping[str, Any]) -> None:
     """Raise an error that names a node or loss and its inputs if torch refused tensors on several devices.
 
     Args:
@@ -87,10 +116,23 @@ def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
             hint="turn off what the model keeps from one call for the next, such as its cache of keys and values "
             "(model.config.use_cache = False); or leave remat out",
         )
-    if "meta tensor" in text:
+    if "does not support sparse gradients" in text:
+        return SpecError(
+            f"{what}: {first_line(error)}",
+            hint="let the embedding give dense ones, nn.Embedding(..., sparse=False), or train it with "
+            "Optimizer('sgd', lr=0.1)",
+        )
+    if (missing := _NOT_IMPLEMENTED.search(text)) is not None:
+        return SpecError(
+            f"{what}: torch does not compute {missing[1]} of {missing[2].lower()} values",
+            hint="let the model return floating values: output.float()",
+        )
+    if "meta tensor" in text or "expected device meta" in text:
         return MoveError(
             f"{what}: a tensor on torch's meta device has no values to move",
-            hint="give its parameters values first: model.to_empty(device='cpu'), then load or initialize them",
+            hint="make it where values are, without torch.device('meta'); or load it, with "
+            "load_checkpoint_and_dispatch(model, 'model.safetensors', device_map={'': 'cpu'}) of "
+            "anyaccel_torch.big_models; model.to_empty() leaves garbage in buffers that no file has",
         )
     return None
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.errors import StateError
+from anyaccel_torch.module_state import plain_names
 
 _NAME = "_extra_state"  # as torch calls it in a state_dict
 
@@ -34,9 +35,10 @@ def load_extra(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _with_extra_state(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    plain = plain_names(module)
     for path, part in module.named_modules():
         if type(part).get_extra_state is not nn.Module.get_extra_state:
-            yield f"{path}.{_NAME}" if path else _NAME, part
+            yield plain(f"{path}.{_NAME}" if path else _NAME), part
 
 
 def _items(value: Any) -> list[tuple[Any, Any]] | None:

@@ -89,6 +89,25 @@ def bind_call(
     return call
 
 
+def with_gradients(call: Call, model: Any) -> Call:
+    """A call of a model that takes gradients itself, also where none are wanted; its outputs have none then."""
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+
+    def run(*inputs: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            return call(*inputs)
+        before = [parameter.grad for parameter in parameters]
+        with torch.enable_grad():
+            result = call(*inputs)
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient  # a backward pass inside adds to it, and to that of the next training step
+        if isinstance(result, Tensor):
+            return result.detach()
+        return tuple(output.detach() for output in (result if type(result) is tuple else output_tensors(result)))
+
+    return run
+
+
 def signature(model: Any) -> inspect.Signature | None:
     """The signature of a module's call; None where it is not known."""
     library = keras.library()

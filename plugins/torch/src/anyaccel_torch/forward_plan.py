@@ -15,8 +15,8 @@ from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError, ShapeError, SpecError
 from anyaccel.precision import SegmentPrecision
 from anyaccel.segment import Operation, Segment
-from anyaccel_torch.error_translation import raise_if_device_mismatch
-from anyaccel_torch.forward_call import bind_call, output_tensors
+from anyaccel_torch.error_translation import needs_gradients, raise_if_device_mismatch, raise_if_single_row
+from anyaccel_torch.forward_call import bind_call, output_tensors, with_gradients
 from anyaccel_torch.module_state import submodules
 from anyaccel_torch.precise_call import bind_precision, casts_everything
 from anyaccel_torch.recomputation import ReplacedForwards, bind_recomputation, parts_to_recompute, recomputed
@@ -194,11 +194,15 @@ def _concatenation(operation: Operation, sources: Sequence[int], target: int) ->
 
 def _one_to_one(model: Callable[..., Any], operation: Operation, source: int, target: int) -> Run:
     def run(values: list[Any]) -> None:
+        nonlocal model
         try:
             result = model(values[source])
-        except RuntimeError as error:
-            _name_mismatch(error, operation, [values[source]])
-            raise
+        except (RuntimeError, ValueError) as error:
+            if torch.is_grad_enabled() or not needs_gradients(error):
+                _name_node(error, operation, [values[source]])
+                raise
+            model = with_gradients(model, operation.model)
+            result = model(values[source])
         if not isinstance(result, Tensor):
             (result,) = operation_outputs(operation, output_tensors(result), training=torch.is_grad_enabled())
         values[target] = result
@@ -213,12 +217,16 @@ def _many_to_many(
     returned_by = output_tensors if layouts == [POSITIONAL, POSITIONAL] else tuple  # a layout gives a tuple
 
     def run(values: list[Any]) -> None:
+        nonlocal model
         inputs = [values[source] for source in sources]
         try:
             returned = returned_by(model(*inputs))
-        except RuntimeError as error:
-            _name_mismatch(error, operation, inputs)
-            raise
+        except (RuntimeError, ValueError) as error:
+            if torch.is_grad_enabled() or not needs_gradients(error):
+                _name_node(error, operation, inputs)
+                raise
+            model = with_gradients(model, operation.model)
+            returned = returned_by(model(*inputs))
         outputs = operation_outputs(operation, returned, training=torch.is_grad_enabled())
         for target, output in zip(targets, outputs, strict=True):
             values[target] = output
@@ -226,6 +234,7 @@ def _many_to_many(
     return run
 
 
-def _name_mismatch(error: RuntimeError, operation: Operation, inputs: Sequence[Any]) -> None:
+def _name_node(error: Exception, operation: Operation, inputs: Sequence[Any]) -> None:
+    raise_if_single_row(error, f"node {operation.label!r}", len(inputs[0]))
     named = dict(zip(operation.inputs, inputs, strict=True))
     raise_if_device_mismatch(error, f"node {operation.label!r} on {operation.device}", named)

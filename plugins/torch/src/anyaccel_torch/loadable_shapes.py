@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
+
+from anyaccel_torch.module_state import plain_names
 
 _PREFIX = "buffers/"  # of buffers in a state
 Shape = tuple[int, ...]
@@ -13,10 +15,11 @@ Shape = tuple[int, ...]
 
 def loadable(module: nn.Module, shapes: Mapping[str, Shape]) -> set[str]:
     """Those of some buffers, by their names in a state, that take another shape: copies of their modules are asked."""
+    plain = plain_names(module)
     return {
-        _key(path, name)
+        _key(plain, path, name)
         for path, part in module.named_modules()
-        if (wanted := _local(path, part, shapes))
+        if (wanted := _local(plain, path, part, shapes))
         for name in _taken(copy.deepcopy(part), wanted)
     }
 
@@ -26,18 +29,19 @@ def resize(module: nn.Module, shapes: Mapping[str, Shape]) -> None:
 
     They are other tensors: torch breaks one that it resizes in place while NumPy has a view of it.
     """
+    plain = plain_names(module)
     for path, part in module.named_modules():
-        for name, shape in _local(path, part, shapes).items():
+        for name, shape in _local(plain, path, part, shapes).items():
             setattr(part, name, part.get_buffer(name).new_empty(shape))
 
 
-def _key(path: str, name: str) -> str:
-    return f"{_PREFIX}{path}.{name}" if path else f"{_PREFIX}{name}"
+def _key(plain: Callable[[str], str], path: str, name: str) -> str:
+    return _PREFIX + plain(f"{path}.{name}" if path else name)
 
 
-def _local(path: str, part: nn.Module, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+def _local(plain: Callable[[str], str], path: str, part: nn.Module, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """The shapes for a module's own buffers that differ from theirs."""
-    named = {name: (_key(path, name), buffer) for name, buffer in part.named_buffers(recurse=False)}
+    named = {name: (_key(plain, path, name), buffer) for name, buffer in part.named_buffers(recurse=False)}
     return {name: shapes[key] for name, (key, buffer) in named.items() if shapes.get(key, buffer.shape) != buffer.shape}
 
 

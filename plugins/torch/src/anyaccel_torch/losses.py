@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,7 +14,7 @@ from torch.nn import functional as F
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
-from anyaccel.specs import FROM_OUTPUT
+from anyaccel.specs import FROM_OUTPUT, Loss, LossTargets
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line, raise_if_device_mismatch
 from anyaccel_torch.forward_call import keras_loss
@@ -83,7 +85,7 @@ def bind(
     Weights are added up in at least `weight_dtype`.
 
     Raises:
-        SpecError: a named loss without two inputs, or a class that cannot be created.
+        SpecError: a named loss without two inputs or without a formula, or a class that cannot be created.
         (when called) ShapeError: shapes that a named loss would have to broadcast.
         (when called) SpecError: a custom loss that returns no scalar.
     """
@@ -91,6 +93,12 @@ def bind(
         return _bind_own(term, slots, device)
     if term.loss.name == FROM_OUTPUT:
         return _bind_weighted_output(term, slots, weight_dtype) if weight_inputs(term) else _bind_output(term, slots)
+    if term.loss.name not in _NAMED:
+        raise SpecError(
+            f"loss {term.label!r}: torch has no formula for {term.loss.name!r} here",
+            available=", ".join(_NAMED),
+            hint="use one of these names",
+        )
     if len(slots) < 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes outputs and targets, "
@@ -103,7 +111,7 @@ def bind(
     label, (first, second) = f"{term.label!r} ({term.loss.name})", slots
 
     def mean(values: Values) -> Tensor:
-        outputs, targets = prepare(label, values[first], values[second])
+        outputs, targets = prepare(label, _at_least_float32(values[first]), values[second])
         return function(outputs, targets)
 
     def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
@@ -119,7 +127,7 @@ def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
     first, second = slots
 
     def mean(values: Values) -> Tensor:
-        return values[first].mean()  # type: ignore[no-any-return]
+        return _at_least_float32(values[first]).mean()
 
     def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
         value, rows = _at_least_float32(values[first]), len(values[second])
@@ -198,7 +206,7 @@ _NAMED: dict[str, tuple[Callable[..., Tensor], Prepare, Callable[[Tensor], int]]
 
 
 def _at_least_float32(outputs: Tensor) -> Tensor:
-    """A sum over a batch soon overflows 16 bits."""
+    """Outputs in 16 bits as float32: targets would be rounded, and a sum over a batch soon overflows."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
@@ -213,6 +221,30 @@ def _shape_error(label: str, outputs: Tensor, targets: Tensor, rule: str) -> Sha
         f"{rule}; losses never broadcast",
         hint="give the model the targets' shape per sample as output_shape, or reshape the target column",
     )
+
+
+# What losses of torch take as targets.
+_TARGETS: dict[Any, str] = {
+    **dict.fromkeys((nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss), "probabilities"),
+    **dict.fromkeys((F.binary_cross_entropy, F.binary_cross_entropy_with_logits), "probabilities"),
+    **dict.fromkeys((nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss), "classes"),
+    **dict.fromkeys((nn.SoftMarginLoss, nn.HingeEmbeddingLoss, F.soft_margin_loss, F.hinge_embedding_loss), "signs"),
+    **dict.fromkeys((nn.PoissonNLLLoss, F.poisson_nll_loss), "non_negative"),
+}
+
+
+def loss_targets(loss: Loss) -> LossTargets | None:
+    """What a loss of torch or of Keras takes as targets; None for others, also for those derived from one."""
+    own = loss.own.func if isinstance(loss.own, functools.partial) else loss.own
+    kind = _TARGETS.get(own if isinstance(own, type) or inspect.isroutine(own) else type(own))
+    if kind is None:
+        return keras.library().loss_targets(loss)
+    settings = loss.own.keywords if isinstance(loss.own, functools.partial) else loss.kwargs
+    ignored = settings.get("ignore_index", getattr(own, "ignore_index", _IGNORED)) if kind == "classes" else None
+    return LossTargets(kind, class_axis=1, ignored=ignored)
+
+
+_IGNORED = -100  # where nobody says anything else
 
 
 # Elementwise losses of torch, which broadcast with no more than a warning; what custom losses compare is up to them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,29 @@ def submodules(module: nn.Module) -> list[nn.Module]:
     return [*known, *(part for _, part in keras.contents(module).modules if part not in known)]
 
 
+def plain_names(module: nn.Module) -> Callable[[str], str]:
+    """Gives the name that a tensor has in a module without the wrappers in it, as of `torch.compile` and DDP.
+
+    Files then fit the module whether it is wrapped or not.
+    """
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    inside = [path for path, part in module.named_modules() if isinstance(part, wrappers)]
+    prefixes = [f"{path}.module." if path else "module." for path in reversed(inside)]  # the innermost first
+
+    def plain(name: str) -> str:
+        for prefix in prefixes:
+            if name.startswith(prefix):
+                name = prefix.removesuffix("module.") + name.removeprefix(prefix)
+        return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+
+    return plain
+
+
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable and frozen parameters by name, shared ones under their first name; without Keras's states."""
     if not keras.outermost(module):
-        return dict(module.named_parameters())
+        plain = plain_names(module)
+        return {plain(name): parameter for name, parameter in module.named_parameters()}
     return keras.contents(module).parameters
 
 
@@ -37,9 +56,12 @@ def buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _persistent(prefix: str, module: nn.Module, *, recurse: bool) -> dict[str, Tensor]:
-    own = dict(module.named_buffers(recurse=recurse))
-    kept = module.state_dict(keep_vars=True) if own else {}
-    return {f"{prefix}{name}": buffer for name, buffer in own.items() if name in kept}
+    named = dict(module.named_buffers(recurse=recurse))
+    if not named:
+        return {}
+    plain = plain_names(module)
+    kept = {plain(name) for name in module.state_dict(keep_vars=True)}
+    return {f"{prefix}{plain(name)}": buffer for name, buffer in named.items() if plain(name) in kept}
 
 
 def states(module: nn.Module) -> list[nn.Parameter]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anyaccel.errors import GraphError
 from anyaccel.segment import Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import SequentialCNN
@@ -23,6 +24,56 @@ _SPATIAL = (
     *(nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+_OTHERS = {
+    "Tensor": "make it an nn.Parameter of an nn.Module whose forward uses it, and give that module",
+    "Optimizer": "give the module as the model, and the optimizer to the graph: ModelGraph(nodes, 'adam')",
+    "ExportedProgram": "give the module that it was exported from",
+    "ScriptFunction": "call the function in the forward of an nn.Module, and give that module",
+}
+
+
+def check_module(model: Any) -> None:
+    """See that something of torch is a module that a node can have.
+
+    Raises:
+        GraphError: it is not; says what to give instead.
+    """
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        hints = (_OTHERS[base.__name__] for base in type(model).__mro__ if base.__name__ in _OTHERS)
+        raise GraphError(f"{_with_article(kind)} is no module of torch", hint=next(hints, "give an nn.Module"))
+    if type(model).__hash__ is None:
+        hint = f"write __hash__ = nn.Module.__hash__ into {kind}, as defining __eq__ removes it"
+        raise GraphError(f"{_with_article(kind)} cannot be hashed, as torch does with modules", hint=hint)
+    if not hasattr(model, "_modules"):
+        raise GraphError(
+            f"{_with_article(kind)} has not called the __init__ of nn.Module",
+            hint=f"begin the __init__ of {kind} with super().__init__()",
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.layout is not torch.strided:
+            raise GraphError(
+                f"the parameter {name!r} is sparse, which optimizers of torch cannot train",
+                hint="make it dense: nn.Parameter(value.to_dense()); or a buffer, register_buffer('NAME', value, "
+                "persistent=False), where it is not trained",
+            )
+    for part in model.modules():
+        if {"FullyShardedDataParallel", "FSDPModule"} & {base.__name__ for base in type(part).__mro__}:
+            raise GraphError(
+                f"{_with_article(kind)} has parameters that FSDP divides, whose values its state does not have",
+                hint="give the module without FSDP, and divide it by TrainPhase(sharding='full')",
+            )
+        if not hasattr(part, "training"):
+            raise GraphError(
+                f"{_with_article(kind)} was frozen by torch.jit.freeze, and has no training mode any more",
+                hint="give the scripted module before it is frozen: torch.jit.script(module)",
+            )
+
+
+def _with_article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
 
 
 def mutates_inputs(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Sequence[Path]) -> bool:
@@ -67,7 +118,8 @@ def _is_elementwise(layer: nn.Module) -> bool:
 
 def batch_coupling(model: nn.Module) -> str:
     """Name of the first layer that normalizes over the batch in training, or `""`; functions are not seen."""
-    return next((type(part).__name__ for part in submodules(model) if _couples_rows(part)), "")
+    parts = (part for part in submodules(model) if _couples_rows(part))
+    return next((getattr(part, "original_name", type(part).__name__) for part in parts), "")
 
 
 def unsynchronizable(model: nn.Module) -> str:
@@ -78,6 +130,7 @@ def unsynchronizable(model: nn.Module) -> str:
 
 def _couples_rows(part: nn.Module) -> bool:
     is_torch = isinstance(part, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - the base of all of torch's
+    is_torch = is_torch or "BatchNorm" in getattr(part, "original_name", "")  # scripted and traced ones have one class
     is_keras = any(base.__name__ == "BatchNormalization" for base in type(part).__mro__)
     return is_torch or (is_keras and getattr(part, "trainable", True))
 

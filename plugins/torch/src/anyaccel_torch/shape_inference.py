@@ -17,12 +17,12 @@ from anyaccel import rng
 from anyaccel.adapter.call_layout import CallLayout, ProbeLayout
 from anyaccel.adapter.example_spec import example_batch
 from anyaccel.adapter.model_outputs import CODE_ERRORS, call_hint, code_error, input_error, input_hint, probe_outputs
-from anyaccel.errors import AnyaccelError, GraphError, ShapeError
-from anyaccel.segment import OutputSpec, Path, TensorSpec
+from anyaccel.errors import ENVIRONMENT_ERRORS, AnyaccelError, GraphError, ShapeError
+from anyaccel.segment import Operation, OutputSpec, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import BuiltinModel
-from anyaccel_torch.error_translation import first_line, translate_errors
-from anyaccel_torch.forward_call import bind_call, force_eager
+from anyaccel_torch.error_translation import first_line, needs_gradients, single_row_message, translate_errors
+from anyaccel_torch.forward_call import Call, bind_call, force_eager, with_gradients
 from anyaccel_torch.module_state import parameters
 from anyaccel_torch.state_guard import evaluating, in_training, seed_generators
 from anyaccel_torch.tree_utils import dtype_name
@@ -67,21 +67,31 @@ def infer_training(model: nn.Module, inputs: Sequence[TensorSpec], arguments: Se
             lambda output: dtype_name(output.dtype),
             hint="return what has the batch as an axis, in training too",
         )
-    except ShapeError:
+    except (ShapeError, *ENVIRONMENT_ERRORS):
         raise
     except Exception:  # zeros may be no legal input in training alone; the first step has the right error
         return ()
 
 
+def single_row_reason(operation: Operation, inputs: Sequence[TensorSpec]) -> str:
+    """What torch says of a training step with one row; see `SingleRows.single_row_reason`."""
+    model: Any = operation.model
+    try:
+        probed = _without_values(model) if _is_large(model) else model
+        _training_outputs(probed, inputs, ProbeLayout(operation.arguments), 1, as_is=operation.modes == "as_is")
+    except Exception as error:  # any other one than of the row comes with the first step, if it comes
+        return single_row_message(error)
+    return ""
+
+
 def _training_outputs(
-    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int
+    model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout, batch: int, *, as_is: bool = False
 ) -> tuple[Tensor, ...]:
     device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
     scope = device if device.type == "meta" else nullcontext()
-    with in_training(model, [device]), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
+    with in_training(model, [device], as_is=as_is), torch.no_grad(), force_eager(), warnings.catch_warnings(), scope:
         warnings.simplefilter("ignore")  # of a step without gradients, which this is not
-        call = bind_call(model, device, len(inputs), layout, layout)
-        return call(*[_samples(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
+        return _called(model, bind_call(model, device, len(inputs), layout, layout), inputs, batch, device)
 
 
 def tensor_spec(tensor: Tensor) -> TensorSpec:
@@ -138,8 +148,13 @@ def _outputs(model: nn.Module, inputs: Sequence[TensorSpec], layout: CallLayout,
 
 
 def _is_large(model: nn.Module) -> bool:
-    """Whether to run a copy without values; Keras copies a model through a file, values and all."""
-    return sum(parameter.nbytes for parameter in model.parameters()) > LARGE_BYTES and not keras.outermost(model)
+    """Whether to run a copy without values: also of a model of which a part has none, as parameters without buffers.
+
+    Not of Keras, which copies a model through a file, values and all.
+    """
+    is_meta = {tensor.is_meta for tensor in chain(model.parameters(), model.buffers())}
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    return (nbytes > LARGE_BYTES or len(is_meta) == 2) and not keras.outermost(model)
 
 
 def _without_values(model: nn.Module) -> nn.Module:
@@ -163,12 +178,28 @@ def _run(
             seed_generators([device], seed)
         try:
             with translate_errors(f"a batch of {batch} through {type(model).__name__}"):
-                call = bind_call(model, device, len(inputs), layout, layout)
-                return call(*[_samples(spec, batch, device) for spec in inputs])  # type: ignore[no-any-return]
-        except AnyaccelError:
+                outputs = _called(model, bind_call(model, device, len(inputs), layout, layout), inputs, batch, device)
+            if any(output.layout is not torch.strided for output in outputs):
+                problem = f"{type(model).__name__} returns a sparse tensor, which cannot be the output of a node"
+                raise ShapeError(problem, hint="let its forward return value.to_dense()")
+            return outputs
+        except (AnyaccelError, *ENVIRONMENT_ERRORS):
             raise
         except Exception as error:
             raise _refused(model, inputs, error) from error
+
+
+def _called(
+    model: nn.Module, call: Call, inputs: Sequence[TensorSpec], batch: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Outputs without gradients; a model that takes some itself is called again, with them."""
+    samples = [_samples(spec, batch, device) for spec in inputs]
+    try:
+        return call(*samples)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if not needs_gradients(error):
+            raise
+        return with_gradients(call, model)(*samples)  # type: ignore[no-any-return]
 
 
 def _samples(spec: TensorSpec, batch: int, device: torch.device) -> Tensor:
@@ -188,7 +219,10 @@ def _refused(model: nn.Module, inputs: Sequence[TensorSpec], error: Exception) -
         is_code_error=not isinstance(error, RuntimeError) and not is_keras_refusal,
         dtype=input_dtype(model),
         convert="convert the model: model.to(torch.{dtype})",
+        error=error,
     )
+    if needs_gradients(error):
+        hint = "let the model ask for the gradient of what it computes with: x = x.clone().requires_grad_()"
     hint = call_hint(error) or _layout_hint(inputs, str(error)) or hint
     return input_error(type(model).__name__, inputs, first_line(error), hint)
 

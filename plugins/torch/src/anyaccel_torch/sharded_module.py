@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from anyaccel.errors import PhaseError
+from anyaccel.errors import ENVIRONMENT_ERRORS, PhaseError
+from anyaccel_torch.module_state import plain_names
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 _AUTOCAST = {
@@ -79,7 +80,8 @@ class ShardedModule:
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The divided parameters by name: DTensors."""
-        return self._divided
+        plain = plain_names(self.copy)
+        return {plain(name): parameter for name, parameter in self._divided.items()}
 
     @property
     def is_whole(self) -> bool:
@@ -223,6 +225,8 @@ def _copy_of(module: nn.Module) -> nn.Module:
     memo |= {id(buffer): buffer for buffer in module.buffers()}
     try:
         return copy.deepcopy(module, memo)
+    except ENVIRONMENT_ERRORS:
+        raise
     except Exception as error:
         raise PhaseError(
             f"the parameters of {type(module).__name__} cannot be divided among replicas, as it cannot be copied: "

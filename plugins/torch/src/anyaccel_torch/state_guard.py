@@ -152,6 +152,15 @@ def _form(array: np.ndarray | None) -> tuple[Any, ...] | None:
     return None if array is None else (array.shape, array.dtype)
 
 
+def generator_devices() -> list[torch.device]:
+    """The devices that are in use in this process and have a generator that `torch.manual_seed` seeds, but the CPU."""
+    accelerator = torch.accelerator.current_accelerator()
+    module = None if accelerator is None else torch.get_device_module(accelerator)
+    if accelerator is None or module is None or not getattr(module, "is_initialized", lambda: True)():
+        return []
+    return [torch.device(accelerator.type, index) for index in range(module.device_count())]
+
+
 def seed_generators(devices: Iterable[torch.device], key: int, seed_states: Sequence[nn.Parameter] = ()) -> None:
     """Seed the generators of the CPU and of `devices`, and Keras's `seed_states`, from a 64-bit key."""
     keras.set_seeds(seed_states, key)
@@ -180,7 +189,8 @@ class PlainAttributes:
 
         Also in the modules in it, as a list that layers are added to, but not in those that build themselves.
         """
-        names = (*part._parameters, *part._buffers, *part._modules)  # noqa: SLF001
+        tables = (part._parameters, part._buffers, part._modules)  # noqa: SLF001
+        names = [name for table in tables for name in table.keys()]  # noqa: SIM118 - iterating fails in TorchScript
         inner = [child for child in part.children() if id(child) not in self._builders]
         return type(part), names, getattr(part, "built", None), [self._registered_in(child) for child in inner]
 
@@ -238,10 +248,11 @@ def evaluating(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[No
 
 
 @contextmanager
-def in_training(model: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]:
-    """As `evaluating`, in the modes of a training step."""
+def in_training(model: nn.Module, devices: Sequence[torch.device], *, as_is: bool = False) -> Iterator[None]:
+    """As `evaluating`, in the modes of a training step; `as_is`: in those that it has."""
     with _as_before(model, devices) as modes:
-        modes.enter(model, training=True)
+        if not as_is:
+            modes.enter(model, training=True)
         yield
 
 

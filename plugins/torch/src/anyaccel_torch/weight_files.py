@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyaccel.errors import StateError
+from anyaccel.errors import ENVIRONMENT_ERRORS, StateError
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.host_transfer import copied
+from anyaccel_torch.module_state import plain_names
 from anyaccel_torch.numpy_views import as_array
 
 _REFUSED = re.compile(r"GLOBAL (\S+)")
@@ -25,7 +26,9 @@ _PARTS = ("state_dict", "model_state_dict", "model", "module", "net")
 
 
 def state_dict_names(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str, str]:
-    """The name in a state for each name in `module.state_dict()`; shared tensors have several of the latter.
+    """The name in a state for each name in `module.state_dict()`, without what wrappers put into these.
+
+    Shared tensors have several of the latter.
 
     With Keras layers in the module they are the paths of its attributes, as on the other frameworks that Keras runs on.
 
@@ -34,9 +37,10 @@ def state_dict_names(module: nn.Module, named: Mapping[str, Tensor]) -> dict[str
         named: its tensors, by their names in a state.
     """
     keys = {id(tensor): key for key, tensor in named.items()}
-    given = {} if keras.outermost(module) else module.state_dict(keep_vars=True)
-    found = {name: keys[id(value)] for name, value in given.items() if id(value) in keys}
-    return found | {key.partition("/")[2]: key for key in named if key not in found.values()}
+    tensors = {} if keras.outermost(module) else module.state_dict(keep_vars=True)
+    plain = plain_names(module)
+    names = {plain(name): keys[id(value)] for name, value in tensors.items() if id(value) in keys}
+    return names | {key.partition("/")[2]: key for key in named if key not in names.values()}
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
@@ -61,6 +65,8 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
     try:
         mapped = mapped and zipfile.is_zipfile(path)
         given = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except ENVIRONMENT_ERRORS:
+        raise
     except Exception as error:  # of many kinds: archives, bytes, and what torch refuses to make
         raise _unreadable(path, error) from error
     return _named_tensors(path, given)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import pkgutil
 import threading
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyaccel.errors import ConfigError
+import anyaccel as aa
+from anyaccel.errors import ConfigError, MoveError, StateError
 from anyaccel_torch import big_models
-from anyaccel_torch.big_models import empty_weights, init_empty_weights, init_on_device
+from anyaccel_torch.big_models import (
+    empty_weights,
+    init_empty_weights,
+    init_on_device,
+    load_checkpoint_and_dispatch,
+)
 
 from .tiny_transformers import MODELS, built, tied_groups
 
@@ -187,3 +196,57 @@ def test_no_public_name_is_that_of_a_module_which_would_take_its_place() -> None
     """A package has its modules as attributes once they are imported."""
     modules = {module.name for module in pkgutil.iter_modules(big_models.__path__)}
     assert not modules & set(big_models.__all__)
+
+
+class Rotary(nn.Module):
+    """Has frequencies that no checkpoint has."""
+
+    def __init__(self, *, persistent: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("frequencies", torch.arange(6.0), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.frequencies)
+
+
+def test_buffers_that_no_checkpoint_has_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    net, path, x = Rotary(), tmp_path / "model.safetensors", torch.ones(2, 6)
+    save_file(net.state_dict(), path)
+    with init_empty_weights(include_buffers=True):
+        empty = Rotary()
+    message = r"the buffer frequencies has no values.*not persistent.*include_buffers=False.*persistent=True"
+    with pytest.raises(StateError, match=message):
+        load_checkpoint_and_dispatch(empty, path, device_map="auto")
+    with init_empty_weights():
+        computed = Rotary()
+    torch.testing.assert_close(load_checkpoint_and_dispatch(computed, path, device_map="auto")(x), net(x))
+    kept = Rotary(persistent=True)
+    kept.load_state_dict(net.state_dict(), strict=False)
+    save_file(kept.state_dict(), path)
+    with init_empty_weights(include_buffers=True):
+        registered = Rotary(persistent=True)
+    torch.testing.assert_close(load_checkpoint_and_dispatch(registered, path, device_map="auto")(x), net(x))
+
+
+def test_nodes_with_parameters_without_values_have_shapes_and_are_refused_where_values_are_needed(
+    tmp_path: Path,
+) -> None:
+    net, path, x = Rotary(), tmp_path / "model.safetensors", np.ones((8, 6), "f4")
+    save_file(net.state_dict(), path)
+    with init_empty_weights():
+        empty = Rotary()
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": x}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", empty, data.reference())], "sgd")
+    graph.build()
+    assert graph.shapes.specs["net"].shape == (6,)
+    phase = aa.EvalPhase("v", data="all", losses=[aa.AppliedLoss("mse", on="net")], accelerator="cpu")
+    with pytest.raises(MoveError, match=r"has no values to move.*load_checkpoint_and_dispatch"):
+        graph.run(phase, progress="none")
+    for needs in (graph.state, lambda: graph.load_weights(path), lambda: graph.save(tmp_path / "graph")):
+        with pytest.raises(StateError, match=r"layer\.weight has no values.*load the model first"):
+            needs()
+    load_checkpoint_and_dispatch(empty, path, device_map={"": "cpu"})
+    expected = nn.functional.mse_loss(net(torch.ones(8, 6)), torch.ones(8, 6)).item()
+    assert graph.run(phase, progress="none").loss == pytest.approx(expected, rel=1e-5)
+    assert "net/parameters/layer.weight" in graph.state()

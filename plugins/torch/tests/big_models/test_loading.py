@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from anyaccel.errors import CapabilityError, ConfigError, MoveError, StateError
@@ -371,3 +371,25 @@ def test_wrong_arguments(tmp_path: Path, settings: Any, error: type[Exception], 
     given = {"model": Net(), "checkpoint": saved(tmp_path), **settings}
     with pytest.raises(error, match=message):
         load_checkpoint_in_model(**given)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+def test_a_weight_that_would_be_infinite_is_refused_with_its_name(kind: str, tmp_path: Path) -> None:
+    def large(values: dict[str, Any]) -> None:
+        values["body.weight"][1, 2] = 70000.0
+        values["norm.bias"][0] = -torch.inf  # was so before
+
+    path = saved(tmp_path, large)
+    if kind == "torch":
+        torch.save(load_file(path), tmp_path / "model.bin")
+        path = tmp_path / "model.bin"
+    with pytest.raises(
+        StateError, match=r"body\.weight holds 70000\.0 in the checkpoint, .*infinite in float16.*keep_in"
+    ):
+        load_checkpoint_in_model(empty_net(), path, dtype=torch.float16)
+    wide = empty_net()
+    load_checkpoint_in_model(wide, path, dtype=torch.float16, keep_in_fp32=["body"])
+    assert wide.body.weight[1, 2] == 70000 and wide.norm.bias[0] == -torch.inf
+    rounded = empty_net()
+    load_checkpoint_in_model(rounded, path, dtype=torch.bfloat16)
+    assert rounded.body.weight[1, 2] == torch.tensor(70000.0).bfloat16()

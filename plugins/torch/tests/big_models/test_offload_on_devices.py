@@ -608,3 +608,40 @@ def test_wrong_maps_and_devices_are_refused_before_anything_moves() -> None:
     with pytest.raises(ConfigError, match="no device for"):
         dispatch_model(model, {"0": ONE})
     assert all(p.device.type == "cpu" for p in model.parameters())
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_blocks_that_all_rest_elsewhere_compute_on_the_device_of_the_plan(loads: bool, tmp_path: Path) -> None:
+    """Not in silence on the CPU."""
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+    expected = model(torch.ones(2, 256))
+    planned = infer_auto_device_map(model, {ONE: "600kB", "cpu": "1GB"})
+    assert set(planned.values()) == {"cpu"} and {share.device for share in planned.plan.devices} == {ONE}
+    if loads:
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        model = load_checkpoint_and_dispatch(model, tmp_path / "model.pt", device_map=planned)
+    else:
+        model = dispatch_model(model, planned)
+    seen: list[str] = []
+    model[2].register_forward_pre_hook(lambda _, inputs: seen.append(str(inputs[0].device)))
+    output = model(torch.ones(2, 256))
+    assert seen == [ONE]
+    torch.testing.assert_close(output.cpu(), expected)
+
+
+def test_a_map_of_ones_own_without_a_device_computes_on_the_cpu_or_where_main_device_says() -> None:
+    for main, expected in ((None, "cpu"), (TWO, TWO)):
+        model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(2)])
+        seen: list[str] = []
+        model[1].register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(str(inputs[0].device)))
+        dispatch_model(model, {"": "cpu"}, main)(torch.ones(2, 8))
+        assert seen == [expected]
+
+
+def test_each_offloaded_block_computes_on_its_own_device_of_the_plan() -> None:
+    """Also those of a device that keeps none."""
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
+    planned = infer_auto_device_map(model, {ONE: "700kB", TWO: "600kB", "cpu": "1GB"})
+    wanted = planned.plan.device_map
+    dispatch_model(model, planned)
+    assert {block.name: str(block.device) for block in offload_of(model).blocks} == wanted

@@ -299,3 +299,21 @@ def test_roles_have_two_words() -> None:
         FeatureSet.from_pandas("fs", df, "x", tag_cols="t", tag_keys="t")
     with pytest.raises(ColumnError, match=r"'fs' has no feature"):
         FeatureSet.from_pandas("fs", df)
+
+
+def test_series_whose_index_has_another_order_are_refused() -> None:
+    """Rows are taken by position; pandas itself would align them."""
+    pd = pytest.importorskip("pandas")
+    a = pd.Series([1.0, 2.0, 3.0])
+    b = pd.Series([30.0, 10.0, 20.0], index=[2, 0, 1])
+    expected = pd.DataFrame({"a": a, "b": b})["b"].tolist()
+    with pytest.raises(
+        ColumnError, match=r"'a' and 'b' of 'd' have the same index in another order.*b\.loc\[a\.index\]"
+    ):
+        FeatureSet.from_dict("d", {"a": a, "b": b}, ["a", "b"])
+    aligned = FeatureSet.from_dict("d", {"a": a, "b": b.loc[a.index]}, ["a", "b"])
+    assert aligned.array("b").tolist() == expected == [10, 20, 30]
+    by_position = FeatureSet.from_dict("d", {"a": a, "b": b.to_numpy()}, ["a", "b"])
+    assert by_position.array("b").tolist() == [30, 10, 20]
+    other_rows = pd.Series([1.0, 2.0, 3.0], index=[7, 8, 9])  # nothing says which row would be which
+    assert FeatureSet.from_dict("d", {"a": a, "b": other_rows}, ["a", "b"]).array("b").tolist() == [1, 2, 3]

@@ -157,3 +157,33 @@ def test_a_batch_of_an_ended_worker_says_what_to_do() -> None:
         "is killed by signal: Killed. Hint: the worker was killed, often because memory ran out, or its code ended it: "
         "take fewer workers, or num_workers=0 to read in this process."
     )
+
+
+class Part:
+    """A sampler of one of several parts, as torch's DistributedSampler."""
+
+    num_replicas, rank = 2, 1
+
+
+class Sampled:
+    """A loader with a sampler: a list of batches, with attributes as torch's."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def __iter__(self) -> Any:
+        yield {"x": np.zeros(2)}
+
+
+def test_a_loader_of_one_part_of_the_rows_is_refused_and_a_function_takes_it() -> None:
+    batches = type("Batches", (), {"sampler": Part()})()
+    shard = type("Shard", (), {"num_processes": 4, "process_index": 0})()
+    for loader in (Sampled(sampler=Part()), Sampled(batch_sampler=batches), Sampled(dataset=shard)):
+        with pytest.raises(
+            SourceError, match=r"the loader of source 's' reads 1 of [24] parts of its rows.*lambda: loader"
+        ):
+            IterableSource("s", loader, features="x")
+        part = IterableSource("s", lambda it=loader: it, features="x")
+        assert len(list(part.batches(0))) == 1
+    whole = type("One", (), {"num_replicas": 1, "rank": 0})()
+    assert IterableSource("s", Sampled(sampler=whole), features="x").example.columns == ("x",)

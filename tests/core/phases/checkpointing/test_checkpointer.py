@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyaccel import AppliedLoss, ConcatNode, Estimator, MapSource, ModelGraph, ModelNode, TrainPhase
-from anyaccel.errors import PhaseError, StateError
+from anyaccel import AppliedLoss, ConcatNode, Estimator, IterableSource, MapSource, ModelGraph, ModelNode, TrainPhase
+from anyaccel.errors import PhaseError, SourceError, StateError
 from anyaccel.numpy_backend import SequentialMLP
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping
 from anyaccel.phases.checkpointing import checkpointer, run_folder, termination
@@ -100,7 +100,7 @@ def test_steps_between_checkpoints_are_counted_over_epochs(line, experiment, tun
 
 
 class Noisy:
-    """A data set whose items have noise of a global generator."""
+    """A data set whose items have noise."""
 
     def __init__(self, draw):
         self._draw = draw
@@ -113,21 +113,163 @@ class Noisy:
         return x + np.float32(self._draw()), x[:1]
 
 
+class Held:
+    def __init__(self, rng):
+        self.rng = rng
+
+    def __call__(self):
+        return self.rng.random()
+
+
+def in_closure():
+    rng = np.random.RandomState(0)
+    return lambda: rng.uniform()
+
+
+DRAWS = {
+    "Python's random": lambda: random.random,
+    "NumPy's np.random": lambda: np.random.random,
+    "bound to a Generator": lambda: np.random.default_rng(0).random,
+    "held by an object": lambda: Held(np.random.default_rng(0)),
+    "a random.Random": lambda: Held(random.Random(0)),
+    "enclosed by a function": in_closure,
+    "none": lambda: lambda: 0.0,
+}
+
+
 @pytest.mark.parametrize(
-    ("draw", "message"),
+    ("kind", "draw", "at"),
     [
-        (random.random, "draws from Python's random, whose state no checkpoint has: .*made of the row's number"),
-        (np.random.random, "draws from NumPy's np.random, whose state no checkpoint has"),
-        (np.random.default_rng(0).random, ""),
+        *((kind, draw, 6) for kind in ("map", "batches") for draw in DRAWS),
+        *(
+            (kind, draw, at)
+            for kind in ("map", "batches")
+            for draw in ("held by an object", "NumPy's np.random")
+            for at in (3, 4)
+        ),
     ],
 )
-def test_a_data_set_that_draws_from_global_generators_is_told(experiment, train, tmp_path, draw, message):
-    source = MapSource("data", Noisy(draw), features="x", targets="y")
-    graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
-    phase = train(data={"data": source}, checkpoint=tmp_path)
-    told = pytest.warns(RuntimeWarning, match=message) if message else contextlib.nullcontext()
-    with told:
-        experiment(graph).run_phase(phase)
+def test_what_a_source_draws_goes_on(experiment, train, tmp_path, break_off, like, same, values, kind, draw, at):
+    """As in a run that nobody interrupts, whatever generator it draws from, and wherever that stands by now."""
+
+    def run(folder, callback, **settings):
+        random.seed(1)
+        np.random.seed(1)
+        data = Noisy(DRAWS[draw]())
+        if kind == "map":
+            source, settings = MapSource("data", data, features="x", targets="y"), {**settings, "sampler": 4}
+        else:
+            batches = lambda: (  # noqa: E731
+                {"x": np.stack([data[i][0] for i in rows]), "y": np.stack([data[i][1] for i in rows])}
+                for rows in np.arange(16).reshape(4, 4)
+            )
+            source = IterableSource("data", batches, features="x", targets="y")
+        graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
+        if callback is None and folder is not None:
+            random.seed(2)  # another process
+            np.random.seed(2)
+            data.__getitem__(0)
+        checkpoint = None if folder is None else Checkpoint(folder)
+        phase = train(
+            data={"data": source},
+            n_epochs=3,
+            checkpoint=checkpoint,
+            callbacks=[callback] if callback else [],
+            **settings,
+        )
+        return graph, experiment(graph).run_phase(phase, resume="auto" if folder else "never")
+
+    whole, expected = run(None, break_off())
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, break_off("step_end", at))
+    graph, resumed = run(tmp_path, None)
+    like(resumed, expected)
+    same(values(graph), values(whole))
+
+
+def test_a_source_that_gives_other_rows_is_refused_and_the_hint_helps(experiment, train, tmp_path, break_off, like):
+    def run(batches, folder, callback=None):
+        source = IterableSource("data", batches, features="x", targets="y")
+        graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
+        phase = train(
+            data={"data": source},
+            n_epochs=3,
+            checkpoint=None if folder is None else Checkpoint(folder),
+            callbacks=[callback] if callback else [],
+        )
+        return experiment(graph).run_phase(phase, resume="auto" if folder else "never")
+
+    def random_batches(rng):
+        return ({"x": rng.normal(size=(4, 3)).astype("float32"), "y": np.ones(4, "float32")} for _ in range(4))
+
+    def of_the_system():
+        yield from random_batches(np.random.default_rng())
+
+    folder = tmp_path / "system"
+    with pytest.raises(KeyboardInterrupt):
+        run(of_the_system, folder, break_off("step_end", 6))
+    for _ in range(2):  # what is refused stays refused
+        with pytest.raises(
+            SourceError, match=r"gives other rows than before the checkpoint: of step 1 of epoch 1.*differ"
+        ) as told:
+            run(of_the_system, folder)
+    assert "a parameter `epoch`" in told.value.hint
+
+    by_epoch = lambda epoch: random_batches(np.random.default_rng(epoch))  # noqa: E731
+    expected = run(by_epoch, None)
+    with pytest.raises(KeyboardInterrupt):
+        run(by_epoch, tmp_path / "epoch", break_off("step_end", 6))
+    like(run(by_epoch, tmp_path / "epoch"), expected)
+
+
+def test_an_iterator_is_told_and_refused_after_its_first_epoch_and_the_hint_helps(
+    experiment, train, tmp_path, break_off, like
+):
+    def batches():
+        rng = np.random.default_rng(0)
+        while True:
+            yield {"x": rng.normal(size=(4, 3)).astype("float32"), "y": np.ones(4, "float32")}
+
+    def run(given, folder, callback=None):
+        source = IterableSource("data", given, features="x", targets="y", steps=4)
+        graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
+        checkpoint = None if folder is None else Checkpoint(folder)
+        callbacks = [callback] if callback else []
+        phase = train(data={"data": source}, n_epochs=3, checkpoint=checkpoint, callbacks=callbacks)
+        return experiment(graph).run_phase(phase, resume="auto" if folder else "never")
+
+    folders = [tmp_path / name for name in "abc"]
+    expected = run(batches(), None)
+    with pytest.raises(KeyboardInterrupt):
+        run(batches(), folders[0], break_off("step_end", 3))
+    with pytest.warns(RuntimeWarning, match=r"'data' is an iterator, and no run can go on"):
+        like(run(batches(), folders[0]), expected)
+    with pytest.raises(KeyboardInterrupt), pytest.warns(RuntimeWarning, match="is an iterator"):
+        run(batches(), folders[1], break_off("step_end", 6))
+    with pytest.raises(SourceError, match="'data' is an iterator: no run can go on with epoch 1") as told:
+        run(batches(), folders[1])
+    assert "the generator function itself" in told.value.hint
+    expected = run(batches, None)
+    with pytest.raises(KeyboardInterrupt):
+        run(batches, folders[2], break_off("step_end", 6))
+    like(run(batches, folders[2]), expected)
+
+
+def test_a_generator_that_is_gone_is_refused(experiment, train, tmp_path, break_off):
+    def run(draw, callback=None):
+        source = MapSource("data", Noisy(draw), features="x", targets="y")
+        graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
+        checkpoint = Checkpoint(tmp_path)
+        phase = train(data={"data": source}, checkpoint=checkpoint, callbacks=[callback] if callback else [])
+        return experiment(graph).run_phase(phase, resume="auto")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Held(np.random.default_rng(0)), break_off("step_end", 2))
+    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' is not in the source any more"):
+        run(lambda: 0.5)
+    with pytest.raises(SourceError, match=r"generator '0\._draw\.rng' does not take the state"):
+        run(Held(random.Random(0)))
+    run(Held(np.random.default_rng(5)))  # as the hint says
 
 
 def test_several_interruptions_of_one_run(line, experiment, tuned, break_off, like, same, values, tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from anyaccel.errors import StateError
 from anyaccel.phases.checkpointing.position import Position
+from anyaccel.phases.loading.source_position import SourcePosition
 from anyaccel.phases.run import Epoch
 
 FULL = Position(
@@ -23,7 +24,16 @@ FULL = Position(
     losses={"net": (1.5, 12.0), "bad": (float("-inf"), 1.0)},
     random=[{"draws": np.array(7)}, {}],
     replicas=2,
-    source_draws=True,
+    source=SourcePosition(
+        draws=True,
+        states={
+            "global python": (3, (1, 2), None),
+            "rng": np.random.default_rng(0).bit_generator.state,
+            "global numpy": np.random.RandomState(3).get_state(legacy=False),
+        },
+        held={"sampler.generator": np.arange(9, dtype=np.uint8)},
+        sample={"x": np.arange(6.0).reshape(3, 2)},
+    ),
     frameworks={"net": "torch"},
     callbacks=[("EarlyStopping", {"best": float("nan"), "best_epoch": -1}), ("Own", {"a": np.arange(3), "b": "text"})],
     best={"net/parameters/w": np.ones((2, 2), "float32")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,8 +55,8 @@ BOTH = pytest.mark.parametrize("given", [from_memory, from_source])
 def test_numbers_that_are_too_large_for_the_dtype_of_the_model_are_refused(given: Given, name: str) -> None:
     with pytest.raises(
         REFUSED,
-        match=rf"column '{name}' is loaded as float32: row [26] holds 1e\+300, which would be infinite\. "
-        r"Available: float32 holds numbers up to 3\.4.* Hint: scale the column",
+        match=rf"column '{name}' is loaded as float32: row [26] holds 1e\+300, which would be infinite"
+        r"; float32 holds numbers up to 3\.4.* Hint: scale the column",
     ):
         train(given, columns_with(**{name: 1e300}))
 
@@ -72,7 +73,7 @@ def test_numbers_that_are_infinite_or_round_are_loaded(given: Given) -> None:
 @pytest.mark.parametrize("target", [-1.0, 1.5])
 def test_targets_of_binary_cross_entropy_are_from_0_to_1(given: Given, target: float) -> None:
     with pytest.raises(
-        REFUSED, match=rf"data\.y has the target {target}\. Available: binary_cross_entropy .* Hint: write 0 for no"
+        REFUSED, match=rf"data\.y has the target {target}; binary_cross_entropy .* Hint: write 0 for no"
     ):
         train(given, columns_with(y=target, dtype="float32"), "binary_cross_entropy")
     assert train(given, columns_with(y=0.25, dtype="float32"), "binary_cross_entropy").loss.size
@@ -96,3 +97,45 @@ def test_a_class_that_a_loss_leaves_out_is_refused_where_batches_are_accumulated
     assert train(given, columns, Ignores()).loss.size
     columns["y"][6] = 0
     assert train(given, columns, Ignores(), accumulate=2).loss.size
+
+
+def of_classes(probabilities: np.ndarray) -> dict[str, np.ndarray]:
+    return {"x": np.ones((8, 2)), "y": probabilities}
+
+
+def train_classes(given: Given, probabilities: np.ndarray) -> Any:
+    columns = of_classes(probabilities)
+    innocent = from_memory(of_classes(np.full((8, 3), 1 / 3)))
+    node = ModelNode("net", Dense(3, dtype="float32"), innocent.reference())
+    phase = TrainPhase("t", data=given(columns), losses=[AppliedLoss("cross_entropy", on="net")], sampler=4)
+    return Experiment("e", ModelGraph([node], "sgd"), progress="none").run_phase(phase)
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [-2.0, 5.0, np.inf])
+def test_probabilities_of_classes_are_from_0_to_1(given: Given, wrong: float) -> None:
+    """The loss of -2 was -6.99, without a word; issue 26."""
+    probabilities = np.full((8, 3), 1 / 3)
+    probabilities[6, 1] = wrong
+    with pytest.raises(
+        REFUSED,
+        match=rf"has the target {wrong}; cross_entropy takes probabilities of classes from 0 to 1\. "
+        "Hint: give probabilities that add up to 1, or class indices as integers",
+    ):
+        train_classes(given, probabilities)
+    probabilities[6, 1] = 1 / 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(train_classes(given, probabilities).loss[0])
+
+
+def test_probabilities_of_classes_that_do_not_add_up_to_1_are_warned_of() -> None:
+    counted = np.tile([[1.0, 0.5, 0.5]], (8, 1))
+    with pytest.warns(UserWarning, match=r"add up to 2 in row 0, and not to 1 in 8 places.*divide them by their sum"):
+        train_classes(from_memory, counted)
+    left_out = np.tile([[0.25, 0.25, 0.5], [0.0, 0.0, 0.0]], (4, 1))  # zeros: rows that do not count
+    rounded = np.full((8, 3), np.float16(1 / 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for probabilities in (counted / 2, left_out, rounded.astype("float64")):
+            train_classes(from_memory, probabilities)

@@ -101,11 +101,15 @@ def _from_series(name: str, values: Any) -> Any:
 def _numbers(name: str, values: Any) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         raise missing_values(name, any_by_row(np.ma.getmaskarray(values)), "masked values")
+    if isinstance(values, (list, tuple)) and any(isinstance(value, np.ma.MaskedArray) for value in values):
+        masked = np.array([bool(np.ma.getmaskarray(value).any()) for value in values])
+        if masked.any():
+            raise missing_values(name, masked, "masked values")
     array = _array(name, values)
     if array.ndim == 0 and callable(getattr(values, "toarray", None)):
         raise ColumnError(
             f"column {name!r} is a sparse {type(values).__name__}",
-            available="columns are dense arrays [n, *shape]",
+            cause="columns are dense arrays [n, *shape]",
             hint=f"write {name!r}: x.toarray(), or make fewer columns of it first (TruncatedSVD)",
         )
     if array.ndim == 0:
@@ -197,7 +201,7 @@ def _any_column(name: str, values: Any) -> Any:
     if isinstance(values, np.ndarray):
         plain = values.copy() if values.ndim == 1 else values.tolist()
     try:
-        column = pa.array(plain)
+        column = pa.array(plain, from_pandas=True)  # NaN among text is missing, too
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ColumnError(
             f"tag {name!r} cannot be stored as an Arrow column: {error}",

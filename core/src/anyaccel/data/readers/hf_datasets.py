@@ -20,14 +20,31 @@ def has_table(data: Any) -> bool:
     return all(hasattr(data, name) for name in _HUGGING_FACE) and not isinstance(data, type)
 
 
-def arrow_table(label: str, dataset: Any) -> Any:
-    """The Arrow table of a data set for which `has_table` is true, with its chosen rows in its order.
+def computes_rows(data: Any) -> bool:
+    """Whether such a data set calls a function of its user whenever rows are read, as after `set_transform`."""
+    return has_table(data) and _format(data).get("type") == "custom"
 
-    On the data set's own memory, which may be a mapped file, unless rows were chosen, which are gathered. Functions
-    that it applies when rows are read (`set_transform`) are not applied. Its extension types are read as their storage.
+
+def arrow_table(label: str, dataset: Any) -> Any:
+    """The Arrow table of a data set for which `has_table` is true, with its chosen rows and columns in its order.
+
+    On the data set's own memory, which may be a mapped file, unless rows were chosen, which are gathered. Its extension
+    types are read as their storage.
+
+    Raises:
+        DataError: it gives no table, or calls a function when rows are read (`set_transform`), whose results the table
+            does not have.
     """
     kind = type(dataset).__name__
     cause: Exception | None = None
+    if computes_rows(dataset):
+        raise DataError(
+            f"the {kind} of {label!r} calls a function when rows are read (set_transform), and its table has the "
+            "values before it",
+            hint=f"read rows through it, anew in each epoch: MapSource({label!r}, dataset, features=[...], "
+            "targets=[...]); for the stored values write dataset.with_format(None)",
+        )
+    chosen = _format(dataset)
     try:
         table = dataset.with_format("arrow")[:]
         problem = f"the {kind} of {label!r} gave a {type(table).__name__} for its Arrow table"
@@ -37,7 +54,16 @@ def arrow_table(label: str, dataset: Any) -> Any:
         raise DataError(
             problem, hint="give its data as a pyarrow.Table, or row by row: MapSource(label, dataset, features=[...])"
         ) from cause
+    columns = chosen.get("columns")
+    if columns is not None and not chosen.get("output_all_columns"):  # others are left out of its rows
+        table = table.select([name for name in table.column_names if name in columns])
     return _without_own_types(table)
+
+
+def _format(dataset: Any) -> Mapping[str, Any]:
+    """What a data set says of the form in which it gives rows."""
+    chosen = getattr(dataset, "format", None)
+    return chosen if isinstance(chosen, Mapping) else {}
 
 
 def are_splits(data: Any) -> bool:
@@ -68,7 +94,7 @@ def _split_tables(label: str, data: Mapping[Any, Any]) -> dict[str, Any]:
         if not table.schema.equals(tables[first].schema):
             raise DataError(
                 f"the data sets {first!r} and {name!r} of {label!r} have different columns",
-                available="; ".join(f"{key}: {listed(map(str, tables[key].schema))}" for key in (first, name)),
+                cause="; ".join(f"{key}: {listed(map(str, tables[key].schema))}" for key in (first, name)),
                 hint=f"give the ones that are alike, or each by itself: from_arrow({label!r}, data[{first!r}], ...)",
             )
     return tables

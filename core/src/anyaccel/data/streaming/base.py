@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.feature_set import FeatureSet, Reference
 from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names, RoleNames, WithRoles, assign_roles, check_label, listed, names_of
+from anyaccel.data.streaming.random_states import RandomStates, States
 from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.printable import printable
 from anyaccel.segment import TensorSpec
@@ -22,6 +24,7 @@ Columns = Mapping[str, np.ndarray]
 """Arrays in host memory by column name, [rows, *shape]."""
 
 
+@constructor_hints
 class Source(WithRoles, ABC):
     """Rows that are read while a phase runs: a `BatchSource` gives batches, a `MapSource` the rows it is asked for.
 
@@ -38,6 +41,9 @@ class Source(WithRoles, ABC):
     """How columns are padded whose rows differ in length, by name."""
     repeats: bool = False
     """Whether an epoch gives the same rows in the same order every time it is read."""
+    passes_thread_rng: bool | None = None
+    """Whether reading it seeds a framework's global generator, or draws from it so that no stream of a thread can take
+    its place; None before its first rows were read."""
 
     def __init__(self, label: str, features: Names, targets: Names = (), tags: Names = ()) -> None:
         check_label(label)
@@ -45,6 +51,7 @@ class Source(WithRoles, ABC):
         super().__init__(label, assign_roles(label, list(dict.fromkeys(columns)), RoleNames(features, targets, tags)))
         self._example: FeatureSet | None = None
         self.pads: dict[str, Pad] = {}
+        self._random_states = RandomStates(())
 
     def __repr__(self) -> str:
         rows = "" if self.rows is None else f"{self.rows:,} rows; "
@@ -103,6 +110,19 @@ class Source(WithRoles, ABC):
         """What a user should know about how it is read, such as more workers than cores."""
         return ()
 
+    def random_states(self) -> dict[str, Any]:
+        """The states of the generators that it draws from: NumPy's and Python's, and those that it holds."""
+        return self._random_states.states()
+
+    def load_random_states(self, states: States) -> None:
+        """Set what `random_states` gave, here or in another process.
+
+        Raises:
+            SourceError: it does not hold the same generators.
+        """
+        with error_context(f"source {self._label!r}"):
+            self._random_states.load(states)
+
     def close(self) -> None:
         """Release what is held between two epochs; the next use opens it again."""
 
@@ -120,11 +140,25 @@ class Source(WithRoles, ABC):
         return self._example
 
 
+@constructor_hints
 class BatchSource(Source):
     """A source that itself decides which rows make a batch, and in which order they come."""
 
     read_ahead: int | None = None
     """0 if each batch is asked for only when the step before it is done; None if a thread may read ahead."""
+    once: bool = False
+    """Whether it can be read only once, each epoch going on where the one before stopped."""
+
+    def held_states(self, epoch: int) -> States | None:
+        """The random states before the first batch of an epoch was read, if that was read already and is held."""
+        return None
+
+    def hold_again(self, states: States | None) -> None:
+        """Read the first batch again as it was read from these states; with None, hold nothing that can be read again.
+
+        Raises:
+            SourceError: it does not hold the same generators, or cannot be read.
+        """
 
     @abstractmethod
     def batches(self, epoch: int) -> Generator[Columns]:

@@ -1,4 +1,4 @@
-"""Workers of loaders: how many are useful for a device, and which may run beside the loaded frameworks."""
+"""Loaders and their workers: how many help, which may run beside the loaded frameworks, and which rows are left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from anyaccel.arguments import shown
+from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import SourceError
 from anyaccel.registry import registry
 
@@ -20,6 +21,7 @@ ENDED_HINT = (
 _EPOCH_OWNERS = ("", "sampler", "batch_sampler", "dataset")
 
 
+@call_hints
 def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
     """How many workers should read for each device: one core is left to the loop, the others are shared evenly.
 
@@ -70,10 +72,50 @@ def check_fork(label: str, source: Any) -> None:
     if threaded:
         raise SourceError(
             f"the {workers_of(source)} workers of source {label!r} would be forked beside {' and '.join(threaded)}",
-            available="their threads are not copied into a fork, which may wait forever for a lock that one of them "
-            "held",
+            cause="their threads are not copied into a fork, which may wait forever for a lock that one of them held",
             hint="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
         )
+
+
+def check_no_share(label: str, source: Any) -> None:
+    """Check that a loader reads all rows, and not the part of one process among several.
+
+    Such are samplers and data sets with `num_replicas` and `rank` (`DistributedSampler`), or `num_processes` and
+    `process_index`, of more than one.
+    """
+    for part in _parts(source):
+        for count, index in (("num_replicas", "rank"), ("num_processes", "process_index")):
+            n_parts: Any = getattr(part, count, None)
+            position = getattr(part, index, None)
+            if is_integer(n_parts) and is_integer(position) and n_parts > 1:
+                raise SourceError(
+                    f"the loader of source {label!r} reads 1 of {n_parts} parts of its rows: {type(part).__name__} "
+                    f"with {count}={n_parts}, {index}={position}",
+                    cause="rows of a batch are divided among processes here, so that a loader gives all of them",
+                    hint="make the loader without it (leave a DistributedSampler out); to read one part on purpose, "
+                    "give a function: lambda: loader",
+                )
+
+
+def _parts(source: Any) -> Iterator[Any]:
+    """Samplers and data set of a loader, also where they are wrapped."""
+    for name in ("sampler", "batch_sampler", "dataset"):
+        part = getattr(source, name, None)
+        yield part
+        yield getattr(part, "sampler", None)
+        yield getattr(part, "batch_sampler", None)
+
+
+def dropped_rows(source: Any) -> int:
+    """How many rows a loader leaves out of an epoch because its last batch would be smaller (`drop_last=True`)."""
+    batches: Any = getattr(source, "batch_sampler", None)
+    size: Any = getattr(batches, "batch_size", None)
+    if not getattr(batches, "drop_last", False) or not is_integer(size):
+        return 0
+    try:
+        return int(len(batches.sampler) % size)
+    except (AttributeError, TypeError):
+        return 0
 
 
 def worker_ended(error: Exception) -> bool:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from anyaccel.data.feature_set import FeatureSet
 from anyaccel.data.padding import Pad, padding_of
-from anyaccel.data.readers.hf_datasets import has_table
+from anyaccel.data.readers.hf_datasets import computes_rows, has_table
 from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.base import Source
 from anyaccel.data.streaming.iterable_source import IterableSource
@@ -26,8 +26,8 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
     """A source made of the data of a phase; None for data that is not a source.
 
     Loaders, `tf.data`, functions and other iterables become an `IterableSource`, map-style data sets a `MapSource`, a
-    data set of Hugging Face, which holds an Arrow table, a feature set. Features and targets are those of `like`, by
-    name or by position in its order; tags are left out.
+    data set of Hugging Face, which holds an Arrow table, a feature set, unless it computes its rows. Features
+    and targets are those of `like`, by name or by position in its order; tags are left out.
 
     Args:
         label: of the feature set that it stands for.
@@ -42,13 +42,13 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
         return given
     if given is None or isinstance(given, (str, Rows)) or (isinstance(given, Mapping) and not _holds_arrays(given)):
         return None
-    if has_table(given):
+    if has_table(given) and not computes_rows(given):
         features, pads = _without_masks(like)
         return FeatureSet.from_arrow(label, given, features, like.targets, pad=pads)
-    hint = instead_of(given)
+    hint = "" if computes_rows(given) else instead_of(given)
     if hint:
         raise SourceError(f"a {type(given).__name__} cannot be the data of {label!r}", hint=hint)
-    if hasattr(given, "__iter__") or callable(given):
+    if (hasattr(given, "__iter__") or callable(given)) and not computes_rows(given):
         pads = {name: replace(pad, mask=None) for name, pad in pads_of(like).items()}
         return IterableSource(label, given, features=like.features, targets=like.targets, pad=pads)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 import traceback
+import warnings
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
+
+import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names
 from anyaccel.data.sampling.sampler import integer
@@ -17,6 +22,8 @@ from anyaccel.data.streaming.batch_schema import BatchSchema
 from anyaccel.data.streaming.dataloader_workers import (
     ENDED_HINT,
     check_fork,
+    check_no_share,
+    dropped_rows,
     worker_ended,
     worker_notes,
     workers_of,
@@ -24,12 +31,14 @@ from anyaccel.data.streaming.dataloader_workers import (
 from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.padded_batches import source_pads
+from anyaccel.data.streaming.random_states import RandomStates, States, kept_frameworks, watched_rng
 from anyaccel.data.streaming.source_errors import BatchPosition, failed
 from anyaccel.errors import SourceError
 
 _END = object()
 
 
+@constructor_hints
 class IterableSource(BatchSource):
     """Batches that something else makes, in the order in which it gives them.
 
@@ -58,8 +67,8 @@ class IterableSource(BatchSource):
     Raises:
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles.
-        SourceError: `source` is not a source of batches, never ends without `steps`, `steps` is not a number of 1 or
-            more, or `read_ahead` is neither None nor 0.
+        SourceError: `source` is not a source of batches, is a loader that reads one part of its rows, never
+            ends without `steps`, `steps` is not a number of 1 or more, or `read_ahead` is neither None nor 0.
     """
 
     def __init__(
@@ -86,18 +95,30 @@ class IterableSource(BatchSource):
                 hint="say how many batches make an epoch: steps=1000",
             )
         check_fork(label, source)
+        check_no_share(label, source)
         self._schema = BatchSchema(self._roles, self.pads)
         self._held: tuple[int, Columns, Generator[Columns]] | None = None
+        self._held_states: States = {}
         self._was_read = False
+        self._random_states = RandomStates(source)
+        self.once = self._factory.once
 
     @property
     def steps(self) -> int | None:
         """Batches of an epoch: as given, or as the source says; None if unknown."""
         return self._limit if self._limit is not None else length_of(self._source)
 
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that a loader leaves out of each epoch, as its last batch would be smaller (`drop_last=True`)."""
+        return dropped_rows(self._source)
+
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the workers of a loader."""
-        return worker_notes(self._label, self._source)
+        """What a user should know about the workers of a loader, and the rows that it leaves out."""
+        left_out = (
+            f"source {self._label!r} leaves {self.dropped_rows} rows out of each epoch: its loader has drop_last=True"
+        )
+        return (*worker_notes(self._label, self._source), *((left_out,) if self.dropped_rows else ()))
 
     def close(self) -> None:
         """Close what was opened for the example, if no epoch has continued with it. An iterator keeps that batch."""
@@ -124,12 +145,27 @@ class IterableSource(BatchSource):
         if self._factory.once and self._was_read and self._limit is None:
             raise SourceError(
                 f"source {self._label!r} is an iterator ({type(self._source).__name__}) and was read before",
-                available="an iterator can be read once",
+                cause="an iterator can be read once",
                 hint="give a function that makes it, such as the generator function itself, without calling it",
             )
         return self._run(epoch)
 
+    def held_states(self, epoch: int) -> States | None:
+        """See BatchSource."""
+        return self._held_states if self._held is not None and self._held[0] == epoch else None
+
+    def hold_again(self, states: States | None) -> None:
+        """See BatchSource."""
+        if self.once:
+            return
+        self.close()
+        if states is not None:
+            with kept_frameworks():
+                self.load_random_states(states)
+                self._first()
+
     def _first(self) -> Columns:
+        self._held_states = self._random_states.states(frameworks=True)
         if not workers_of(self._source):
             first, run = self._started()
             self._held = (0, first, run)
@@ -144,26 +180,36 @@ class IterableSource(BatchSource):
         return next(run), run
 
     def _run(self, epoch: int) -> Generator[Columns]:
-        self._was_read = True
-        promised = self.steps
-        iterator = self._factory.iterator(epoch)
-        try:
-            for number in itertools.count() if self._limit is None else range(self._limit):
-                position = BatchPosition(self._label, epoch, number)
-                batch = self._next(position, iterator)
-                if batch is _END:
-                    self._check_count(epoch, number, promised)
-                    return
-                if promised is not None and number >= promised:
-                    raise self._wrong_count(epoch, f"more than the {promised} batches")
-                columns = self._schema.convert(position, batch)
-                del batch
-                self._keep_example(columns)
-                yield columns
-        finally:
-            if not self._factory.once:
-                _close(iterator)
-            del iterator  # as in _next
+        promised, first, self._was_read = self.steps, not self._was_read, True
+        before: Columns | None = None
+        watch = ExitStack()  # left with the first batch
+        passed = watch.enter_context(watched_rng()) if self.passes_thread_rng is None else None
+        with watch:
+            iterator = self._factory.iterator(epoch)
+            try:
+                for number in itertools.count() if self._limit is None else range(self._limit):
+                    position = BatchPosition(self._label, epoch, number)
+                    batch = self._next(position, iterator)
+                    if number == 0 and passed is not None:
+                        watch.close()
+                        self.passes_thread_rng = passed()
+                    if batch is _END:
+                        self._check_count(epoch, number, promised)
+                        return
+                    if promised is not None and number >= promised:
+                        raise self._wrong_count(epoch, f"more than the {promised} batches")
+                    columns = self._schema.convert(position, batch)
+                    del batch
+                    self._keep_example(columns)
+                    if first and workers_of(self._source) > 1 and number < 2:
+                        if before is not None:
+                            self._check_workers(before, columns)
+                        before = columns if number == 0 else None
+                    yield columns
+            finally:
+                if not self._factory.once:
+                    _close(iterator)
+                del iterator  # as in _next
 
     def _next(self, position: BatchPosition, iterator: Iterator[Any]) -> Any:
         try:
@@ -177,13 +223,27 @@ class IterableSource(BatchSource):
                     raise failed(f"{position} did not come", error, ENDED_HINT) from error
             raise failed(f"{position} could not be made", error) from error
 
+    def _check_workers(self, one: Columns, other: Columns) -> None:
+        """Warn where the first batches of two workers are equal: each reads all rows of an iterable data set."""
+        if not hasattr(getattr(self._source, "dataset", None), "__iter__"):
+            return
+        if all(np.array_equal(values, other[name]) for name, values in one.items()):
+            count = workers_of(self._source)
+            warnings.warn(
+                f"source {self._label!r}: the first batches of its workers are equal. If each of the {count} workers "
+                f"reads the whole data set, every row comes {count} times in an epoch. Hint: let each worker read its "
+                "part in __iter__, or write num_workers=0.",
+                UserWarning,
+                stacklevel=2,
+            )
+
     def _check_count(self, epoch: int, number: int, promised: int | None) -> None:
         if number == 0 and self._example is None:
             raise SourceError(f"source {self._label!r} gives no rows at all", hint="give data with at least one row")
         if number == 0:
             raise SourceError(
                 f"source {self._label!r} gave no batch in epoch {epoch}, after it had given some before",
-                available="it is exhausted: every epoch was given the same iterator, which can be read only once",
+                cause="it is exhausted: every epoch was given the same iterator, which can be read only once",
                 hint="give a function that makes a new iterator at each call",
             )
         if promised is not None and number < promised:

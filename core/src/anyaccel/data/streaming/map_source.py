@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.padding import Pad, mask_dtype
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
@@ -19,6 +20,7 @@ from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec
 from anyaccel.data.streaming.batch_structure import batch_parts
 from anyaccel.data.streaming.not_a_source import instead_of
 from anyaccel.data.streaming.padded_batches import PaddedBatches, rows_of, source_pads
+from anyaccel.data.streaming.random_states import RandomStates, same_states, watched_rng
 from anyaccel.data.streaming.source_errors import error_context, failed
 from anyaccel.data.streaming.to_numpy import all_as_numpy, number_array, tag_array
 from anyaccel.errors import SourceError
@@ -27,6 +29,7 @@ _COLLATED = 256
 """Items that are collated together where all rows are read into memory."""
 
 
+@constructor_hints
 class MapSource(Source):
     """Rows of a map-style data set, such as torch's `Dataset`: `len(dataset)` of them, `dataset[i]` is one.
 
@@ -80,6 +83,7 @@ class MapSource(Source):
         self._specs: dict[str, RowSpec] = {}
         self._padded = PaddedBatches(self.pads)
         self._lock = threading.Lock()
+        self._random_states = RandomStates((dataset, collate))
 
     @property
     def rows(self) -> int:
@@ -135,7 +139,7 @@ class MapSource(Source):
         if rows != len(numbers):
             raise SourceError(
                 f"{position}: collate gave {rows} rows of {len(numbers)} items",
-                available="a batch has one row for each item",
+                cause="a batch has one row for each item",
                 hint="keep every item, in its order",
             )
         return columns
@@ -160,7 +164,30 @@ class MapSource(Source):
         }
 
     def _first(self) -> Columns:
-        return self.gather(range(min(self._rows, EXAMPLE_ROWS)))
+        workers, self._workers = self._workers, 0  # what a thread of a pool draws is not seen
+        try:
+            with watched_rng() as passed:
+                rows = self.gather(range(min(self._rows, EXAMPLE_ROWS)))
+            self.passes_thread_rng = passed()
+            if workers > 1 and self._seeds_host_generators():
+                workers = 0
+        finally:
+            self._workers = workers
+        return rows
+
+    def _seeds_host_generators(self) -> bool:
+        """Whether a row leaves NumPy's or Python's generator in one state, wherever it stood before."""
+        hosts, states = RandomStates(()), []
+        for rows in ([], [0], [0]):
+            if rows:
+                self.gather(rows)
+            states.append(hosts.states())
+        before, first, second = states
+        return any(
+            not same_states({name: before[name]}, {name: first[name]})
+            and same_states({name: first[name]}, {name: second[name]})
+            for name in before
+        )
 
     def _checked(self, indices: Sequence[int] | np.ndarray) -> list[int]:
         array = np.asarray(indices)
@@ -181,7 +208,7 @@ class MapSource(Source):
     def _items(self, numbers: list[int]) -> list[Any]:
         if callable(getattr(self._dataset, "__getitems__", None)):
             return self._items_at_once(numbers)
-        if self._workers < 2 or len(numbers) < 2:
+        if self._workers < 2 or len(numbers) < 2 or self.passes_thread_rng:
             with self._lock:
                 return [self._item(number) for number in numbers]
         return _by_threads(self._item, numbers, self._workers)
@@ -202,7 +229,7 @@ class MapSource(Source):
         if len(items) != len(numbers):
             raise SourceError(
                 f"{what}: __getitems__ gave {len(items)} items for {len(numbers)} numbers",
-                available="it gives a list with one item for each number",
+                cause="it gives a list with one item for each number",
                 hint="correct __getitems__, or leave it out",
             )
         return items
@@ -271,7 +298,7 @@ def _length(label: str, dataset: Any) -> int:
     if hint or isinstance(dataset, Mapping) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise SourceError(
             f"the {type(dataset).__name__} of source {label!r} is not a map-style data set",
-            available="a map-style data set has __len__ and __getitem__, which gives one row",
+            cause="a map-style data set has __len__ and __getitem__, which gives one row",
             hint=hint or "write IterableSource(label, source, ...) for a source of batches",
         )
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from anyaccel.data.readers.hf_datasets import has_table
+from anyaccel.data.readers.hf_datasets import computes_rows, has_table
 from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.to_numpy import is_tensor
 
@@ -23,6 +23,8 @@ def instead_of(given: Any) -> str:
         return "write FeatureSet.from_dict(label, arrays, feature_keys=[...]); of several data sets choose one"
     if hasattr(given, "iloc"):
         return "write FeatureSet.from_pandas(label, df, feature_cols=[...])"
+    if computes_rows(given):
+        return "write MapSource(label, dataset, features=[...])"
     if isinstance(given, (pa.Table, pa.RecordBatch)) or has_table(given):
         return "write FeatureSet.from_arrow(label, data, feature_keys=[...])"
     if is_tensor(given):

@@ -9,8 +9,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
-from anyaccel.data.arrow_columns import check_complete, column_spec, contiguous, is_numeric, to_numpy
+from anyaccel.data.arrow_columns import (
+    check_complete,
+    column_spec,
+    contiguous,
+    is_numeric,
+    is_readable,
+    to_numpy,
+)
 from anyaccel.data.readers.array_conversion import number_column, tag_column
 from anyaccel.data.roles import listed, read_roles, stamp
 from anyaccel.data.transforms.fitted_transform import FittedTransform, fillers_of, result_layout, split_flat
@@ -78,8 +86,8 @@ class FitRequest:
 def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
     """A fitted copy of a transform, and its output for all rows of a table."""
     names, what = request.columns, request.what
-    x = _matrix(table, names)
-    own = fitted_copy(request.transform, x[request.fit_rows], what)
+    x = _matrix(table, names, request.transform)
+    own = fitted_copy(request.transform, x[request.fit_rows], what, request.columns)
     output = transformed(own, x, _owners(table, names), what)
     shapes = tuple(_sample_shape(table, name) for name in names)
     results, result_shapes = result_layout(names, shapes, output.shape[1], request.into, what)
@@ -111,13 +119,13 @@ def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
         if _sample_shape(table, name) != shape:
             raise TransformError(
                 f"{what}: column {name!r} has samples of shape {list(_sample_shape(table, name))}",
-                available=f"in fitting they had {list(shape)}",
+                cause=f"in fitting they had {list(shape)}",
                 hint="give data of the same columns",
             )
     names = fitted.columns
-    output = transformed(fitted.transform, _matrix(table, names), _owners(table, names), what)
+    output = transformed(fitted.transform, _matrix(table, names, fitted.transform), _owners(table, names), what)
     if output.shape[1] != fitted.width:
-        raise TransformError(f"{what} gives rows of width {output.shape[1]}", available=f"in fitting: {fitted.width}")
+        raise TransformError(f"{what} gives rows of width {output.shape[1]}", cause=f"in fitting: {fitted.width}")
     return output
 
 
@@ -150,18 +158,49 @@ def _column(name: str, values: np.ndarray, role: str, what: str) -> Any:
         ) from error
 
 
-def _matrix(table: Any, names: Sequence[str]) -> np.ndarray:
-    """Columns side by side, [n, numbers], in new memory; of objects if a column is not numeric."""
-    parts = [_flat(name, table.column(name)) for name in names]
+def _matrix(table: Any, names: Sequence[str], transform: Any) -> np.ndarray:
+    """Columns side by side as a transform takes them, [n, numbers], in new memory; of objects if one is not numeric.
+
+    What is missing is NaN, as in a data frame of pandas, and None where the transform asks for that.
+    """
+    missing = None if _asks_for_none(transform) else math.nan
+    parts = [_flat(name, table.column(name), missing) for name in names]
     has_objects = any(part.dtype == np.object_ for part in parts)
     return np.concatenate([part.astype(object) for part in parts] if has_objects else parts, axis=1)
 
 
-def _flat(name: str, column: Any) -> np.ndarray:
-    if not is_numeric(column.type):
-        return np.fromiter(column.to_pylist(), dtype=object, count=len(column)).reshape(-1, 1)
-    check_complete(name, column)
-    return to_numpy(name, contiguous(column)).reshape(len(column), -1)
+def _asks_for_none(transform: Any) -> bool:
+    """Whether a transform, or one that it is made of, has `missing_values=None`, or was fitted to None."""
+    categories = getattr(transform, "categories_", None) or ()
+    if getattr(transform, "missing_values", math.nan) is None or any(
+        any(value is None for value in list(seen)[-2:]) for seen in categories
+    ):
+        return True
+    parts = [
+        part
+        for name in ("steps", "transformers", "transformer_list")
+        for _, part, *_ in getattr(transform, name, None) or ()
+    ]
+    return any(map(_asks_for_none, parts))
+
+
+def _flat(name: str, column: Any, missing: float | None) -> np.ndarray:
+    if is_readable(column):
+        return to_numpy(name, contiguous(column)).reshape(len(column), -1)
+    if is_numeric(column.type):
+        is_integer = pa.types.is_integer(column.type)
+        if column_spec(name, column.type).shape or (is_integer and not _is_exact(column)):
+            check_complete(name, column)
+    if is_numeric(column.type) and not pa.types.is_boolean(column.type):
+        return np.asarray(column.to_numpy()).reshape(-1, 1)  # floats, NaN where it is null
+    values = (missing if value is None else value for value in column.to_pylist())
+    return np.fromiter(values, dtype=object, count=len(column)).reshape(-1, 1)
+
+
+def _is_exact(column: Any) -> bool:
+    """Whether float64 has all integers of a column."""
+    least, most = compute.min_max(column).as_py().values()
+    return least is None or max(abs(least), abs(most)) <= 2**53
 
 
 def _sample_shape(table: Any, name: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
 from anyaccel.graph.framework_versions import versions_of
-from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
+from anyaccel.phases.callbacks import Callback, unknown_mode
 from anyaccel.phases.checkpointing.callback_states import CallbackStates, callback_states, load_callback_states
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.checkpointing.framework_change import changed_frameworks, translated
@@ -74,7 +75,6 @@ class Checkpointer:
         self._termination: Termination | None = None
         self._callbacks_before: CallbackStates | None = None
         self._written = ""  # name of the last position
-        self._has_warned = False
         self.resumed: Position | None = None
         if writes:
             self._folder.lock()
@@ -179,6 +179,15 @@ class Checkpointer:
         if self.resumed.stop_reason:
             self._run.stop(self.resumed.stop_reason)
 
+    def restore_source(self, loader: BatchLoader) -> None:
+        """Let the source go on where it was, and compare its last step, in the process that wrote that of its own."""
+        if self.resumed is None or self.resumed.source is None:
+            return
+        source, size = self.resumed.source, 1 if self._drawing is None else self._drawing.size
+        if not self._writes or size != self.resumed.replicas:  # another share of the batch
+            source = replace(source, sample={})
+        loader.go_on(source)
+
     def restore_random(self, pipeline: Pipeline) -> None:
         """Let random streams go on within an epoch."""
         resumed = self.resumed
@@ -201,11 +210,10 @@ class Checkpointer:
 
     def after_step(self, pipeline: Pipeline, losses: LossAccumulator, loader: BatchLoader) -> None:
         """So many steps are done, and `run.step` says how many: write if it is time."""
-        self._warn_of_unsaved(loader)
         if self._schedule.is_due_after_step(is_busy=self._writer.is_busy):
             sums, random = losses.sums(), self._random_of(pipeline)  # all replicas take part
             if self._takes_part:
-                self._write(self._position(sums, random, source_draws=loader.draws), is_last=False)
+                self._write(self._position(loader, sums, random), is_last=False)
 
     def _random_of(self, pipeline: Pipeline) -> list[Mapping[str, np.ndarray]] | None:
         """The random states of all programs, replica by replica."""
@@ -221,7 +229,7 @@ class Checkpointer:
         """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""
         self._callbacks_before = callback_states(self._callbacks)
 
-    def after_epoch(self) -> None:
+    def after_epoch(self, loader: BatchLoader) -> None:
         """An epoch is done, and everybody was told: write if it is time."""
         self._callbacks_before = None
         if not self._takes_part:
@@ -230,7 +238,7 @@ class Checkpointer:
         if self._replicated is not None and self._replicated.sharded:
             due = self._replicated.first(due)
         if due:
-            self._write(self._position(), is_last=False)
+            self._write(self._position(loader), is_last=False)
 
     @property
     def _takes_part(self) -> bool:
@@ -247,17 +255,19 @@ class Checkpointer:
         if self._termination is not None:
             self._termination.begin_last()
         within = (None, None) if losses is None else (losses.sums(), pipeline.random_state())
-        self._write(self._position(*within, source_draws=loader.draws))
+        position = self._position(loader, *within)
+        if position.name != self._written:  # a run that fails to go on leaves what it would have gone on from
+            self._write(position)
         self._guarded(self._writer.wait)
 
-    def end(self) -> None:
+    def end(self, loader: BatchLoader) -> None:
         """All epochs are done; models still have the values of the last one: write, unless that is done.
 
         Of several replicas the first one waits, as the others may read it next.
         """
         if not self._takes_part:
             return
-        position = self._position()
+        position = self._position(loader)
         if position.name != self._written:
             self._write(position)
         if self._replicated is not None:
@@ -272,35 +282,29 @@ class Checkpointer:
             if self._termination is not None:
                 self._termination.close()
 
-    def _warn_of_unsaved(self, loader: BatchLoader) -> None:
-        if loader.unsaved_draws and not self._has_warned:
-            self._has_warned = True
-            names = " and ".join(loader.unsaved_draws)
-            self._warn(
-                f"the data draws from {names}, whose state no checkpoint has: a run that goes on draws other numbers. "
-                "Hint: draw from a generator that is made of the row's number and the epoch"
-            )
-
     def _position(
         self,
+        loader: BatchLoader,
         sums: LossSums | None = None,
         random: Sequence[Mapping[str, np.ndarray]] | None = None,
-        *,
-        source_draws: bool = False,
     ) -> Position:
         """Where the run is: within an epoch if there are sums of its losses, else between two."""
         run, label = self._run, self._run.phase.label
         history = run.history if sums is None else run.history[: run.epoch]
+        number, step = (
+            run.graph.progress.get(label, 0) - (len(run.history) - len(history)),
+            0 if sums is None else run.step,
+        )
         return Position(
             phase=label,
             epoch=len(history),
-            number=run.graph.progress.get(label, 0) - (len(run.history) - len(history)),
-            step=0 if sums is None else run.step,
+            number=number,
+            step=step,
             history=tuple(history),
             losses=sums or {},
             random=random,
             replicas=1 if self._drawing is None else self._drawing.size,
-            source_draws=source_draws,
+            source=loader.position(number, step),
             frameworks=frameworks_of(run),
             callbacks=callback_states(self._callbacks) if self._callbacks_before is None else self._callbacks_before,
             best=self._best.of(run),
@@ -317,7 +321,7 @@ class Checkpointer:
         if name is None or not self._run.history:
             return None
         value = monitored_value("Checkpoint(keep_best=...)", name, self._run)
-        mode = mode_of(name, "auto", "Checkpoint: ")
+        mode = self._checkpoint.mode
         if not mode:
             raise unknown_mode(name, "Checkpoint: ")
         return None if value is None or math.isnan(value) else value if mode == "min" else -value

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
+from anyaccel.phases.loading.source_position import SourcePosition
 from anyaccel.phases.run import Epoch
 from anyaccel.precision import LossScaleState
 
@@ -32,7 +33,7 @@ class Position:
         losses: sums and weights of the steps of this epoch, by label.
         random: random state of each program, in their order, replica by replica; None at the start of an epoch.
         replicas: how many there were.
-        source_draws: whether reading the data has drawn random numbers of a framework.
+        source: where the source of the rows is; None where they are in memory.
         frameworks: of each node.
         callbacks: class and state of each callback.
         best: state of the graph that the run returns to at its end; None without one.
@@ -52,7 +53,7 @@ class Position:
     losses: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     random: Sequence[Mapping[str, np.ndarray]] | None = None
     replicas: int = 1
-    source_draws: bool = False
+    source: SourcePosition | None = None
     frameworks: Mapping[str, str] = field(default_factory=dict)
     callbacks: Sequence[tuple[str, Mapping[str, Any]]] = ()
     best: Mapping[str, np.ndarray] | None = None
@@ -81,6 +82,8 @@ class Position:
             callbacks.append({"class": kind, "state": plain})
         arrays.update({f"best/{name}": array for name, array in (self.best or {}).items()})
         arrays.update({f"data/{name}": array for name, array in self.data.items()})
+        if self.source is not None:
+            arrays.update({f"source/{name}": array for name, array in self.source.to_arrays().items()})
         parts = {
             "phase": self.phase,
             "epoch": self.epoch,
@@ -90,7 +93,7 @@ class Position:
             "losses": {label: [_plain(total), _plain(weight)] for label, (total, weight) in self.losses.items()},
             "random": None if self.random is None else len(self.random),
             "replicas": self.replicas,
-            "source_draws": self.source_draws,
+            "source_draws": None if self.source is None else self.source.draws,
             "frameworks": dict(self.frameworks),
             "callbacks": callbacks,
             "has_best": self.best is not None,
@@ -123,7 +126,7 @@ class Position:
                 losses={label: (_float(total), _float(weight)) for label, (total, weight) in parts["losses"].items()},
                 random=_random(parts["random"], arrays),
                 replicas=max(_count(parts.get("replicas", 1), _MOST_PROGRAMS), 1),
-                source_draws=_flag(parts.get("source_draws", False)),
+                source=_source(parts.get("source_draws"), arrays),
                 frameworks={label: _text(name) for label, name in parts.get("frameworks", {}).items()},
                 callbacks=callbacks,
                 best=_below(arrays, "best/") if _flag(parts["has_best"]) else None,
@@ -147,6 +150,10 @@ def _random(count: Any, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.n
     if count is None:
         return None
     return [_below(arrays, f"random/{i}/") for i in range(_count(count, _MOST_PROGRAMS))]
+
+
+def _source(draws: Any, arrays: Mapping[str, np.ndarray]) -> SourcePosition | None:
+    return None if draws is None else SourcePosition.from_arrays(_flag(draws), _below(arrays, "source/"))
 
 
 def _history(parts: Mapping[str, Any]) -> tuple[Epoch, ...]:

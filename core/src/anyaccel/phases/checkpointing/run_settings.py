@@ -14,6 +14,7 @@ from anyaccel.data import Rows
 from anyaccel.errors import ConfigError
 from anyaccel.graph import ModelGraph, serialization
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.phases.loading.source_position import is_close
 from anyaccel.phases.run import Run
 from anyaccel.phases.samplers import samplers_config
 from anyaccel.phases.train_phase import TrainPhase
@@ -22,8 +23,6 @@ from anyaccel.specs import Optimizer
 _SAMPLED_ROWS = 16
 _SAMPLED_VALUES = 64
 """Of each row of a column."""
-_TOLERANCE = 1e-3
-"""Relative, as other libraries and machines compute transforms of the data to other last bits."""
 
 
 def settings_of(phase: TrainPhase) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def different_data(before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarra
             differences.append(f"{name!r} had {int(before[name]):,} rows and has {int(now[name]):,}")
     resized = {name for name in before if before[name].ndim == 0 and before[name] != now.get(name)}
     for name in sorted({*before} & {*now}):
-        if before[name].ndim and name.partition("/")[0] not in resized and not _is_close(before[name], now[name]):
+        if before[name].ndim and name.partition("/")[0] not in resized and not is_close(before[name], now[name]):
             differences.append(f"the values of {name!r} changed")
     return differences
 
@@ -123,11 +122,3 @@ def _values(array: np.ndarray) -> np.ndarray:
     if rows.dtype.kind in "biuf" or rows.dtype.name == "bfloat16":
         return rows.astype(np.float64).ravel()
     return np.array([crc32(repr(value).encode()) for value in rows.ravel().tolist()], np.float64)
-
-
-def _is_close(before: np.ndarray, now: np.ndarray) -> bool:
-    if before.shape != now.shape:
-        return False
-    finite = before[np.isfinite(before)]
-    scale = float(np.abs(finite).max()) if finite.size else 0.0
-    return bool(np.allclose(before, now, rtol=_TOLERANCE, atol=_TOLERANCE * scale * 1e-3, equal_nan=True))

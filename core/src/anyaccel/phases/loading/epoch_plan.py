@@ -215,6 +215,8 @@ class EpochPlan(ABC):
 class TrainingEpochs(EpochPlan):
     """The epochs of a TrainPhase: an update after `accumulate` batches, and one after those that are left.
 
+    `steps` are those of every epoch, which differ only in the row orders.
+
     Args:
         label: of the phase.
         batches: what its samplers draw.
@@ -228,10 +230,10 @@ class TrainingEpochs(EpochPlan):
 
     def __init__(self, label: str, batches: SampledBatches, accumulate: int) -> None:
         self._batches = batches
-        self._steps = _training_steps(label, batches, accumulate)
+        self.steps = _training_steps(label, batches, accumulate)
         self._pending: tuple[int, BackgroundCall[RowOrders]] | None = None
-        self.n_steps = _count(self._steps)
-        self.batch_size = max(steps.batch_size for steps in self._steps)
+        self.n_steps = _count(self.steps)
+        self.batch_size = max(steps.batch_size for steps in self.steps)
 
     def epoch(self, number: int) -> EpochSteps:
         """See `EpochPlan`."""
@@ -239,8 +241,8 @@ class TrainingEpochs(EpochPlan):
         if pending is not None:
             pending[1].join()
             if pending[0] == number:
-                return EpochSteps(self._steps, pending[1].result())
-        return EpochSteps(self._steps, self._batches.orders(number))
+                return EpochSteps(self.steps, pending[1].result())
+        return EpochSteps(self.steps, self._batches.orders(number))
 
     def prefetch(self, number: int | None) -> None:
         """See `EpochPlan`; nothing is begun if that is not worth a thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,12 +18,19 @@ from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.graph.loss_columns import class_axis
 from anyaccel.phases.accumulation import ignored_target
+from anyaccel.printable import printable
 from anyaccel.segment import LossTerm, TensorSpec
+from anyaccel.specs import LossTargets
+from anyaccel.user_level import user_level
 
 Batch = Mapping[str, np.ndarray]
 """Columns of a batch in host memory by name, [rows, *shape]."""
 HostColumn = np.ndarray | RaggedColumn
 """All rows of a column in host memory: an array [n, *shape], or rows of different length."""
+
+
+_SUM_TOLERANCE = 0.01
+"""Probabilities in 16 bits add up to 1 about so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,10 @@ class TargetRange:
     Attributes:
         n_classes: class indices are below it; None if they are not.
         probabilities: whether they are numbers from 0 to 1.
+        non_negative: whether they are at least 0.
+        signs: whether they are -1 or 1.
+        class_axis: along which they are the probabilities of classes, which add up to 1; None if they are not.
+        loss: the name of the loss that takes them, for messages.
         ignored: a class index that counts for nothing and may be out of range; None for none.
         weights: whether they weigh a loss, and are at least 0.
         excluded: a class index that a loss leaves out of its mean, where batches are parted; None for none.
@@ -39,6 +51,10 @@ class TargetRange:
 
     n_classes: int | None = None
     probabilities: bool = False
+    non_negative: bool = False
+    signs: bool = False
+    class_axis: int | None = None
+    loss: str = ""
     ignored: int | None = None
     weights: bool = False
     excluded: int | None = None
@@ -86,7 +102,7 @@ def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> 
     if makers and not any(missing[0] in transform.columns for transform in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
-            available=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
+            cause=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
             hint="give fresh.transform_like(data), where fresh has the columns that the transform takes",
         )
 
@@ -97,11 +113,14 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
     if ragged is not None and replace(stored, shape=stored.shape[1:]) == _of_entry(column):
         return _ragged_column(column, ragged, rows, target_range)
     if stored != column.stored:
+        hint = "give data of this dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself"
+        if stored.shape != column.stored.shape:
+            hint = f"give rows of this shape: an array of shape {['rows', *column.stored.shape]}".replace("'", "")
+            hint += "; a row alone is an array of one row: x[None]" if column.stored.shape[1:] == stored.shape else ""
         raise ColumnError(
-            f"{column.shown} is {stored} in these data",
-            available=f"the graph was built for {column.stored}",
-            hint="give data of this shape and dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself",
+            f"{column.shown} is {stored} in these data", cause=f"the graph was built for {column.stored}", hint=hint
         )
+    _check_integers(column, rows.array)
     try:
         with np.errstate(over="raise"):
             array = loadable_array(rows, column.columns, column.spec.dtype).reshape(len(rows), *column.spec.shape)
@@ -111,6 +130,8 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
         raise _no_dtype(column) from None
     if target_range is not None:
         _check_range(column, array, target_range)
+        if target_range.class_axis is not None:
+            _warn_of_sums(column, array, target_range.class_axis)
     return array
 
 
@@ -120,6 +141,7 @@ def _of_entry(column: Column) -> TensorSpec:
 
 
 def _ragged_column(column: Column, ragged: RaggedColumn, rows: Rows, target_range: TargetRange | None) -> RaggedColumn:
+    _check_integers(column, lambda _: ragged.used_values())
     try:
         with np.errstate(over="raise"):
             cast = ragged.astype(column.spec.dtype)
@@ -148,10 +170,29 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
         if first is not None:
             return ColumnError(
                 f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}, which would be infinite",
-                available=f"{dtype} holds numbers up to {np.finfo(held).max}",
+                cause=f"{dtype} holds numbers up to {np.finfo(held).max}",
                 hint="scale the column, as with fit_transform() and a scaler, or give the model a wider dtype",
             )
     return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
+
+
+def _check_integers(column: Column, array_of: Callable[[str], np.ndarray]) -> None:
+    """See that integers are the same in the dtype in which a column is loaded, which may be narrower.
+
+    Raises:
+        ColumnError: one is not.
+    """
+    stored, dtype = np.dtype(column.stored.dtype), np.dtype(column.spec.dtype)
+    if stored.kind not in "iu" or dtype.kind not in "iu" or np.can_cast(stored, dtype, "safe"):
+        return
+    for name in column.columns:
+        first = first_unrepresentable(array_of(name), dtype)
+        if first is not None:
+            raise ColumnError(
+                f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}",
+                cause=f"{dtype} holds integers from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}",
+                hint="number what they stand for from 0 on: np.unique(values, return_inverse=True)",
+            )
 
 
 def _class_hint(low: int, high: int, n_classes: int) -> str:
@@ -171,19 +212,33 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
     if target_range.weights and low < 0:
         raise ColumnError(
             f"{column.shown} has the weight {low}",
-            available="weights of a loss are at least 0, and 0 where a row or position does not count",
+            cause="weights of a loss are at least 0, and 0 where a row or position does not count",
             hint="give weights of at least 0",
         )
-    if target_range.probabilities and (low < 0 or high > 1):
+    if (target_range.probabilities and (low < 0 or high > 1)) or (target_range.non_negative and low < 0):
+        of_classes, bounded = target_range.class_axis is not None, target_range.probabilities
+        what = "probabilities of classes" if of_classes else "targets"
         raise ColumnError(
             f"{column.shown} has the target {low if low < 0 else high}",
-            available="binary_cross_entropy takes targets from 0 to 1",
-            hint="write 0 for no and 1 for yes, or use 'mse' for numbers of any size",
+            cause=f"{target_range.loss} takes {what} {'from 0 to 1' if bounded else 'of at least 0'}",
+            hint="give probabilities that add up to 1, or class indices as integers"
+            if of_classes
+            else "write 0 for no and 1 for yes, or use 'mse' for numbers of any size"
+            if bounded
+            else "correct the column, or use 'mse' for numbers of any size",
         )
+    if target_range.signs and not np.isin(counted, (-1, 1)).all():
+        wrong = counted[~np.isin(counted, (-1, 1))].flat[0]
+        if wrong == wrong:  # NaN is told elsewhere
+            raise ColumnError(
+                f"{column.shown} has the target {wrong}",
+                cause=f"{target_range.loss} takes the targets -1 and 1",
+                hint="write -1 for no and 1 for yes: 2 * column - 1, if it has 0 and 1",
+            )
     if n_classes is not None and (low < 0 or high >= n_classes):
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
-            available=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
+            cause=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
             hint=_class_hint(int(low), int(high), n_classes),
         )
     if target_range.excluded is not None and (array == target_range.excluded).any():
@@ -194,16 +249,36 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
         )
 
 
+def _warn_of_sums(column: Column, array: np.ndarray, class_axis: int) -> None:
+    """Warn of probabilities of classes that do not add up to 1; rows of zeros count for nothing on purpose."""
+    sums = array.sum(axis=class_axis, dtype=np.float64)
+    wrong = (np.abs(sums - 1) > _SUM_TOLERANCE) & (sums != 0)
+    if wrong.any():
+        first = tuple(int(index) for index in np.argwhere(wrong)[0])
+        warnings.warn(
+            printable(
+                f"{column.shown} has probabilities of classes that add up to {sums[first]:.4g} in row {first[0]}, and "
+                f"not to 1 in {int(wrong.sum())} places: the loss weighs these places by their sums. Hint: divide them "
+                "by their sum, or name what is meant: sample_weight= of the AppliedLoss."
+            ),
+            UserWarning,
+            stacklevel=user_level(),
+        )
+
+
 def target_ranges(resolution: Resolution, *, accumulates: bool) -> dict[str, TargetRange]:
     """What losses take as targets, by value name; the fewest classes if several losses take a column."""
     loaded = {column.name: column.spec for column in resolution.plan.columns}
     ranges: dict[str, TargetRange] = {}
-    for term in (term for segment in resolution.segments for term in segment.losses):
+    parts = zip(resolution.segments, resolution.backends, strict=True)
+    for term, backend in ((term, backend) for segment, backend in parts for term in segment.losses):
         for name in (name for name in term.inputs if name in loaded):
             if name in term.inputs[2:] and term.loss.own is None:
                 ranges[name] = replace(ranges.get(name, TargetRange()), weights=True)
                 continue
             changes = _range_of(term, loaded[name].dtype, resolution, accumulates=accumulates)
+            if term.loss.own is not None and name == term.inputs[1]:
+                changes |= _range_of_own(term, loaded[name].dtype, resolution, backend.loss_targets(term.loss))
             before = ranges.get(name, TargetRange())
             if changes.get("n_classes") is not None and before.n_classes is not None:
                 changes["n_classes"] = min(before.n_classes, changes["n_classes"])
@@ -219,12 +294,31 @@ def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates
         excluded = ignored_target(term.loss) if accumulates and "int" in dtype else None
         return {} if excluded is None else {"excluded": excluded}
     if term.loss.name == "binary_cross_entropy":
-        return {"probabilities": True}
+        return {"probabilities": True, "loss": term.loss.name}
     logits = resolution.shapes.specs.get(term.inputs[0])
     if term.loss.name == "cross_entropy" and "int" in dtype and logits is not None:
         axis = class_axis(term.loss.kwargs, logits)
         return {"n_classes": logits.shape[axis], "ignored": term.loss.kwargs.get("ignore_index")}
+    if term.loss.name == "cross_entropy" and logits is not None:
+        axis = class_axis(term.loss.kwargs, logits) + 1  # beside the batch
+        return {"probabilities": True, "class_axis": axis, "loss": term.loss.name}
     return {}
+
+
+def _range_of_own(term: LossTerm, dtype: str, resolution: Resolution, takes: LossTargets | None) -> dict[str, Any]:
+    """What a loss of a framework says of a column of this dtype that it takes as targets."""
+    logits = resolution.shapes.specs.get(term.inputs[0])
+    if takes is None or logits is None:
+        return {}
+    changes: dict[str, Any] = {"loss": term.loss.name}
+    if takes.kind != "classes":
+        return changes | {takes.kind: True}
+    if not logits.shape or takes.class_axis == 0:
+        return {}
+    axis = takes.class_axis - 1 if takes.class_axis > 0 else takes.class_axis % len(logits.shape)
+    if "int" in dtype:
+        return changes | {"n_classes": logits.shape[axis], "ignored": takes.ignored}
+    return changes | {"probabilities": True, "class_axis": axis + 1} if "float" in dtype else {}
 
 
 def copy_batch(column: Column, batch: Batch, out: np.ndarray, target_range: TargetRange | None) -> None:
@@ -234,6 +328,7 @@ def copy_batch(column: Column, batch: Batch, out: np.ndarray, target_range: Targ
         ColumnError: targets out of range, numbers that are too large for the dtype, or integers that are not exact as
             the floats they are joined with.
     """
+    _check_integers(column, batch.__getitem__)
     try:
         with np.errstate(over="raise"):
             if len(column.columns) == 1:
@@ -263,6 +358,6 @@ def _check_exact(column: Column, name: str, part: np.ndarray, dtype: np.dtype[An
     if first is not None:
         raise ColumnError(
             f"column {name!r} is joined with floats as {dtype}: row {first[0]} holds {first[1]}",
-            available=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
+            cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
             hint=f"make them smaller in the source, or leave {name!r} out of this reference",
         )

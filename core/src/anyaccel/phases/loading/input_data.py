@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.prefetch import prefetch
+from anyaccel.user_level import user_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def input_data(
 def _only_one_source(label: str, source: Source, sets: Mapping[str, FeatureSet]) -> PhaseError:
     return PhaseError(
         f"phase {label!r} was given only the source {source.label!r}",
-        available=f"the graph takes {', '.join(sets)}",
+        cause=f"the graph takes {', '.join(sets)}",
         hint="give data={'LABEL': ..., ...} with rows for each feature set",
     )
 
@@ -165,6 +167,11 @@ def read_source(source: Source) -> FeatureSet:
         columns = source.read()
     else:
         assert isinstance(source, BatchSource)
+        left_out = getattr(source, "dropped_rows", 0)
+        if left_out:  # what is evaluated is all rows, or the reader is told
+            message = f"source {source.label!r} is read without {left_out} of its rows: its loader has drop_last=True. "
+            hint = "Hint: make the loader for an evaluation with drop_last=False."
+            warnings.warn(message + hint, UserWarning, stacklevel=user_level())
         # In a thread: Ctrl-C must not fall into the functions of a loader that start and end its workers.
         with interrupts.deferred(), closing(prefetch(partial(source.batches, 0))) as batches:
             parts = [{name: np.array(column) for name, column in batch.items()} for batch in batches]
@@ -192,7 +199,7 @@ def _streamed_source(
     if len(sets) > 1:
         raise PhaseError(
             f"phase {label!r} trains on {', '.join(sets)}, and one of their data is a source",
-            available="a streamed source feeds a graph that has one feature set",
+            cause="a streamed source feeds a graph that has one feature set",
             hint="put all columns into one source, or read it into memory: FeatureSet.from_dict(...)",
         )
     return next(iter(sources.values()))
@@ -204,7 +211,7 @@ def _check_untransformed(label: str, source: Source, known: FeatureSet) -> None:
     if transforms:
         raise PhaseError(
             f"phase {label!r} was given the source {source.label!r}, whose rows are not transformed",
-            available=f"the features of the graph's data were transformed: {listed(transforms[::-1])}",
+            cause=f"the features of the graph's data were transformed: {listed(transforms[::-1])}",
             hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
             "or build the graph on the source: source.reference()",
         )
@@ -219,7 +226,7 @@ def _check_source_labels(label: str, given: Mapping[str, Any], sets: Mapping[str
         if isinstance(value, Source) and name not in sets:
             raise PhaseError(
                 f"phase {label!r} was given the source {name!r}",
-                available=f"the graph takes {', '.join(sets)}",
+                cause=f"the graph takes {', '.join(sets)}",
                 hint=f"if these are such data, say so: data={{{next(iter(sets), 'LABEL')!r}: source}}",
             )
 
@@ -234,7 +241,7 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
     if unknown or missing:
         raise PhaseError(
             f"phase {label!r} has data for {', '.join(sorted(given)) or 'nothing'}",
-            available=f"the graph takes {', '.join(sets)}",
+            cause=f"the graph takes {', '.join(sets)}",
             hint=_splits_hint(data) or _labels_hint(unknown, missing, sorted(set(given) - set(unknown))),
         )
     rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
@@ -242,13 +249,13 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
     if equal_lengths and len(set(counts.values())) > 1:
         raise PhaseError(
             f"phase {label!r} has different numbers of rows",
-            available=", ".join(f"{name}: {count}" for name, count in counts.items()),
+            cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
             hint="batches are drawn together: give each feature set the same number of rows, or a sampler of its own",
         )
     if not counts:
         raise PhaseError(
             f"phase {label!r} has nothing to compute",
-            available="no losses, metrics or outputs",
+            cause="no losses, metrics or outputs",
             hint="leave outputs out to keep those of all output nodes, or name some",
         )
     if not all(counts.values()):

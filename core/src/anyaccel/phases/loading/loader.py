@@ -11,6 +11,7 @@ from anyaccel.graph import Column
 from anyaccel.phases.loading.device_columns import DeviceColumns, load_orders, with_orders
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StepRange
+from anyaccel.phases.loading.source_position import SourcePosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,6 @@ class BatchLoader(ABC):
         repeatable: whether an epoch can be loaded again from any step on, with the same rows.
         one_shape: whether all chunks have columns of one shape, but for the number of their rows.
         n_steps: steps of an epoch; None if that is not known beforehand.
-        draws: whether reading draws random numbers of a framework, so that steps which are left out are read, too.
-        unsaved_draws: names of the other global generators that reading draws from; no checkpoint has their state.
     """
 
     residency: ClassVar[str]
@@ -46,8 +45,6 @@ class BatchLoader(ABC):
     repeatable: bool = True
     one_shape: bool = True
     n_steps: int | None
-    draws: bool = False
-    unsaved_draws: tuple[str, ...] = ()
 
     @abstractmethod
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
@@ -64,6 +61,24 @@ class BatchLoader(ABC):
 
     def prefetch(self, epoch: int | None) -> None:
         """Begin to draw the row orders of an epoch that will be asked for; None drops what was begun."""
+
+    def keep_positions(self) -> None:
+        """Be ready for `position` from the next epoch on."""
+
+    def position(self, epoch: int, step: int) -> SourcePosition | None:
+        """Where a source is after so many steps of an epoch; None where rows are not read from one.
+
+        Args:
+            epoch: its number.
+            step: 0 before an epoch begins; else that of the chunk that is taken, and `keep_positions` was called.
+        """
+        return None
+
+    def go_on(self, position: SourcePosition) -> None:
+        """Let the next epoch be read from its beginning as in the run that gave a position, and compare the last step.
+
+        `chunks` raises a SourceError where a source does not hold the same generators, or gives other rows.
+        """
 
     def shrink(self) -> bool:
         """Hold less on the devices at once from now on; False if that is not possible."""

@@ -302,8 +302,9 @@ def steps_of_block(block_bytes: float, step_bytes: float, n_steps: int) -> int:
 def _steps_in_time(source: MapSource, batch_size: int) -> int:
     """Steps whose items are read before the device has waited for long, at least one."""
     items = np.arange(min(source.rows, _TIMED_ITEMS))
+    source.example  # noqa: B018 - says how it is read
     began = time.perf_counter()
-    with SourceRandomness(0).drawing():  # what is read here is read again
+    with SourceRandomness(0, in_turn=bool(source.passes_thread_rng)).drawing():  # what is read here is read again
         source.gather(items)
     seconds = (time.perf_counter() - began) / len(items)
     return max(1, int(BLOCK_SECONDS / (seconds * batch_size)))

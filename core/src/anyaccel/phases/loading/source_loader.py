@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -19,10 +19,12 @@ from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.loading.device_columns import load_orders, stream_of, with_orders
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock, StepRange, uniform_range
+from anyaccel.phases.loading.epoch_plan import EpochPlan, StepBlock, StepRange, uniform_range
 from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
 from anyaccel.phases.loading.loader import BatchLoader, Chunk
 from anyaccel.phases.loading.prefetch import on_demand, prefetch
+from anyaccel.phases.loading.source_position import Sample, SourcePosition, sample_rows
+from anyaccel.phases.loading.source_progress import SourceProgress
 from anyaccel.phases.loading.source_randomness import SourceRandomness
 from anyaccel.phases.loading.streaming import BUFFERS, StreamingLoader, arrived
 
@@ -56,6 +58,7 @@ class _Block:
     sizes: list[int]
     n_rows: int
     copies: dict[str, AsyncCopy]
+    sample: Sample
 
 
 class BatchSourceLoader(BatchLoader):
@@ -96,26 +99,46 @@ class BatchSourceLoader(BatchLoader):
         self._row_bytes = max(sum(column.spec.nbytes for column in columns), 1)
         self._block_bytes = block_bytes
         self._seed, self._randomness = seed, SourceRandomness(seed)
+        self._progress = SourceProgress(source)
         self._backends = {column.name: column.backend for column in columns}
         self._capacity = 0
         self._buffers: list[HostBuffers] = []
         self._orders: dict[str, Any] = {}
         self._ordered_rows = -1
-        self._epoch: int | None = None
         self._first = True
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
         """Blocks of batches, made ahead if the source lets them; those of steps before `start_step` are left out."""
+        again, in_turn = self._progress.begin(epoch), bool(self._source.passes_thread_rng)
+        key = rng.key(self._seed, "source", self._source.label, epoch)
+        randomness = self._randomness = self._randomness.next(key, in_turn=in_turn)
+        first = self._progress.first_read(start_step)
+        ahead = self.reads_ahead and not in_turn
+        yield from self._progress.follow(self._chunks(epoch, first, again, ahead), first, start_step, randomness)
+
+    def _chunks(self, epoch: int, start_step: int, again: bool, ahead: bool) -> Generator[tuple[Chunk, Sample]]:
+        """Chunks with samples of their rows."""
         buffers, self._buffers = self._buffers or [HostBuffers() for _ in range(BUFFERS)], []  # of this thread alone
-        again, self._epoch = self._epoch == epoch, epoch
         make = partial(self._blocks, epoch, start_step, buffers, again)
-        with closing(prefetch(make) if self.reads_ahead else on_demand(make)) as blocks:
+        with closing(prefetch(make) if ahead else on_demand(make)) as blocks:
             for block in blocks:
-                steps, n_rows = tuple(self._steps(block.sizes)), block.n_rows
+                steps, n_rows, sample = tuple(self._steps(block.sizes)), block.n_rows, block.sample
                 columns = with_orders(self._columns, arrived(block.copies), self._in_order(n_rows))
                 del block
-                yield Chunk(columns, steps, {})
+                yield Chunk(columns, steps, {}), sample
                 del columns
+
+    def keep_positions(self) -> None:
+        """See `BatchLoader`."""
+        self._progress.keeps_samples = True
+
+    def position(self, epoch: int, step: int) -> SourcePosition:
+        """See `BatchLoader`."""
+        return self._progress.position(epoch, step)
+
+    def go_on(self, position: SourcePosition) -> None:
+        """See `BatchLoader`."""
+        self._progress.resumed = position
 
     def shrink(self) -> bool:
         """Blocks of one step."""
@@ -154,8 +177,7 @@ class BatchSourceLoader(BatchLoader):
             yield last
 
     def _blocks(self, epoch: int, start_step: int, buffers: list[HostBuffers], again: bool) -> Generator[_Block]:
-        block_bytes = self._block_bytes
-        randomness = self._randomness = self._randomness.next(rng.key(self._seed, "source", self._source.label, epoch))
+        block_bytes, randomness = self._block_bytes, self._randomness
         try:
             with closing(self._open(epoch, again)) as batches:
                 left: Iterable[tuple[int, Batch]] = islice(enumerate(batches), start_step * self._accumulate, None)
@@ -165,7 +187,6 @@ class BatchSourceLoader(BatchLoader):
                     buffer.wait()
                     with randomness.drawing():
                         sizes = self._fill(buffer, left, epoch)
-                    self.unsaved_draws = self.unsaved_draws or randomness.unsaved
                     if not sizes:
                         break
                     yield self._copied(buffer, sizes)
@@ -233,7 +254,10 @@ class BatchSourceLoader(BatchLoader):
         for column, array, _ in buffers.columns:
             copies[column.name] = self._backends[column.name].copy_async(array, column.device)
             buffers.copies.append(copies[column.name])
-        return _Block(sizes, buffers.capacity, copies)
+        rows, sample = sum(sizes), dict[str, np.ndarray]()
+        if self._progress.keeps_samples:
+            sample = sample_rows((column.name, array[:rows]) for column, array, _ in buffers.columns)
+        return _Block(sizes, buffers.capacity, copies, sample)
 
 
 def _shared(batches: Iterable[tuple[int, Batch]], share: Callable[[Batch], Batch]) -> Iterator[tuple[int, Batch]]:
@@ -266,13 +290,38 @@ class MapSourceLoader(StreamingLoader):
         self._alone = self._alone or source.collate is not None
         self._source, self._ranges, self._seed = source, ranges, seed
         self._randomness = SourceRandomness(seed)
+        self._progress = SourceProgress(source)
+        self._samples: dict[int, Sample] = {}
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[Chunk]:
         """As of `StreamingLoader`; a data set that draws is read from the epoch's start, so that it draws the same."""
-        self._randomness = self._randomness.next(rng.key(self._seed, "source", self._source.label, epoch))
-        if start_step and self.draws:
-            return _without_first(super().chunks(epoch), start_step)
-        return super().chunks(epoch, start_step)
+        self._progress.begin(epoch)
+        in_turn = bool(self._source.passes_thread_rng)
+        self._ahead = self._ahead and not in_turn
+        key = rng.key(self._seed, "source", self._source.label, epoch)
+        randomness = self._randomness = self._randomness.next(key, in_turn=in_turn)
+        self._samples.clear()
+        first = 0 if self._progress.draws else self._progress.first_read(start_step)
+        chunks = self._with_samples(super().chunks(epoch, first))
+        yield from self._progress.follow(chunks, first, start_step, randomness)
+
+    def _with_samples(self, chunks: Generator[Chunk]) -> Generator[tuple[Chunk, Sample]]:
+        with closing(chunks):
+            for chunk in chunks:
+                yield chunk, self._samples.pop(id(chunk.host_orders), {})
+                del chunk
+
+    def keep_positions(self) -> None:
+        """See `BatchLoader`."""
+        self._progress.keeps_samples = True
+
+    def position(self, epoch: int, step: int) -> SourcePosition:
+        """See `BatchLoader`."""
+        return self._progress.position(epoch, step)
+
+    def go_on(self, position: SourcePosition) -> None:
+        """See `BatchLoader`."""
+        self._progress.resumed = position
 
     def fill(self, block: StepBlock, buffers: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Read the rows of a block, once for each stream that is drawn."""
@@ -281,8 +330,7 @@ class MapSourceLoader(StreamingLoader):
             order = block.orders[stream]
             with self._randomness.drawing():
                 batch = self._gathered(order, block.whole.get(stream))
-            self.draws = self.draws or self._randomness.has_drawn
-            self.unsaved_draws = self.unsaved_draws or self._randomness.unsaved
+            self._progress.draws = self._progress.draws or self._randomness.has_drawn
             for column in self._columns:
                 if stream_of(column) == stream:
                     if column.ragged:
@@ -290,6 +338,10 @@ class MapSourceLoader(StreamingLoader):
                         filled[column.name] = streamed[column.name].part(buffers, shape)
                     with error_context(f"source {self._source.label!r}"):
                         copy_batch(column, batch, filled[column.name][: len(order)], self._ranges.get(column.name))
+        if self._progress.keeps_samples:
+            lengths = {column.name: len(block.orders[stream_of(column)]) for column in self._columns}
+            sampled = ((name, filled[name][:length]) for name, length in lengths.items())
+            self._samples[id(block.orders)] = sample_rows(sampled)
         return filled
 
     def _gathered(self, order: np.ndarray, whole: tuple[np.ndarray, int] | None) -> Batch:
@@ -301,15 +353,3 @@ class MapSourceLoader(StreamingLoader):
             return self._source.gather(order)
         every, first = whole
         return {name: column[first : first + len(order)] for name, column in self._source.gather(every).items()}
-
-
-def _without_first(chunks: Generator[Chunk], n_steps: int) -> Generator[Chunk]:
-    """Chunks without the first so many steps."""
-    with closing(chunks):
-        for chunk in chunks:
-            skipped = min(n_steps, sum(steps.n_steps for steps in chunk.steps))
-            n_steps -= skipped
-            left = EpochSteps(chunk.steps, chunk.host_orders).skip(skipped).steps
-            if left:
-                yield replace(chunk, steps=left)
-            del chunk

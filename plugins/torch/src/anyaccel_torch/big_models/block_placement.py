@@ -47,17 +47,6 @@ def placed_blocks(
     return _placed(names, _values(where, model, names, devices), main)
 
 
-def check_values(where: str, model: nn.Module) -> None:
-    """Check that all tensors of a model have values.
-
-    Raises:
-        StateError: one has none.
-    """
-    for place in places(model):
-        if place.tensor.device.type == "meta":
-            raise StateError(f"{where}{place.name} has no values", hint="load them with load_checkpoint_and_dispatch")
-
-
 def check_model(where: str, model: Any) -> None:
     """Check that something is a model that can be offloaded.
 

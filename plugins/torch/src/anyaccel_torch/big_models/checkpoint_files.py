@@ -45,7 +45,7 @@ class SavedTensor(ABC):
         """Write its values into a tensor of its shape, on any device, cast to that tensor's dtype.
 
         Raises:
-            StateError: the file was changed or cannot be read.
+            StateError: the file was changed or cannot be read, or a value would be infinite in that dtype.
         """
 
     @abstractmethod
@@ -119,7 +119,7 @@ class FileTensor(SavedTensor):
         flat, begin = whole.view(-1), 0
         for piece in self.pieces():
             values = piece.view(self.dtype)
-            flat[begin : begin + len(values)].copy_(values)
+            flat[begin : begin + len(values)].copy_(_cast(values, target.dtype, self.name))
             begin += len(values)
         if whole.data_ptr() != target.data_ptr():
             target.detach().copy_(whole)
@@ -143,17 +143,35 @@ class FileTensor(SavedTensor):
 class LoadedTensor(SavedTensor):
     """A tensor of a file of torch, whose values are read by the system when they are used."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values.detach()
+    def __init__(self, values: Tensor, name: str) -> None:
+        self.values, self.name = values.detach(), name
         self.shape, self.dtype = tuple(values.shape), values.dtype
 
     def read_into(self, target: Tensor) -> None:
         """As `SavedTensor.read_into`."""
-        target.detach().copy_(self.values)
+        target.detach().copy_(_cast(self.values, target.dtype, self.name))
 
     def has_values_of(self, other: SavedTensor) -> bool:
         """As `SavedTensor.has_values_of`."""
         return isinstance(other, LoadedTensor) and torch.equal(self.values, other.values)
+
+
+def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Values in another dtype; what a narrower floating one does not hold is an error."""
+    if not (values.is_floating_point() and dtype.is_floating_point):
+        return values
+    if torch.finfo(dtype).max >= torch.finfo(values.dtype).max:
+        return values
+    cast = values.to(dtype)
+    lost = ~torch.isfinite(cast.float()) & torch.isfinite(values)
+    if lost.any():
+        short = str(dtype).removeprefix("torch.")
+        raise StateError(
+            f"{name} holds {values[lost][0].item()} in the checkpoint, which would be infinite in {short}",
+            cause=f"{short} holds numbers up to {torch.finfo(dtype).max}",
+            hint="load with dtype=torch.bfloat16, or keep this part wide: keep_in_fp32=['PART']",
+        )
+    return cast
 
 
 _CONTIGUOUS = torch.contiguous_format
@@ -189,7 +207,7 @@ def _open_file(path: Path) -> Mapping[str, SavedTensor]:
     if path.suffix == SAFETENSORS:
         return SafetensorsFile(path).tensors
     if path.suffix in SUFFIXES:
-        return {name: LoadedTensor(value) for name, value in load_tensors(path, mapped=True).items()}
+        return {name: LoadedTensor(value, name) for name, value in load_tensors(path, mapped=True).items()}
     raise StateError(f"{str(path)!r} is no file of weights", available=", ".join(SUFFIXES), hint=f"use {SAFETENSORS}")
 
 

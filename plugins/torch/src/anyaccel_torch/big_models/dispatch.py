@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,16 +14,15 @@ from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_torch.big_models.block_placement import (
     check_model,
-    check_values,
     checked_execution_device,
     checked_names,
     named_device,
     placed_blocks,
 )
 from anyaccel_torch.big_models.checkpoint_files import SAFETENSORS, FileTensor, open_checkpoint
-from anyaccel_torch.big_models.device_map import DISK, check_is_there, checked_map
+from anyaccel_torch.big_models.device_map import DISK, check_is_there, checked_map, entry_for
 from anyaccel_torch.big_models.loading import load_checkpoint_in_model
-from anyaccel_torch.big_models.model_blocks import find_blocks, places, shared_tensors
+from anyaccel_torch.big_models.model_blocks import check_values, find_blocks, places, shared_tensors
 from anyaccel_torch.big_models.offload import BlockPlace, Offload
 from anyaccel_torch.big_models.offload_folder import checked_folder, is_unwritten, write_blocks
 from anyaccel_torch.big_models.stored_tensor import StoredTensor
@@ -43,8 +43,9 @@ def dispatch_model(
 ) -> nn.Module:
     """Let each block of a model compute on its device; weights that rest elsewhere are copied there ahead of their use.
 
-    A block whose weights rest in host memory or on disk computes on the device of the block before it (the first
-    ones on that of the first block on a device). Where a map has no device but the CPU, all compute on the CPU.
+    A block whose weights rest in host memory or on disk computes where the plan of `infer_auto_device_map` says; in a
+    map of your own, on the device of the block before it (the first ones on that of the first block on a device), and
+    all on the CPU where the map has no other device.
 
     Args:
         model: with values; it is changed in place.
@@ -71,8 +72,26 @@ def dispatch_model(
     for value in devices.values():
         check_is_there(where, value)
     whole = checked_names(where, "no_split_module_classes", no_split_module_classes)
-    blocks = placed_blocks(model, devices, main, whole, where=where)
+    planned = _computing_devices(device_map) if main is None else {}
+    blocks = placed_blocks(model, devices, next(iter(planned.values()), main), whole, where=where)
+    blocks = [
+        replace(block, device=planned[name])
+        if block.tier and (name := entry_for(block.name, planned)) is not None
+        else block
+        for block in blocks
+    ]
     return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory)
+
+
+def _computing_devices(device_map: Mapping[str, Any]) -> dict[str, torch.device]:
+    """The device that computes each block whose weights rest elsewhere, by its name, where a plan has made the map."""
+    from anyaccel_torch.big_models.auto_device_map import DeviceMap
+
+    if not isinstance(device_map, DeviceMap):
+        return {}
+    plan = device_map.plan
+    names = {name for name in device_map if device_map.name_of(name) in plan.offloaded}
+    return {name: torch.device(plan.device_map[device_map.name_of(name)]) for name in names}
 
 
 def cpu_offload(

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from anyaccel.errors import StateError
+
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -77,3 +79,23 @@ def block_around(name: str, blocks: Collection[str]) -> str | None:
     while path not in blocks and path:
         path = path.rpartition(".")[0]
     return path if path in blocks else None
+
+
+def check_values(where: str, model: nn.Module) -> None:
+    """Check that all tensors of a model have values.
+
+    Raises:
+        StateError: one has none.
+    """
+    for place in places(model):
+        if place.tensor.device.type != "meta":
+            continue
+        if place.kind == "_buffers" and place.key in place.module._non_persistent_buffers_set:  # noqa: SLF001
+            raise StateError(
+                f"{where}the buffer {place.name} has no values, and no checkpoint has any, as it is not persistent",
+                hint="make the model with init_empty_weights(), which computes buffers (include_buffers=False); or let "
+                "its module register the buffer with persistent=True before the checkpoint is saved",
+            )
+        raise StateError(
+            f"{where}{place.name} has no values", hint="load a checkpoint that has them: load_checkpoint_and_dispatch"
+        )

@@ -16,11 +16,11 @@ from anyaccel.planner import OffloadPlan, OffloadRequest, PlacedBlock
 from anyaccel_torch import keras
 from anyaccel_torch.big_models.auto_device_map import DeviceMap, planned_map
 from anyaccel_torch.big_models.block_order import BlockOrder
-from anyaccel_torch.big_models.block_placement import check_values, placed_blocks
+from anyaccel_torch.big_models.block_placement import placed_blocks
 from anyaccel_torch.big_models.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_torch.big_models.device_map import DISK, checked_map
 from anyaccel_torch.big_models.dispatch import put_blocks
-from anyaccel_torch.big_models.model_blocks import find_blocks, places, shared_tensors
+from anyaccel_torch.big_models.model_blocks import check_values, find_blocks, places, shared_tensors
 from anyaccel_torch.big_models.offload import BlockPlace, offload_of, remove_offload
 from anyaccel_torch.big_models.offload_folder import is_unwritten
 

@@ -14,7 +14,7 @@ from anyaccel.errors import StateError
 from anyaccel_torch.big_models.copy_engine import CopyEngine
 from anyaccel_torch.big_models.device_map import DISK
 from anyaccel_torch.big_models.host_buffers import BufferPool, PinnedMemory
-from anyaccel_torch.big_models.model_blocks import Place, block_around, places
+from anyaccel_torch.big_models.model_blocks import Place, block_around, check_values, places
 from anyaccel_torch.big_models.offload_hooks import BlockHook, OffloadHook, Passes, ScopeHook
 from anyaccel_torch.big_models.staging import Staging
 from anyaccel_torch.big_models.stored_tensor import StoredTensor
@@ -137,9 +137,7 @@ class Offload:
         for inner in model.modules():
             if inner in _offloads:
                 raise StateError(f"this {type(inner).__name__} is offloaded already", hint="call remove_offload first")
-        for place in places(model):
-            if place.tensor.device.type == "meta":
-                raise StateError(f"{place.name} has no values", hint="load them with load_checkpoint_and_dispatch")
+        check_values("", model)
 
     # -- where tensors rest --------------------------------------------------------------------------------------------
 

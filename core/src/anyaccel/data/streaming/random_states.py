@@ -1,0 +1,283 @@
+"""The random states that a source uses: global generators, and those that its loader, sampler and data set hold."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import shown
+from anyaccel.backend import Backend
+from anyaccel.errors import SourceError, StateError
+from anyaccel.registry import registry
+
+States = Mapping[str, Any]
+"""The state of each generator, by where it is held: `"sampler.generator"`."""
+_GLOBAL = "global "
+_MOST_OBJECTS = 1000
+"""Of a source, that are searched for generators."""
+_MOST_ITEMS = 100
+"""Of a list or a dict: one that is longer holds data."""
+_PLAIN = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, ModuleType)
+
+
+def imported_backends() -> Iterator[Backend]:
+    """The backends whose frameworks have been imported."""
+    for backend in registry().backends:
+        if not sys.modules.keys().isdisjoint(backend.import_roots):
+            yield backend
+
+
+class RandomStates:
+    """The generators of NumPy, of Python, and of frameworks that are reached from what a user gave as a source.
+
+    Attributes, lists and dicts are searched, and functions with what they enclose, are bound to and name. In worker
+    processes there are copies, which are not seen.
+
+    Args:
+        origin: a loader, a data set, a function.
+    """
+
+    def __init__(self, origin: Any) -> None:
+        self._origin = origin
+
+    def states(self, *, frameworks: bool = False) -> dict[str, Any]:
+        """The states as they are now.
+
+        Args:
+            frameworks: with those of frameworks' global generators.
+        """
+        states: dict[str, Any] = {
+            f"{_GLOBAL}numpy": np.random.get_state(legacy=False),
+            f"{_GLOBAL}python": random.getstate(),
+        }
+        if frameworks:
+            for backend in imported_backends():
+                state = backend.generator_state()
+                if state is not None:
+                    states[f"{_GLOBAL}{backend.framework}"] = state
+        return {**states, **{name: _state_of(generator) for name, generator in _search(self._origin)}}
+
+    def load(self, states: States) -> None:
+        """Set the states that `states` gave, here or in another process.
+
+        Raises:
+            SourceError: a generator is no longer where it was, or is of another kind.
+        """
+        generators = dict(_search(self._origin))
+        for name, state in states.items():
+            if name.startswith(_GLOBAL):
+                _set_global(name.removeprefix(_GLOBAL), state)
+                continue
+            if name not in generators:
+                raise SourceError(
+                    f"the random generator {name!r} is not in the source any more",
+                    available=", ".join(generators) or "none is found in it",
+                    hint="make the source as it was made for the run that wrote the checkpoint",
+                )
+            try:
+                _set_state(generators[name], state)
+            except (TypeError, ValueError, KeyError, RuntimeError) as error:
+                raise SourceError(
+                    f"the random generator {name!r} does not take the state that it had: {error}",
+                    hint="make the source as it was made for the run that wrote the checkpoint",
+                ) from error
+
+
+@contextmanager
+def watched_rng() -> Iterator[Callable[[], bool]]:
+    """Gives what says, after the context, whether no stream of a thread can replace frameworks' global generators."""
+    with ExitStack() as stack:
+        watches = [stack.enter_context(backend.watch_rng()) for backend in imported_backends()]
+        yield lambda: any(getattr(watch, "passed", False) for watch in watches)
+
+
+@contextmanager
+def kept_frameworks() -> Iterator[None]:
+    """The global generators of frameworks are afterwards what they were before."""
+    kept = [(backend, state) for backend in imported_backends() if (state := backend.generator_state()) is not None]
+    try:
+        yield
+    finally:
+        for backend, state in kept:
+            backend.set_generator_state(state)
+
+
+def same_states(one: States, other: States) -> bool:
+    """Whether two states are equal."""
+    first, second = to_arrays(one), to_arrays(other)
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def to_arrays(states: States) -> dict[str, np.ndarray]:
+    """States as arrays of bytes, for a file."""
+    return {
+        name: np.frombuffer(json.dumps(state, default=_as_json).encode(), np.uint8) for name, state in states.items()
+    }
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What `to_arrays` gave.
+
+    Raises:
+        StateError: it is malformed.
+    """
+    try:
+        return {
+            name: json.loads(np.asarray(array, np.uint8).tobytes(), object_hook=_from_json)
+            for name, array in arrays.items()
+        }
+    except (ValueError, TypeError, KeyError) as error:
+        problem = f"a random state in a checkpoint is malformed: {error}"
+        raise StateError(problem, hint="take another checkpoint of the folder") from error
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"dtype": str(value.dtype), "shape": value.shape, "bytes": value.tobytes().hex()}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{shown(value)} is in a random state")
+
+
+def _from_json(value: dict[str, Any]) -> Any:
+    if value.keys() != {"dtype", "shape", "bytes"}:
+        return value
+    return np.frombuffer(bytes.fromhex(value["bytes"]), value["dtype"]).reshape(value["shape"]).copy()
+
+
+def _search(origin: Any) -> Iterator[tuple[str, Any]]:
+    """The generators that are reached from an object, each once, by where they are, breadth first."""
+    seen: set[int] = set()
+    waiting: deque[tuple[str, Any]] = deque([("", origin)])
+    kept = []  # ids are of objects that live
+    while waiting and len(seen) < _MOST_OBJECTS:
+        path, value = waiting.popleft()
+        if isinstance(value, _PLAIN) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        kept.append(value)
+        if _state_of(value) is not None:
+            yield path or "the source itself", value
+            continue
+        for name, part in _parts(value):
+            waiting.append((f"{path}.{name}" if path else name, part))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        if len(value) <= _MOST_ITEMS:
+            yield from ((str(i), part) for i, part in enumerate(value))
+    elif isinstance(value, dict):
+        if len(value) <= _MOST_ITEMS:
+            yield from ((str(key), part) for key, part in value.items())
+    elif isinstance(value, FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    elif isinstance(value, type):
+        return
+    else:
+        held = getattr(value, "__self__", None)  # of a method
+        if held is not None and not isinstance(held, ModuleType):
+            yield "__self__", held
+        if inspect.ismethod(value):
+            yield from _parts_of_function(value.__func__)
+        yield from _attributes(value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        held = dict(vars(value))
+    except TypeError:
+        held = {}
+    for cls in type(value).__mro__[:-1]:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                held[name] = getattr(value, name)
+        if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
+            for name in ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__"):
+                function = cls.__dict__.get(name)
+                if isinstance(function, FunctionType):
+                    yield f"{name}()", function
+    yield from held.items()
+
+
+def _parts_of_function(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function encloses, has as defaults, and names in its module."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+    yield from (("defaults", function.__defaults__), ("keyword defaults", function.__kwdefaults__))
+    root = function.__module__ or ""
+    if root.partition(".")[0] in sys.modules and _is_library(root):
+        return
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _is_library(module: str) -> bool:
+    """Whether a module is of an installed library, whose own globals are not searched."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file or module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _state_of(value: Any) -> Any:
+    """The state of a generator; None of anything else."""
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if isinstance(value, np.random.BitGenerator):
+        return value.state
+    if isinstance(value, random.Random):
+        return value.getstate()
+    for backend in imported_backends():
+        if backend.owns(value):
+            return backend.generator_state(value)
+    return None
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(_python_state(state))
+    else:
+        for backend in imported_backends():
+            if backend.owns(generator):
+                backend.set_generator_state(state, generator)
+
+
+def _set_global(name: str, state: Any) -> None:
+    if name == "numpy":
+        np.random.set_state(state)
+    elif name == "python":
+        random.setstate(_python_state(state))
+    else:
+        for backend in imported_backends():
+            if backend.framework == name:
+                backend.set_generator_state(state)
+
+
+def _python_state(state: Any) -> Any:
+    """As `random.setstate` takes it, of what was read from a file."""
+    version, numbers, gauss = state
+    return version, tuple(numbers), gauss

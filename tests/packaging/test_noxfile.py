@@ -1,0 +1,100 @@
+"""The sessions of nox hand over folders that hold wherever a test is, and the README's command is what CI runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+RELATIVE = "folder-of-nox"
+
+
+class RecordingSession:
+    """A session of nox that runs nothing, and records the texts that it hands to processes.
+
+    Its folder is relative, as nox gives it where no `--envdir` is named.
+    """
+
+    posargs: tuple[str, ...] = ()
+
+    def __init__(self, python: str) -> None:
+        self.python, self.env, self.texts = python, dict[str, str](), list[str]()
+        self.cache_dir = Path(RELATIVE, ".cache")
+
+    def install(self, *arguments: str) -> None:
+        self.texts += [*arguments, *self.env.values()]
+
+    def run(self, *arguments: str, env: Any = None, **settings: Any) -> None:
+        self.texts += [*arguments, *self.env.values(), *filter(None, (env or {}).values())]
+
+    def log(self, text: str) -> None:
+        self.texts.append(text)
+
+    @contextlib.contextmanager
+    def chdir(self, folder: str) -> Iterator[None]:
+        before = Path.cwd()
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+@pytest.fixture
+def noxfile(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The repository's noxfile, from whose sessions no folder is made; what it sets in the environment is set back."""
+    pytest.importorskip("nox")
+    before = dict(os.environ)
+    monkeypatch.chdir(root)  # as nox does
+    monkeypatch.setattr(Path, "mkdir", lambda *arguments, **settings: None)
+    spec = importlib.util.spec_from_file_location("noxfile_of_the_repository", root / "noxfile.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def sessions(noxfile: ModuleType) -> list[tuple[str, Any, dict[str, str]]]:
+    """Name, function and arguments of every session."""
+    import nox.registry
+
+    found = []
+    for name, function in nox.registry.get().items():
+        calls = [call.call_spec for call in function.parametrize] if getattr(function, "parametrize", None) else [{}]
+        found += [(name, function, dict(arguments)) for arguments in calls]
+    return found
+
+
+def test_no_session_hands_over_a_relative_folder(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests change their folder: a relative one would be made anew, or missed, wherever they are."""
+    commands: list[str] = []
+
+    def record(command: Any, **settings: Any) -> subprocess.CompletedProcess[str]:
+        commands.extend(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(noxfile, "subprocess", type("Recorded", (), {**vars(subprocess), "run": staticmethod(record)}))
+    handed = dict[str, list[str]]()
+    for name, function, arguments in sessions(noxfile):
+        session = RecordingSession(noxfile.FOUND[-1])
+        function(session, **arguments)
+        handed[name] = [*session.texts, *commands]
+        commands.clear()
+    with_folder = {name: [text for text in texts if RELATIVE in text] for name, texts in handed.items()}
+    assert with_folder["check"] and with_folder["unit"] and with_folder["backend"]  # or this test sees nothing
+    assert not [text for texts in with_folder.values() for text in texts if not Path(text).is_absolute()]
+
+
+def test_the_ci_runs_the_command_of_the_readme(root: Path) -> None:
+    lines = [line for line in (root / "README.md").read_text(encoding="utf-8").splitlines() if line.endswith("&& nox")]
+    assert lines == ["python -m pip install nox && nox"]
+    assert f"grep --max-count=1 '{lines[0][-7:]}$' README.md" in (root / ".ci/run").read_text(encoding="utf-8")
