@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.backend import Backend, Exchange
+from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.device import USUAL, Device, spelling, vendor_of
 from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError, MoveError
@@ -22,6 +23,7 @@ from anyaccel.specs import assign_fields
 SCALARS = (str, bytes, bool, int, float, complex, type(None))  # on no device: `move` and `device_of` pass over them
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Accelerator:
     """A request for a device, with options: `Accelerator("gpu:0", pin_memory=True)`.
@@ -120,8 +122,15 @@ class Accelerator:
         objects = (leaf for leaf in leaves(obj, known.owners) if not isinstance(leaf, SCALARS))
         backends = iter([backend(known.owner(leaf)) for leaf in objects])  # raises before anything moves
 
+        results: dict[int, tuple[Any, Any]] = {}  # what is in a container twice is so afterwards
+
         def placed(leaf: Any) -> Any:
-            return leaf if isinstance(leaf, SCALARS) else next(backends).place(leaf, self.device)
+            if isinstance(leaf, SCALARS):
+                return leaf
+            own = next(backends)
+            if id(leaf) not in results:
+                results[id(leaf)] = leaf, own.place(leaf, self.device)
+            return results[id(leaf)][1]
 
         return map_leaves(obj, placed, known.owners)
 
@@ -130,9 +139,16 @@ class Accelerator:
         from_array = self._from_host(framework) if framework is not None else None
         known, backend = registry(), functools.cache(self._backend)
 
+        results: dict[int, tuple[Any, Any]] = {}  # as in `place`
+
         def moved(leaf: Any) -> Any:
             if isinstance(leaf, SCALARS):
                 return leaf
+            if id(leaf) not in results:
+                results[id(leaf)] = leaf, move_leaf(leaf)
+            return results[id(leaf)][1]
+
+        def move_leaf(leaf: Any) -> Any:
             if from_array is not None and isinstance(leaf, (np.ndarray, np.generic)):
                 return from_array(np.asarray(leaf))
             if isinstance(leaf, np.ndarray):

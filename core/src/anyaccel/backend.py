@@ -158,6 +158,10 @@ class Exchange(ABC):
     index_dtype: ClassVar[str] = "int64"
     """Dtype of row orders and class indices, `"int64"` or `"int32"`."""
 
+    def loaded_dtype(self, dtype: str) -> str:
+        """The dtype in which integers of `dtype` are loaded: another one where the backend lacks it."""
+        return dtype
+
     @abstractmethod
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
         """A tensor on `device` with memory of its own, so that `array` may be changed at once. Keeps dtype and shape.

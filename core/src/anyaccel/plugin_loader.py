@@ -23,7 +23,7 @@ import pluggy
 from anyaccel import hookspecs
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel.errors import AnyaccelError, PluginError
+from anyaccel.errors import AnyaccelError, ConfigError, PluginError
 from anyaccel.printable import printable
 
 if TYPE_CHECKING:
@@ -34,11 +34,15 @@ SWITCH = "ANYACCEL_PLUGINS"
 BUILT_IN = "numpy"
 BUILT_IN_MODULE = "anyaccel.numpy_backend.plugin"
 PATIENCE = 3.0  # seconds
+SLOW_HINT = f"give it more time, such as --timeout 300, or leave it out with {SWITCH} if it never ends"
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin. `error` is the exception that loading it raised; one with `faults` serves what it can."""
+    """A plugin. `error` is the exception that loading it raised; one with `faults` serves what it can.
+
+    `delays` say what it was too slow for, or hangs in: the command that waited goes without, and nothing else is wrong.
+    """
 
     name: str
     distribution: str
@@ -46,6 +50,12 @@ class Plugin:
     error: BaseException | None = None
     backends: tuple[Backend, ...] = ()
     faults: list[str] = field(default_factory=list)
+    delays: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """`ok`, `broken` or `slow`."""
+        return "broken" if self.is_broken else "slow" if self.delays else "ok"
 
     @property
     def is_broken(self) -> bool:
@@ -66,14 +76,14 @@ class Plugin:
     def cause(self) -> str:
         """What is wrong, in one line; `""` if it works."""
         if self.error is None:
-            return "; ".join(self.faults)
+            return "; ".join([*self.faults, *self.delays])
         return " ".join(str(self.error).split()) if isinstance(self.error, AnyaccelError) else _one_line(self.error)
 
     @property
     def hint(self) -> str:
         """What to do about it; `""` if it works."""
         if not self.is_broken:
-            return ""
+            return SLOW_HINT if self.delays else ""
         if isinstance(self.error, AnyaccelError) and self.error.hint:
             return self.error.hint
         if isinstance(self.error, ModuleNotFoundError) and self.error.name:
@@ -170,12 +180,17 @@ def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
     """What a method of `_ANSWERS` returns (`devices` as a tuple), and `""`.
 
     If it raises (SystemExit too), or returns something else, what stands for an answer, and what was wrong.
+
+    Raises:
+        ConfigError: the backend reads a variable of the environment that is wrong.
     """
     expected, is_right, stand_in = _ANSWERS[method]
     try:
         answer = getattr(backend, method)(*arguments)
         answer = tuple(islice(answer, _MOST_DEVICES)) if method == "devices" else answer
         fault = "" if is_right(backend, answer) else f"returned {answer!r:.200}, not {expected}"
+    except ConfigError:  # of a variable of the environment: the user's mistake, and no fault of the plugin
+        raise
     except BaseException as error:  # panics of native code (Rust's) are no Exception
         raise_interrupt(error)
         fault = f"raised {_one_line(error)}"

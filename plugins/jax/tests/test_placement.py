@@ -34,12 +34,13 @@ def test_a_missing_device_is_a_named_error(backend: JaxBackend) -> None:
         backend.move(jnp.ones(2), Device("cpu", 7))
 
 
-def test_an_array_in_place_is_the_same_object_and_place_commits_it(backend: JaxBackend) -> None:
+@pytest.mark.parametrize("verb", ["place", "move"])
+def test_an_array_in_place_is_committed_and_then_the_same_object(backend: JaxBackend, verb: str) -> None:
     loose = jnp.arange(3.0)
-    assert backend.move(loose, CPU) is loose
-    placed = backend.place(loose, CPU)
+    placed = getattr(backend, verb)(loose, CPU)
     assert placed.committed and not loose.committed
-    assert backend.place(placed, CPU) is placed
+    assert placed.unsafe_buffer_pointer() == loose.unsafe_buffer_pointer()
+    assert backend.place(placed, CPU) is backend.move(placed, CPU) is placed
     tree = {"a": (placed, 3, None, "text")}
     assert backend.place(tree, CPU) is tree
 
@@ -66,6 +67,13 @@ def test_an_array_on_several_devices_raises(backend: JaxBackend) -> None:
 def test_a_placed_array_is_committed(backend: JaxBackend) -> None:
     there = backend.place(jnp.ones(3), SECOND)
     assert (there + jnp.ones(3)).devices() == {backend.jax_device(SECOND)}
+
+
+def test_moved_arrays_of_two_devices_are_not_mixed_by_a_hidden_copy(backend: JaxBackend) -> None:
+    """`move` left an array that was there uncommitted, and JAX copied it to the other device."""
+    here, there = backend.move(jnp.ones(3), CPU), backend.move(jnp.ones(3), SECOND)
+    with pytest.raises(ValueError, match="incompatible devices"):
+        here + there
 
 
 def test_keys_are_placed_as_they_are(backend: JaxBackend) -> None:

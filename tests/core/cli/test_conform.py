@@ -90,6 +90,12 @@ def test_a_plugin_that_could_not_be_imported_is_an_error_with_the_cause():
         conform.find_plugin("hangs", [hanging])
 
 
+def test_a_plugin_that_was_too_slow_is_an_error_that_gives_it_more_time():
+    slow = Plugin("slow", "anyaccel-slow", "1.0", delays=["its import did not end within 30 s"])
+    with pytest.raises(PluginError, match=r"slow \(anyaccel-slow 1.0\) is slow: its import.*--timeout 300"):
+        conform.find_plugin("slow", [slow])
+
+
 # -- core's own --------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Sequential
 from anyaccel.phases import EarlyStopping
 from anyaccel.phases.metrics import Metric
 
+pytestmark = pytest.mark.filterwarnings("ignore::anyaccel.errors.NaNWarning")
+
 
 @pytest.fixture
 def scripted(data, line, experiment, train, evaluate):
@@ -81,13 +83,16 @@ def test_it_agrees_with_its_definition(figures, patience, mode, min_delta):
 
     class Fake:
         stopped, snapshots = "", 0
-        phase = type("P", (), {"validation": None, "n_epochs": 99})
+        phase = type("P", (), {"validation": None, "n_epochs": 99, "on_nan": "ignore", "label": "t"})
 
         def __init__(self):
             self.history = []
 
         def stop(self, reason):
             self.stopped = reason
+
+        def log_event(self, kind, message):
+            assert kind == "metric" and "which is NaN" in message
 
     best, best_epoch, waited, wanted = None, -1, 0, None
     for i, figure in enumerate(figures):

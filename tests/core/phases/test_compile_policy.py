@@ -78,6 +78,22 @@ class Fake(ArrayProgram):
         if self.speeds.fails is not None:
             raise self.speeds.fails
         self.speeds.compiled.add((batch_size, n_microbatches, len(orders[0])))
+        self.speeds.plain = False
+
+    def renew_compiled(self) -> list[str]:
+        """As of JAX: what is dropped is compiled again at its next call, unless the program is to run uncompiled."""
+        speeds = self.speeds
+        if not speeds.changes or not (speeds.compiled or speeds.plain):
+            return []
+        speeds.clock.now += 0.0 if speeds.plain else speeds.seconds
+        return ["beta of the loss 'net'"]
+
+    def run_uncompiled(self) -> None:
+        """Only compiled again when asked."""
+        speeds = self.speeds
+        speeds.clock.now -= 0.0 if speeds.plain else speeds.seconds  # which `renew_compiled` has taken in advance
+        speeds.compiled.clear()
+        speeds.plain = True
 
 
 def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
@@ -100,6 +116,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
                 "offers": [],
                 "asked": [],
                 "compiled": set(),
+                "changes": False,
+                "plain": False,
                 **given,
             }
         )
@@ -149,6 +167,54 @@ def told(result: Any) -> list[str]:
 def why_not(result: Any) -> list[str]:
     """Messages of verbose compile events: why steps were not compiled."""
     return [event.message for event in result.events if event.kind == "compile" and event.verbose]
+
+
+# -- values that change again and again -------------------------------------------------------------------------------
+
+
+class Annealing(Callback):
+    """Changes in each epoch what compiled steps have read, as the fake program says itself."""
+
+    def epoch_start(self, run: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("steps", [50, 200, 5_000, 20_000])
+def test_a_value_that_changes_in_every_epoch_costs_no_more_than_the_better_choice(
+    steps: int, speeds: Callable[..., SimpleNamespace]
+) -> None:
+    programs, epochs = speeds(each=1e-3, ratio=0.1, seconds=1.0, changes=True), 30
+    result = train(steps, epochs, batch=1, callbacks=[Annealing()])
+    plain, compiled = steps * 1e-3, 1.0 + steps * 1e-4
+    assert programs.clock.now <= 1.15 * min(plain, compiled) * epochs + 2.5, "the first two compilations are no mistake"
+    again = [message for message in told(result) if "again" in message]
+    assert len(again) == (1 if steps > 50 or programs.asked else 0)
+    if again:
+        outcome = "steps are compiled each time" if compiled < plain else "steps stay uncompiled"
+        assert again[0].startswith(f"{outcome}, as beta of the loss 'net' has changed again: compiling for ")
+    assert sum("is dropped" in message for message in told(result)) <= 1
+
+
+def test_a_value_that_stops_changing_lets_steps_be_compiled_for_what_is_left(
+    speeds: Callable[..., SimpleNamespace],
+) -> None:
+    programs = speeds(each=1e-3, ratio=0.1, seconds=1.0, changes=True)
+
+    class Ends(Callback):
+        def epoch_start(self, run: Any) -> None:
+            programs.changes = run.epoch < 10
+
+    train(300, 100, batch=1, callbacks=[Ends()])
+    assert programs.calls[-1][0] == "compiled" and programs.clock.now < 0.5 * 100 * 300 * 1e-3
+
+
+def test_steps_that_the_phase_wants_compiled_are_compiled_after_each_change(
+    speeds: Callable[..., SimpleNamespace],
+) -> None:
+    programs = speeds(changes=True)
+    result = train(10, 4, compile="steps", callbacks=[Annealing()])
+    assert {kind for kind, *_ in programs.calls} == {"compiled"}
+    assert [message.partition(",")[0] for message in told(result)[1:]] == ["what was compiled is dropped"] * 3
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------

@@ -381,3 +381,10 @@ def test_a_vendor_word_is_a_constraint_for_move_and_place(use, act):
     with pytest.raises(DeviceUnavailableError, match="gpu:0 is a device of amd, not of nvidia"):
         act(backend.new(), "cuda")
     assert act(backend.new(), "rocm").device == Device("gpu")
+
+
+def test_a_tensor_that_is_in_a_container_twice_is_one_tensor_afterwards(tiny: TinyBackend) -> None:
+    cell = tiny.new(1)
+    for verb in (move, place):
+        result = verb({"a": cell, "b": [cell, Batch(cell)]}, SIM)
+        assert result["a"] is result["b"][0] is result["b"][1].x and result["a"] is not cell

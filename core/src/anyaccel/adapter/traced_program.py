@@ -56,6 +56,7 @@ class TracedProgram(ArrayProgram):
         size = len(segment.operations) + len(segment.losses) + sum(map(len, self._layout.parameters.values()))
         self._estimator = CompileEstimator(type(ops), size)
         self._requested: set[BatchShapes] = set()
+        self._is_uncompiled = False
         self._seen: set[BatchShapes] = set()
         self._unshare_state()
 
@@ -193,7 +194,8 @@ class TracedProgram(ArrayProgram):
             return eager()
         shapes = _batch_shapes(columns, orders, batch_size, n_microbatches)
         self._seen.add(shapes)
-        requested = self._traced.eager_seconds is None or shapes in self._requested
+        free = self._traced.eager_seconds is None and not self._is_uncompiled
+        requested = free or shapes in self._requested
         compiled = partial(
             self._compiled_steps, columns, orders, start, n_steps, batch_size, n_microbatches, quick=not requested
         )
@@ -307,7 +309,7 @@ class TracedProgram(ArrayProgram):
         """
         if not self.can_compile_steps:
             raise self._compile_error()
-        began = time.perf_counter()
+        self._is_uncompiled, began = False, time.perf_counter()
         try:
             self._compiled_steps(columns, orders, 0, 0, batch_size, n_microbatches)
         except OutOfMemoryError:
@@ -323,6 +325,11 @@ class TracedProgram(ArrayProgram):
         self._requested.add(shapes)
         self._compiled.ready.add(shapes)
         self._compiled.proven.add("steps")
+
+    def run_uncompiled(self) -> None:
+        """As of `MultiStepProgram`."""
+        self._requested.clear()
+        self._is_uncompiled = True
 
     def _compile_error(self) -> CompileError:
         problem = f"steps of segment {self.segment.label!r} cannot be compiled"
@@ -346,7 +353,7 @@ class TracedProgram(ArrayProgram):
             self._dataflow, self._traced, self._flow, self._state.optimizer, self._as_a_whole
         )
         self._switch.replace(self._compiled)
-        return changed if watch.is_traced and not self._traced.eager else []
+        return changed if (watch.is_traced or self._is_uncompiled) and not self._traced.eager else []
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
@@ -36,7 +36,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """As click's, after the plugins are loaded; an error of anyaccel is printed, and the exit status 2."""
         try:
-            ctx.obj = load_plugins_of(ctx.params) if self.loads_plugins else ()
+            ctx.obj = load_plugins_of(ctx) if self.loads_plugins else ()
             return super().invoke(ctx)
         except AnyaccelError as error:
             from anyaccel.cli.console import print_error
@@ -51,9 +51,13 @@ class PlainCommand(Command):
     loads_plugins = False
 
 
-def load_plugins_of(params: Mapping[str, Any]) -> Sequence[Any]:
-    """Load the plugins; returns those that are left out. With `--json`, their output is on standard error."""
+def load_plugins_of(ctx: click.Context) -> Sequence[Any]:
+    """Load the plugins; returns those that are left out. With `--json`, their output is on standard error.
+
+    Each may take as long as `--timeout` says; the default of a command, which may be of something slower, is not meant.
+    """
     from anyaccel.cli.plugin_loading import TIMEOUT, load_plugins
 
-    with redirect_stdout(sys.stderr) if params.get("as_json") else nullcontext():
-        return load_plugins(min(TIMEOUT, params.get("timeout", TIMEOUT)))
+    is_given = ctx.get_parameter_source("timeout") is click.core.ParameterSource.COMMANDLINE
+    with redirect_stdout(sys.stderr) if ctx.params.get("as_json") else nullcontext():
+        return load_plugins(ctx.params["timeout"] if is_given else TIMEOUT)

@@ -109,8 +109,8 @@ def find_plugin(name: str, left_out: Sequence[Plugin] = ()) -> Plugin:
             available=", ".join(each.name for each in plugins),
             hint="check the spelling, or install the plugin; `anyaccel plugins` lists what is installed",
         )
-    if plugin.error is not None:
-        raise PluginError(f"plugin {plugin} is broken: {plugin.cause}", hint=plugin.hint)
+    if plugin.error is not None or plugin.delays:
+        raise PluginError(f"plugin {plugin} is {plugin.status}: {plugin.cause}", hint=plugin.hint)
     if not plugin.backends:
         raise _without_backend(plugin)
     return plugin

@@ -85,15 +85,18 @@ def merged(listings: Iterable[tuple[Plugin, Mapping[str, Any]]]) -> list[dict[st
         for fault in listing["faults"]:
             plugin.add_fault(fault, "")
             whole["missing"].append({"kind": "any", "reason": f"plugin {plugin} is broken: {fault}"})
+        for delay in listing.get("delays", ()):
+            plugin.delays.append(delay)
+            whole["missing"].append({"kind": "any", "reason": f"plugin {plugin} is slow: {delay}"})
         whole["devices"] += listing["devices"]
         whole["missing"] += listing["missing"]
     return list(found.values())
 
 
 def describe_broken(plugins: Iterable[Plugin]) -> list[dict[str, str]]:
-    """Name, cause and hint of each plugin that is broken."""
-    broken = (plugin for plugin in plugins if plugin.is_broken)
-    return [{"name": plugin.name, "cause": plugin.cause, "hint": plugin.hint} for plugin in broken]
+    """Name, status, cause and hint of each plugin that is broken or slow."""
+    told = (plugin for plugin in plugins if plugin.status != "ok")
+    return [{"name": p.name, "status": p.status, "cause": p.cause, "hint": p.hint} for p in told]
 
 
 def _expected(plugin: Plugin, backend: Backend, machine: Machine | None) -> dict[Device, DeviceInfo] | None:

@@ -43,9 +43,10 @@ def run(
 
 
 def print_broken(broken: Iterable[Mapping[str, str]]) -> None:
-    """Print what is wrong with broken plugins, and what to do."""
+    """Print what is wrong with broken and slow plugins, and what to do."""
     for plugin in broken:
-        print_line(f"{plugin['name']} is broken: {plugin['cause']}", style="red")
+        style = "red" if plugin["status"] == "broken" else "yellow"
+        print_line(f"{plugin['name']} is {plugin['status']}: {plugin['cause']}", style=style)
         print_line(f"  Hint: {plugin['hint']}")
 
 

@@ -17,7 +17,6 @@ from typing import Any
 from anyaccel.cli.console import format_size, print_json
 from anyaccel.cli.framework_probes import probe
 from anyaccel.cli.plugin_loading import TIMEOUT
-from anyaccel.cli.plugins import status_of
 from anyaccel.host_memory import host_memory
 from anyaccel.install_hints import HINTS
 from anyaccel.numpy_backend.sim_device import SWITCH as SIMULATE
@@ -84,7 +83,7 @@ def collect(timeout: float = TIMEOUT, left_out: Sequence[Plugin] = ()) -> dict[s
             {
                 "name": plugin.name,
                 "distribution": f"{plugin.distribution} {plugin.version}".strip(),
-                "status": status_of(plugin),
+                "status": plugin.status,
                 "cause": _redact(plugin.cause),
             }
             for plugin in plugins

@@ -15,6 +15,7 @@ from anyaccel.plugin_loader import BUILT_IN, Plugin
 from anyaccel.registry import registry
 
 _MAX_CHILDREN = 8
+_PROBE = "the process that lists the devices of its backend for"
 
 
 def probe_all(framework: str | None, timeout: float, left_out: Sequence[Plugin]) -> dict[str, Any]:
@@ -35,11 +36,11 @@ def probe_all(framework: str | None, timeout: float, left_out: Sequence[Plugin])
 
 
 def probe(framework: str | None, timeout: float) -> list[dict[str, Any]]:
-    """The devices of each framework, or of one: `framework`, `devices`, `missing`. Faults are added to the plugins.
+    """The devices of each framework, or of one: `framework`, `devices`, `missing`. Plugins get faults and delays.
 
     Args:
         framework: None for all.
-        timeout: seconds for each backend; one that does not answer in time is broken.
+        timeout: seconds for each backend; one that does not answer in time is slow.
     """
     asked = served_backends(framework)
     with ThreadPoolExecutor(_MAX_CHILDREN) as pool, console(stderr=True).status("") as status:
@@ -61,7 +62,8 @@ def _probe_one(plugin: Plugin, index: int, timeout: float) -> dict[str, Any]:
         words = (plugin.name, str(index))
         child = run_child("anyaccel.cli.device_probe", *words, timeout=timeout, environment=child_environment())
     except subprocess.TimeoutExpired:
-        return _failed(framework, f"did not answer within {timeout:g} s")
+        delay = f"{_PROBE} {framework} did not answer within {timeout:g} s"
+        return {"framework": framework, "devices": [], "missing": [], "faults": [], "delays": [delay]}
     if child.returncode:
         lines = child.stderr.strip().splitlines()
         return _failed(framework, f"ended with status {child.returncode}" + (f": {lines[-1]}" if lines else ""))
@@ -70,5 +72,4 @@ def _probe_one(plugin: Plugin, index: int, timeout: float) -> dict[str, Any]:
 
 
 def _failed(framework: str, how: str) -> dict[str, Any]:
-    fault = f"the process that lists the devices of its backend for {framework} {how}"
-    return {"framework": framework, "devices": [], "missing": [], "faults": [fault]}
+    return {"framework": framework, "devices": [], "missing": [], "faults": [f"{_PROBE} {framework} {how}"]}

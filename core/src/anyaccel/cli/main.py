@@ -23,7 +23,7 @@ _TIMEOUT = click.option(
     type=click.FloatRange(min=0, min_open=True),
     default=60,
     show_default=True,
-    help="Seconds for each plugin; one that takes longer is broken.",
+    help="Seconds for each plugin; one that takes longer is called slow.",
 )
 
 
@@ -134,7 +134,7 @@ def devices(ctx: click.Context, framework: str | None, probe: bool, timeout: flo
     """
     from anyaccel.cli.devices import run
 
-    run(framework, timeout, as_json, lambda: load_plugins_of(ctx.params), ask=probe)
+    run(framework, timeout, as_json, lambda: load_plugins_of(ctx), ask=probe)
 
 
 @group.command(cls=PlainCommand, short_help="Show which devices a request gets, and why.")

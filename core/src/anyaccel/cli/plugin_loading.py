@@ -30,8 +30,9 @@ def load_plugins(timeout: float = TIMEOUT) -> tuple[Plugin, ...]:
     entries = {entry.name: entry for entry in installed() if allowed is None or entry.name in allowed}
     broken: list[Plugin] = []
     while entries and (failure := _first_failure(sorted(entries), timeout)):
-        name, problem = failure
-        broken.append(replace(plugin_of(entries.pop(name)), error=PluginError(problem)))
+        name, problem, ended = failure
+        plugin = plugin_of(entries.pop(name))
+        broken.append(replace(plugin, error=PluginError(problem)) if ended else replace(plugin, delays=[problem]))
     if broken:
         with _allowed_plugins(sorted(entries)):
             registry().load()
@@ -57,8 +58,11 @@ def _allowed_plugins(names: Sequence[str]) -> Iterator[None]:
             os.environ[SWITCH] = before
 
 
-def _first_failure(names: Sequence[str], timeout: float) -> tuple[str, str] | None:
-    """Load plugins in a child process; the one that hangs or ends the process, and what it does; None if all load."""
+def _first_failure(names: Sequence[str], timeout: float) -> tuple[str, str, bool] | None:
+    """Load plugins in a child process; None if all load.
+
+    Else the one that is slow, hangs or ends the process, what it does, and whether the process has ended.
+    """
     # -P: a file of the working directory must not stand in for a module.
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "anyaccel.cli.import_check"],
@@ -75,7 +79,7 @@ def _first_failure(names: Sequence[str], timeout: float) -> tuple[str, str] | No
         if not name:
             return None
         how = f"ends the process with status {child.wait()}" if ended else f"did not end within {timeout:g} s"
-        return name, f"its import {how}"
+        return name, f"its import {how}", ended
     finally:
         child.kill()
         child.wait()

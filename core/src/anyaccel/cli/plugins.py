@@ -16,7 +16,9 @@ from anyaccel.registry import registry
 
 
 def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
-    """Print the plugins; returns 1 if one is broken, else 0. Every backend is asked for its devices to find that out.
+    """Print the plugins; returns 1 if one is broken or slow, else 0.
+
+    Every backend is asked for its devices to find that out.
 
     Args:
         timeout: seconds for each backend.
@@ -29,7 +31,7 @@ def run(timeout: float, as_json: bool, left_out: Sequence[Plugin]) -> int:
         print_json({"plugins": [_describe(plugin) for plugin in plugins]})
     else:
         _print_plugins(plugins)
-    return int(any(plugin.is_broken for plugin in plugins))
+    return int(any(plugin.status != "ok" for plugin in plugins))
 
 
 def hooks_of(plugin: Plugin) -> tuple[str, ...]:
@@ -40,17 +42,12 @@ def hooks_of(plugin: Plugin) -> tuple[str, ...]:
     return tuple(name for name in ("policies", *HOOKS) if name in names)
 
 
-def status_of(plugin: Plugin) -> str:
-    """`ok` or `broken`."""
-    return "broken" if plugin.is_broken else "ok"
-
-
 def _describe(plugin: Plugin) -> dict[str, Any]:
     return {
         "name": plugin.name,
         "distribution": plugin.distribution,
         "version": plugin.version,
-        "status": status_of(plugin),
+        "status": plugin.status,
         "backends": [
             {"framework": backend.framework, "kinds": kinds, "capabilities": list(capabilities(backend))}
             for backend in plugin.backends
@@ -70,6 +67,6 @@ def _print_plugins(plugins: tuple[Plugin, ...]) -> None:
         offered = "; ".join(", ".join(capabilities(backend)) for backend, _ in backends)
         hooks, source = ", ".join(hooks_of(plugin)), f"{plugin.distribution} {plugin.version}".strip()
         serves = serves or ("hooks only" if hooks else "")
-        rows.append((plugin.name, source, status_of(plugin), serves, offered, hooks))
+        rows.append((plugin.name, source, plugin.status, serves, offered, hooks))
     print_table(("plugin", "distribution", "status", "serves", "capabilities", "hooks"), rows)
     print_broken(describe_broken(plugins))

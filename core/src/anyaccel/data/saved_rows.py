@@ -155,14 +155,13 @@ class SavedRows(Rows):
 
 
 def _cannot_undo(label: str, error: AnyaccelError) -> TransformError:
-    available = f"{error.problem}. {error.available}" if error.available else error.problem
     problem = f"the transforms of {label!r} cannot be undone in loaded results"
     hint = "undo them by the data: data.inverse(values, columns)"
     if "pip install" in error.hint:
         hint = error.hint
     elif "allow=" in error.hint:
         hint = f"name the class if you trust it: load(folder, allow=[MyTransform]); or {hint}"
-    return TransformError(problem, available=available, hint=hint)
+    return TransformError(problem, cause=error.problem, available=error.available, hint=hint)
 
 
 def saved_rows(

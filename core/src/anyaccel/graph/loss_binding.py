@@ -177,4 +177,6 @@ class LossBinder:
         spec = loss_columns.target_spec(loss, chosen, output)
         if loss_columns.is_indices(loss, spec):
             spec = replace(spec, dtype=assignment.backend.index_dtype)
+        elif loss.loss.own is not None:
+            spec = replace(spec, dtype=assignment.backend.loaded_dtype(spec.dtype))
         return self.table.want(chosen, spec, assignment, "targets").name

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel import rng
+from anyaccel.adapter.outer_contexts import left_contexts
 from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.errors import (
     ENVIRONMENT_ERRORS,
@@ -130,7 +131,8 @@ def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
     share_while_building(frameworks.values(), registry)
     backends = {label: registry.computing(framework) for label, framework in frameworks.items()}
     _wrap_models(nodes, backends)
-    return _Inference(nodes, order, frameworks, backends, seed).run()
+    with left_contexts(backends.values()):
+        return _Inference(nodes, order, frameworks, backends, seed).run()
 
 
 # -- frameworks --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter import VjpResult
+from anyaccel.call_hints import constructor_hints
 from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, PhaseError
 from anyaccel.numpy_backend.estimator_methods import accepts, check, has, is_plain, parameters_of
@@ -18,6 +19,7 @@ from anyaccel.numpy_backend.sim_array import Array, SimArray, download, upload
 from anyaccel.segment import TensorSpec
 
 
+@constructor_hints
 class Estimator(Module):
     """An estimator as the model of a node: NumPy arrays in, NumPy arrays out. The user's object is fitted in place.
 
@@ -240,7 +242,7 @@ class Estimator(Module):
         except FloatingPointError:
             raise EstimatorError(
                 f"{self._call} returned numbers that are too large for output_dtype={self.output_dtype!r}",
-                available=f"the largest is {np.abs(array[np.isfinite(array)]).max()}",
+                cause=f"the largest is {np.abs(array[np.isfinite(array)]).max()}",
                 hint="leave output_dtype out, or scale the targets of the estimator",
             ) from None
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, CompileWarning
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.user_level import user_level
 
 _TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02
 """Plain steps are timed for so long, or for this share of the compilation, before a decision."""
 _UNLIMITED = 2**31
+_MOST_COMPILATIONS = 10
+"""As many cost no more than the first plain step, where a framework compiles each of its operations for that."""
 
 _Shape = tuple[int, int | None, int]
 """What a step is compiled for: rows of a step, rows computed at once, rows of the columns."""
@@ -47,6 +51,9 @@ class CompilePolicy:
     as the steps that are left take longer plain than compiled, the compilation included. If the phase may stop before
     its last epoch it waits until plain steps have taken as long as the compilation would, so that it never takes more
     than twice the time of the better choice. If it compiled nothing, `end` logs why.
+
+    What was compiled is dropped where a Python value that it has read changes. After the second time for one value,
+    `auto` expects that it changes again after as many steps as before, and compiles where that pays for these steps.
 
     Where everything is computed on the host, steps take the time of the processor, if that is less than the time of the
     clock: what other processes take of a busy machine would make a compilation seem worth its while.
@@ -87,10 +94,21 @@ class CompilePolicy:
         self._wait_seconds = math.inf
         self._decided = mode == "off"
         self._estimate: CompileEstimate | None = None
+        self._n_changes: Counter[str] = Counter()
+        self._n_steps = self._n_steps_at_change = 0
+        self._cause = ""  # what changes again and again
+        self._steps_between = 0  # two of its changes
+        self._is_dropped = self._has_told = False
+        self._compile_seconds = 0.0
+        self._compiled_step_seconds = 0.0  # of the first call, which may compile, as little as of none
+        self._compiled_calls = 0  # since the last change
 
     def before_call(self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None) -> None:
         """Called before each call of steps: compile them now, if that pays off."""
         self._shape, self._wait_seconds = (batch_size, microbatch_size, runner.n_rows), math.inf
+        if self._is_dropped:
+            self._decide_again(runner, batch_size, microbatch_size)
+            return
         if self._decided or self._shape in self._tried:
             return
         if runner.program is None:
@@ -107,6 +125,8 @@ class CompilePolicy:
     @property
     def max_steps(self) -> int:
         """The most steps of the next call, so that the next decision is not late."""
+        if self._is_dropped and not self._timed_steps:
+            return 1
         if not self._timed_steps or self._wait_seconds == math.inf:
             return _UNLIMITED
         return max(1, math.ceil(self._wait_seconds / max(self._step_seconds, 1e-9)))
@@ -116,12 +136,56 @@ class CompilePolicy:
         before, self._processor_seconds = self._processor_seconds, time.process_time()
         if self._steps_left is not None:
             self._steps_left -= n_steps
-        if self._shape in self._tried:
+        self._n_steps += n_steps
+        if self._shape in self._tried and not self._is_dropped:
+            self._compiled_calls += 1
+            if self._compiled_calls > 1:
+                self._compiled_step_seconds = seconds / n_steps
             return
         if self._plain.calls:
             self._timed_steps += n_steps
             self._timed.add(seconds, self._processor_seconds - before)
         self._plain.add(seconds, self._processor_seconds - before)
+
+    def dropped(self, names: Sequence[str], cause: str) -> bool:
+        """What was compiled is dropped, as these values have changed. Whether steps shall run uncompiled until further.
+
+        Args:
+            names: of the values.
+            cause: that they have changed, in words.
+        """
+        self._n_changes.update(names)
+        self._steps_between, self._n_steps_at_change = self._n_steps - self._n_steps_at_change, self._n_steps
+        self._compiled_calls = 0
+        if self._mode != "auto" or not self._tried or max(self._n_changes[name] for name in names) < 2:
+            return False
+        n_more = math.inf if self._steps_left is None else self._steps_left / max(self._steps_between, 1)
+        if not self._timed_steps and n_more < _MOST_COMPILATIONS:
+            return False
+        self._cause, self._is_dropped = cause, True
+        return True
+
+    def _decide_again(self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None) -> None:
+        """Compile once more, if that pays for the steps until the next change."""
+        if not self._timed_steps:
+            return
+        left = self._steps_between - (self._n_steps - self._n_steps_at_change)
+        if left <= 0:  # it has changed for the last time
+            left = self._max_call_steps if self._steps_left is None else self._steps_left
+        saved = left * (self._step_seconds - self._compiled_step_seconds)
+        costs = f"compiling for {left:,} steps takes about {_duration(self._compile_seconds)}"
+        pays = saved > self._compile_seconds
+        if not self._has_told:
+            self._has_told = True
+            outcome = "steps are compiled each time" if pays else "steps stay uncompiled"
+            self._log_event(
+                "compile",
+                f"{outcome}, as {self._cause} again: {costs} and saves {_duration(max(saved, 0.0))}. Hint: change it "
+                "every few epochs, or hold it in a variable of the framework that compiled code is given",
+            )
+        if pays:
+            self._is_dropped = False
+            self._compile(runner, batch_size, microbatch_size, f"{self._cause}, and plain steps would take longer")
 
     def repeat(self, n_steps: int) -> None:
         """So many steps are done once more."""
@@ -217,7 +281,9 @@ class CompilePolicy:
         except (CompileError, MemoryError) as error:  # neither has changed anything
             self._failed(error)
         else:
-            self._log_event("compile", f"steps compiled in {time.perf_counter() - began:.1f} s: {why}")
+            self._compile_seconds = time.perf_counter() - began
+            told = f"steps compiled in {self._compile_seconds:.1f} s: {why}"
+            self._log_event("compile", told, verbose=bool(self._cause))
         finally:
             self._on_activity("")
 
@@ -226,7 +292,7 @@ class CompilePolicy:
         release_frames(error)
         self._log_event("compile", f"steps run uncompiled: {error}")
         if self._mode == "steps":
-            warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=9)
+            warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=user_level())
 
 
 def _is_free(estimate: CompileEstimate | None) -> bool:

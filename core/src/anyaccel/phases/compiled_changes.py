@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anyaccel.errors import CompileError
+from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.run import Run
 
 
-def renew_compiled(run: Run, pipeline: Pipeline) -> None:
-    """Drop what was compiled with values that have changed; the run tells of it."""
+def renew_compiled(run: Run, pipeline: Pipeline, policy: CompilePolicy) -> None:
+    """Drop what was compiled with values that have changed; the run tells of it.
+
+    What changes a second time will change again: from then on the policy decides each time whether to compile.
+    """
     names = pipeline.renew_compiled()
-    if names:
+    if not names:
+        return
+    if policy.dropped(names, f"{_changed(names)} changed"):
+        pipeline.run_uncompiled()
+    else:
         run.log_event("compile", f"what was compiled is dropped, as {_changed(names)} changed")
 
 

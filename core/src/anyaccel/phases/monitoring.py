@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from anyaccel.errors import PhaseError
+from anyaccel.errors import NaNWarning, PhaseError
+from anyaccel.printable import printable
 from anyaccel.suggestions import did_you_mean
+from anyaccel.user_level import user_level
 
 if TYPE_CHECKING:
     from anyaccel.phases.run import Run
@@ -25,7 +29,13 @@ def monitored_value(who: str, name: str, run: Run) -> float | None:
     """
     epoch = run.history[-1]
     if name in epoch.figures:
-        return epoch.figures[name]
+        value = epoch.figures[name]
+        if math.isnan(value) and not any(math.isnan(before.figures.get(name, 0.0)) for before in run.history[:-1]):
+            message = f"{who} monitors {name!r}, which is NaN in epoch {run.epoch + 1}: such an epoch is never the best"
+            run.log_event("metric", message)
+            if run.phase.on_nan != "ignore":
+                warnings.warn(printable(f"phase {run.phase.label!r}: {message}"), NaNWarning, stacklevel=user_level())
+        return value
     if run.phase.validation is not None and name.startswith("val_") and not epoch.validated:
         return None
     raise _unknown(who, name, run, epoch.figures)

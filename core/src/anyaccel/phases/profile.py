@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from anyaccel import arguments
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, trace_name
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -28,6 +29,7 @@ _LONGEST = 50
 _RECORDING = threading.Lock()  # profilers record whole processes
 
 
+@constructor_hints
 class Profile(Callback):
     """Records some training steps with the profiler of each framework in the graph.
 

@@ -140,7 +140,7 @@ class Run:
 
         Args:
             kind: `"compile"`, `"residency"`, `"memory"`, `"source"`, `"transfer"`, `"rate"`, `"checkpoint"`,
-                `"precision"` or `"profile"`.
+                `"precision"`, `"profile"` or `"context"`.
             message: what happened, and why.
             verbose: leave it out of the progress.
         """

@@ -11,6 +11,8 @@ from functools import partial
 import numpy as np
 
 from anyaccel import interrupts
+from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.backend import Backend
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.graph import Resolution, memory_sharing, resolve
@@ -32,6 +34,7 @@ from anyaccel.phases.model_placement import final_devices, place, warn_of_fallba
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outcomes import EvaluationValues
+from anyaccel.phases.outer_contexts import check_precision, leave_contexts
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.pipeline_building import build_pipeline
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
@@ -46,10 +49,11 @@ from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
-from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.phases.user_level import user_level
+from anyaccel.phases.train_phase import TrainPhase, all_losses
+from anyaccel.phases.validation import trained_as
 from anyaccel.printable import printable
 from anyaccel.registry import registry
+from anyaccel.user_level import user_level
 
 
 def execute(
@@ -135,9 +139,14 @@ class _PhaseExecution:
         self._checkpointer: Checkpointer | None = None
         self._first_buffers: Mapping[str, np.ndarray] = {}  # of replicas that have others
         self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
+        self._contexts = ExitStack()  # in place of the caller's
+        self._left: Mapping[Backend, OuterContexts] = {}
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
+        self._left = self._contexts.enter_context(leave_contexts(graph))
+        for what in (what for left in self._left.values() for what in left.set_aside):
+            self._run.log_event("context", what, verbose=True)
         self._hooks.call("phase_start", phase=phase, run=self._run)
         learners = learners_of(phase, graph)
         callbacks, writes = self._hooks.callbacks, self._run.is_main_process
@@ -157,6 +166,7 @@ class _PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
             run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            check_precision(phase, resolution.plan, self._left)
             check_replicable(phase, resolution, learners_of(phase, graph))
             check_sharding(phase, resolution)
             replicated = replicated_training(phase, resolution, graph)
@@ -286,6 +296,7 @@ class _PhaseExecution:
     ) -> Evaluation:
         phase, graph = part.part, self._graph
         keep: Sequence[str] = ()
+        losses, trained = evaluated_losses(self._phase, phase, graph), all_losses(self._phase)
         if isinstance(phase, FitPhase):
             keep = upstream_nodes(next_to_fit(phase, graph, self._run.done), graph)
         elif isinstance(phase, EvalPhase) and phase is self._phase:
@@ -294,11 +305,12 @@ class _PhaseExecution:
             pipeline=pipeline,
             policy=policy,
             rows=part.evaluated,
-            losses=evaluated_losses(self._phase, phase, graph),
+            losses=[(loss, trained_as(loss, losses if phase is self._phase else trained)) for loss in losses],
             metrics=part.metrics,
             keep=keep,
             value_names=value_names,
             learners=learners,
+            log_event=self._run.log_event,
             exchange=None
             if replicated is None
             else EvaluationExchange(total=replicated.total, gather=replicated.arrays_of_all),
@@ -312,7 +324,7 @@ class _PhaseExecution:
         if run.error is None:
             run.error = interrupt
         try:
-            with self._settings:
+            with self._contexts, self._settings:
                 self._release()
         except BaseException as failure:
             if run.error is None:

@@ -205,7 +205,7 @@ class TrainLoop:
         if run.stopped:
             return
         if self._hooks.may_stop:  # and change what compiled code has read
-            renew_compiled(run, self._pipeline)
+            renew_compiled(run, self._pipeline, self._compile_policy)
         began, self._samples = time.perf_counter(), SampleCount()
         self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
         self._losses = LossAccumulator(None if self._replicated is None else self._replicated.total)

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Self
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Sampler
 from anyaccel.errors import ConfigError, PhaseError, SpecError
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
-from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.own_step_settings import check_own_step
@@ -33,6 +34,7 @@ ON_NAN = ("warn", "stop", "ignore")
 SHARDING = ("full", "full offload")
 
 
+@constructor_hints
 class TrainPhase(Phase):
     """Trains a graph for some epochs.
 
@@ -258,6 +260,19 @@ class TrainPhase(Phase):
             check_own_step(self, self.step, self.accumulate)
         if self.validation is not None:
             check_validation(self, self.validation, own_step=self.step is not None)
+            self._check_modes(self.validation)
+
+    def _check_modes(self, validation: EvalPhase) -> None:
+        """Of a metric of the user's own, what watches it must say which values are better."""
+        watched: list[tuple[str, str, Any]] = [
+            ("EarlyStopping: ", it.monitor, it.sign) for it in self.callbacks if isinstance(it, EarlyStopping)
+        ]
+        if self.checkpoint is not None and self.checkpoint.keep_best is not None:
+            watched.append(("Checkpoint: ", self.checkpoint.keep_best, self.checkpoint.mode))
+        labels = [metric.label for metric in validation.metrics]
+        for where, name, mode in watched:
+            if not mode and any(name == f"val_{label}" or name.endswith(f".{label}") for label in labels):
+                raise unknown_mode(name, where)
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase.

@@ -1,13 +1,3 @@
-"""User level: how far up the stack the code is that runs a phase, at which warnings point."""
+"""User level, where phases import it from; see `anyaccel.user_level`."""
 
-from __future__ import annotations
-
-import inspect
-
-
-def user_level() -> int:
-    """The `stacklevel` of a warning, given by the caller, at the code that runs the phase."""
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("anyaccel."):
-        level, frame = level + 1, frame.f_back
-    return level
+from anyaccel.user_level import user_level as user_level

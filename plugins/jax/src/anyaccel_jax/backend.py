@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
@@ -33,6 +34,7 @@ class JaxBackend(
     ObservesTransfers,
     ProfilesSteps,
     StepCosts,
+    LeavesContexts,
 ):
     """JAX on the kinds of device that JAX itself serves. Creating one does not import JAX.
 
@@ -53,6 +55,12 @@ class JaxBackend(
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "KERAS_BACKEND",
     )
+
+    def leave_contexts(self) -> AbstractContextManager[OuterContexts]:
+        """As `LeavesContexts.leave_contexts`: a mesh and transfer guards; threads get 64 bits as they are here."""
+        from anyaccel_jax.outer_contexts import leave_contexts
+
+        return leave_contexts()
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
         """As `StepCosts.step_cost`: activations; operations are not counted."""

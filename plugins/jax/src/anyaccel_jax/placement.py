@@ -87,15 +87,19 @@ class JaxPlacement(Backend):
 
     def place(self, obj: Any, device: Device) -> Any:
         """As `Backend.place`; arrays are committed. Models and NNX objects are changed in place, pytrees are new."""
-        return map_arrays(obj, lambda array: self._move_array(array, device, commit=True))
+        return map_arrays(obj, lambda array: self._move_array(array, device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """As `Backend.move`; of anything but an array, the arrays in it. `pinned` has no effect."""
+        """As `Backend.move`; of anything but an array, the arrays in it. `pinned` has no effect.
+
+        Arrays are committed, as JAX calls it, so that mixing devices is an error and no hidden copy. One that is there
+        uncommitted becomes another object in the same memory.
+        """
         return map_arrays(tensor, lambda array: self._move_array(array, device))
 
-    def _move_array(self, array: Any, device: Device, *, commit: bool = False) -> Any:
+    def _move_array(self, array: Any, device: Device) -> Any:
         with translate_errors(f"an array of shape {list(array.shape)} on {device}"):
-            return put(array, self.jax_device(device), commit=commit)
+            return put(array, self.jax_device(device), commit=True)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         """As `Backend.scope`."""

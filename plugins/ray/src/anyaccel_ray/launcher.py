@@ -77,7 +77,7 @@ def check_places(resources: Mapping[str, float], replicas: int) -> None:
     if n_cpus < replicas:
         raise FrameworkError(
             f"the Ray cluster has {n_cpus} CPUs, and each of {replicas} replicas takes one",
-            available=f"{n_cpus} replicas",
+            cause=f"{n_cpus} replicas",
             hint="add nodes with ray start --address=HEAD:6379, or ask for fewer --replicas",
         )
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
@@ -34,6 +35,7 @@ class TensorFlowBackend(
     ObservesTransfers,
     ProfilesSteps,
     StepCosts,
+    LeavesContexts,
 ):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
@@ -48,6 +50,12 @@ class TensorFlowBackend(
         "TF_XLA_FLAGS",
         "KERAS_BACKEND",
     )
+
+    def leave_contexts(self) -> AbstractContextManager[OuterContexts]:
+        """As `LeavesContexts.leave_contexts`: scopes of devices."""
+        from anyaccel_tensorflow.outer_contexts import leave_contexts
+
+        return leave_contexts()
 
     def generator_state(self, generator: Any = None) -> np.ndarray | None:
         """As `Backend.generator_state`, for objects of `tf.random.Generator`; the global state is not known."""

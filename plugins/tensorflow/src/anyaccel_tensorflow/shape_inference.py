@@ -185,6 +185,9 @@ def batch_coupling(model: Any) -> str:
 
 def untrainable_reason(model: Any) -> str:
     """As `Compute.untrainable_reason`."""
+    values = [getattr(variable, "value", variable) for variable in getattr(model, "variables", ())]
+    if any(len(getattr(value, "values", ())) > 1 for value in values):  # MirroredVariable and its like
+        return "a scope of tf.distribute made its variables on several devices; make it outside, and use replicas"
     reason = keras().untrainable_reason(model)
     kind = getattr(getattr(keras().module, "layers", None), "SpectralNormalization", ())
     for path, part in () if reason else variables.named_parts(model):

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.adapter.framework_settings import HasSettings
+from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
@@ -40,6 +41,7 @@ class TorchBackend(
     ProfilesSteps,
     StepCosts,
     HasSettings,
+    LeavesContexts,
 ):
     """torch on the kinds of device that torch itself supports. Creating one does not import torch.
 
@@ -93,6 +95,12 @@ class TorchBackend(
     def with_settings(self, values: Mapping[str, Any]) -> AbstractContextManager[None]:
         """As `HasSettings.with_settings`."""
         return with_settings(values)
+
+    def leave_contexts(self) -> AbstractContextManager[OuterContexts]:
+        """As `LeavesContexts.leave_contexts`: autocast, inference_mode and no_grad."""
+        from anyaccel_torch.outer_contexts import leave_contexts
+
+        return leave_contexts({kind: self.torch_types.get(kind, kind) for kind in self.kinds})
 
     def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
         """As `StepCosts.step_cost`, over tensors without values."""

@@ -84,7 +84,8 @@ class TorchCompute(
         from anyaccel_torch.module_traits import batch_coupling
         from anyaccel_torch.shape_inference import single_row_reason
 
-        return single_row_reason(operation, inputs) if batch_coupling(operation.model) else ""
+        model: Any = operation.model
+        return single_row_reason(operation, inputs) if batch_coupling(model) else ""
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
@@ -123,6 +124,8 @@ class TorchCompute(
 
         if shares_batches(model):
             return "DataParallel shares batches itself; give the module in it, and TrainPhase(accelerator='gpu:*')"
+        if any(parameter.is_inference() for parameter in model.parameters()):
+            return "parameters made in torch.inference_mode() have no gradients; make the model outside of it"
         library = keras.library()
         reasons = (library.untrainable_reason(layer) or remat_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")

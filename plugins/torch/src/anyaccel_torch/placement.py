@@ -62,7 +62,10 @@ class TorchPlacement(Backend):
         return None if first is None else Device.parse(first.device)
 
     def place(self, obj: Any, device: Device) -> Any:
-        """As `Backend.place`; a module is moved in place, an optimizer's state to the devices of its parameters."""
+        """As `Backend.place`; a module is moved in place, an optimizer's state to the devices of its parameters.
+
+        Parameters stay the objects that they are, with their hooks and attributes, and tied tensors stay tied.
+        """
         if hasattr(obj, "param_groups"):
             from anyaccel_torch.optimizer_state import place_state
 
@@ -75,7 +78,11 @@ class TorchPlacement(Backend):
         if stays(obj, self.native_device(device)):
             return obj
         with translate_errors(f"{type(obj).__name__} on {device}"):
-            return obj.to(self.native_device(device))
+            if not hasattr(obj, "modules"):
+                return obj.to(self.native_device(device))
+            from anyaccel_torch.module_move import move_module
+
+            return move_module(obj, self.native_device(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
         """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""

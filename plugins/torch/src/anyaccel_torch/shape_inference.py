@@ -179,7 +179,7 @@ def _run(
         try:
             with translate_errors(f"a batch of {batch} through {type(model).__name__}"):
                 outputs = _called(model, bind_call(model, device, len(inputs), layout, layout), inputs, batch, device)
-            if any(output.layout is not torch.strided for output in layout.by_path(outputs).values()):
+            if any(output.layout is not torch.strided for output in outputs):
                 problem = f"{type(model).__name__} returns a sparse tensor, which cannot be the output of a node"
                 raise ShapeError(problem, hint="let its forward return value.to_dense()")
             return outputs

@@ -71,7 +71,7 @@ def _discovered(label: str, path: Paths) -> list[DataFile]:
     if not files:
         raise DataError(
             f"the folder {folder} has no Parquet file",
-            available=f"{listed(inside)}; names that start with a dot or an underscore are left out",
+            cause=f"{listed(inside)}; names that start with a dot or an underscore are left out",
             hint=f"give a folder with files that end in {', '.join(SUFFIXES)}, or a list of files",
         )
     return [DataFile(str(folder / file), _keys(file)) for file in files]
@@ -85,7 +85,7 @@ def _check_no_pattern(label: str, path: Path) -> None:
     pattern = path.relative_to(folder).as_posix()
     raise DataError(
         f"the path for {label!r} is the pattern {str(path)!r}, and there is no file of this name",
-        available="paths are taken as they are written",
+        cause="paths are taken as they are written",
         hint=f"give a list of files: sorted(pathlib.Path({folder.as_posix()!r}).glob({pattern!r})); or a folder",
     )
 

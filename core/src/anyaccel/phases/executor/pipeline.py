@@ -278,6 +278,12 @@ class Pipeline:
                 counts.append(state.step - (before[label].step if label in before else 0))
         return max(counts) + (0 if self.loss_scaling is None else self.loss_scaling.n_skipped)
 
+    def run_uncompiled(self) -> None:
+        """As of `MultiStepProgram`, of all programs."""
+        for stage in self._stages:
+            if isinstance(stage.program, MultiStepProgram):
+                stage.program.run_uncompiled()
+
     def renew_compiled(self) -> list[str]:
         """As of `Program`, of all programs."""
         return [name for stage in self._stages for name in stage.program.renew_compiled()]

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from anyaccel import interrupts
+from anyaccel.adapter.outer_contexts import ThreadContexts, in_thread, thread_contexts
 
 T = TypeVar("T")
 
@@ -40,7 +41,8 @@ def prefetch(make: Callable[[], Generator[T]], depth: int = 1) -> Generator[T]:
     room: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for _ in range(depth):
         room.put(True)
-    thread = threading.Thread(target=_produce, args=(make, items, room), name=THREAD_NAME, daemon=True)
+    args = make, items, room, thread_contexts()
+    thread = threading.Thread(target=_produce, args=args, name=THREAD_NAME, daemon=True)
     try:
         try:
             thread.start()
@@ -88,10 +90,12 @@ def _next(items: _Queue[T]) -> _Entry[T]:
             return items.get(timeout=_POLL_SECONDS)
 
 
-def _produce(make: Callable[[], Generator[T]], items: _Queue[T], room: queue.SimpleQueue[bool]) -> None:
+def _produce(
+    make: Callable[[], Generator[T]], items: _Queue[T], room: queue.SimpleQueue[bool], contexts: ThreadContexts
+) -> None:
     error: BaseException | None = None
     try:
-        with closing(make()) as generator:
+        with in_thread(contexts), closing(make()) as generator:
             for item in generator:
                 if not _has_room(room):
                     return

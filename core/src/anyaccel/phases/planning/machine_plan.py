@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.backend import Backend
 from anyaccel.graph import ModelGraph, Plan, Resolution, resolve
 from anyaccel.phases import phase_planner
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.estimator_fit import with_fit_note
 from anyaccel.phases.model_placement import final_devices
+from anyaccel.phases.outer_contexts import check_precision, leave_contexts
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
@@ -28,7 +31,8 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
     Raises:
         AnyaccelError: whatever would keep the phase from running, as far as that is known beforehand.
     """
-    return _planned(bound(phase, graph), graph, registry())[0]
+    with leave_contexts(graph) as left:
+        return _planned(bound(phase, graph), graph, registry(), left)[0]
 
 
 def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
@@ -45,9 +49,10 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     machine = None if inventory is None else InventoryRegistry(registry(), Inventory.parse(inventory))
     known = machine or registry()
     own = bound(phase, graph, machine)
-    plan, resolution, parts = _planned(own, graph, known)
-    plan = replace(plan, notes=(*plan.notes, *_unused_devices(plan, known)))
-    made = with_figures(own, plan, resolution, graph, parts, known)
+    with leave_contexts(graph) as left:
+        plan, resolution, parts = _planned(own, graph, known, left)
+        plan = replace(plan, notes=(*plan.notes, *_unused_devices(plan, known)))
+        made = with_figures(own, plan, resolution, graph, parts, known)
     if made.replicas:
         return replace(with_replicas(own, made, made.replicas), notes=made.notes)
     if machine is None:
@@ -58,8 +63,11 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     )
 
 
-def _planned(phase: Phase, graph: ModelGraph, known: Registry) -> tuple[Plan, Resolution, list[DrawnPart]]:
+def _planned(
+    phase: Phase, graph: ModelGraph, known: Registry, left: Mapping[Backend, OuterContexts]
+) -> tuple[Plan, Resolution, list[DrawnPart]]:
     resolution = resolve(graph, plan_request(phase, graph), known)
+    check_precision(phase, resolution.plan, left)
     plan = with_fit_note(phase, resolution.plan, graph)
     check_replicable(phase, resolution, learners_of(phase, graph))
     parts = draw_parts(phase, plan, graph)

@@ -1,0 +1,23 @@
+"""Outer contexts: TensorFlow's contexts of the caller, which a phase leaves: scopes of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.errors import PhaseError
+
+
+@contextmanager
+def leave_contexts() -> Iterator[OuterContexts]:
+    """As `LeavesContexts.leave_contexts`."""
+    if not tf.executing_eagerly():
+        raise PhaseError(
+            "a graph is computed inside a tf.function or a tf.Graph, which records in place of computing",
+            hint="run it outside of the function",
+        )
+    with tf.device(None):
+        yield OuterContexts()

@@ -1,0 +1,105 @@
+"""Moves modules: `Module.to`, after which parameters are the objects that they were, and shared tensors are shared.
+
+`Module.to` makes new parameters where the types of two devices have nothing in common, as of a chip that is torch's
+PrivateUse1: weights that were one become several, and an optimizer that was made before keeps the old ones. Of a buffer
+that two modules share it makes two on every device.
+"""
+
+# ruff: noqa: SLF001  (registries of modules, which have no public name)
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A tensor of a module before it is moved: where it is registered, and what Python code has hung on it."""
+
+    tensor: Tensor
+    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    hooks: dict[str, Any] = field(default_factory=dict)
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def move_module(module: nn.Module, target: torch.device) -> nn.Module:
+    """Move a module in place; warn where its parameters could not stay the objects that they were."""
+    registries = [registry for part in module.modules() for registry in (part._parameters, part._buffers)]
+    shared: dict[int, _Shared] = {}
+    for registry in registries:
+        for name, tensor in registry.items():
+            if tensor is not None:
+                shared.setdefault(id(tensor), _Shared(tensor)).places.append((registry, name))
+    for entry in shared.values():
+        entry.attributes = dict(entry.tensor.__dict__)
+        entry.hooks = {name: getattr(entry.tensor, name) for name in _HOOKS}
+    with torch.inference_mode(False):  # what is moved there could never be trained
+        moved = _to(module, target)
+    recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+    for part in recurrent:  # which lists its parameters once more, with weak references
+        part._flat_weights, part._flat_weight_refs = [], []
+    replaced = [entry for entry in shared.values() if not _restore(entry)]
+    for part in recurrent:
+        part._init_flat_weights()
+    if replaced:
+        warnings.warn(
+            f"{type(module).__name__} has new parameters on {target}, as {len(replaced)} of the old ones are in use: "
+            "an optimizer that was made before keeps those. Hint: place a model before you compute with it, and make "
+            "the optimizer afterwards",
+            UserWarning,
+            stacklevel=7,
+        )
+    return moved
+
+
+def _to(module: nn.Module, target: torch.device) -> nn.Module:
+    try:
+        return module.to(target)
+    except RuntimeError as error:  # `set_swap_module_params_on_conversion(True)`, and a parameter is in use
+        if "Couldn't swap" not in str(error) or not torch.__future__.get_swap_module_params_on_conversion():
+            raise
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    try:
+        return module.to(target)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+def _restore(entry: _Shared) -> bool:
+    """Register one tensor everywhere, the old object if it is a parameter; False if that cannot be."""
+    registry, name = entry.places[0]
+    old, new = entry.tensor, registry[name]
+    is_kept = not isinstance(old, nn.Parameter) or new is old
+    if not is_kept:
+        try:
+            for each in [registry[name] for registry, name in entry.places]:
+                if each is not new:
+                    each.grad = None
+            torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
+            new, is_kept = old, True
+        except RuntimeError:  # weak references, or a graph of operations that is kept
+            pass
+    for registry, name in entry.places:
+        registry[name] = new
+    if isinstance(new, nn.Parameter):
+        _restore_python(entry, new)
+    return is_kept
+
+
+def _restore_python(entry: _Shared, tensor: Tensor) -> None:
+    """Attributes and hooks, which are lost where a tensor takes the place of another."""
+    for name, value in entry.attributes.items():
+        if name not in tensor.__dict__:
+            tensor.__dict__[name] = value
+    for name, hooks in entry.hooks.items():
+        if hooks:  # the dict is the same, as handles remove hooks from it; autograd is told of it again
+            setattr(tensor, name, None)
+            setattr(tensor, name, hooks)

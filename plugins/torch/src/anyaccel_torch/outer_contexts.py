@@ -1,0 +1,79 @@
+"""Outer contexts: torch's contexts of the caller, which a phase leaves: autocast, no_grad, inference_mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.errors import PhaseError
+
+_PRECISIONS = {torch.bfloat16: "bf16-mixed", torch.float16: "fp16-mixed"}
+
+
+@contextmanager
+def leave_contexts(types: Mapping[str, str]) -> Iterator[OuterContexts]:
+    """As `LeavesContexts.leave_contexts`; `types` are torch's types of device, by kind."""
+    _check_values()
+    set_aside: list[str] = []
+    with ExitStack() as entered:
+        if torch.is_inference_mode_enabled():
+            set_aside.append("torch.inference_mode around the phase is left: what trains needs gradients")
+            entered.enter_context(torch.inference_mode(False))
+        if not torch.is_grad_enabled():
+            set_aside.append("torch.no_grad around the phase is left: what trains needs gradients")
+            entered.enter_context(torch.enable_grad())
+        casts = entered.enter_context(_left_autocast(types))
+        set_aside += [
+            f"{context} around the phase is left: precision says how it computes" for context, _ in casts.values()
+        ]
+        yield OuterContexts(set_aside=tuple(set_aside), casts=casts)
+
+
+def _check_values() -> None:
+    """Raise where tensors have no values of their own, or a function is recorded in place of being run."""
+    fake = next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode)), None)
+    transforms = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001 - torch has no public way to ask
+    is_traced = torch._C._get_tracing_state() is not None  # noqa: SLF001
+    if fake is None and transforms is None and not is_traced:
+        return
+    where = "a FakeTensorMode" if fake is not None else "torch.jit.trace" if is_traced else "torch.func"
+    raise PhaseError(
+        f"a graph is computed inside {where}, where tensors have no values of their own",
+        hint="run it outside, before or after",
+    )
+
+
+@contextmanager
+def _left_autocast(types: Mapping[str, str]) -> Iterator[dict[str, tuple[str, str]]]:
+    """A context without autocast; gives what was entered, by kind of device.
+
+    The weights that autocast casts are kept until the outermost context of a thread ends, also those of contexts inside
+    of it, so that the count of contexts begins again too: `precision="bf16-mixed"` would see the first weights forever.
+    """
+    there = {kind: name for kind, name in types.items() if torch.amp.is_autocast_available(name)}
+    casts: dict[str, tuple[str, str]] = {}
+    for kind, name in there.items():
+        if torch.is_autocast_enabled(name):
+            dtype = torch.get_autocast_dtype(name)
+            casts[kind] = f"torch.autocast({name!r}, {dtype})", _PRECISIONS.get(dtype, "bf16-mixed")
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    for kind in casts:
+        torch.set_autocast_enabled(there[kind], False)
+    if depth:
+        torch.clear_autocast_cache()
+    try:
+        yield casts
+    finally:
+        for kind in casts:
+            torch.set_autocast_enabled(there[kind], True)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
+        if depth:  # the weights that the caller's contexts have kept are those of before
+            torch.clear_autocast_cache()
