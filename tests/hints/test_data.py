@@ -622,3 +622,61 @@ def test_casts(hint: Any) -> None:
     with hint("write cast({{}: {}})"):
         DATA.cast("float64")  # type: ignore[arg-type]
     assert DATA.cast({"x": "float64"}).array("x").dtype == "float64"
+
+
+def test_tables_that_are_made_otherwise(hint: Any, tmp_path: Path) -> None:
+    label, arrays, path = "data", {"x": X}, str(tmp_path / "x.parquet")
+    pq.write_table(pa.table({"x": X[:, 0]}), path)
+    with hint("write FeatureSet.{}"):
+        aa.FeatureSet(label, arrays)  # from_dict(label, arrays, feature_keys=[...])
+    assert len(aa.FeatureSet.from_dict(label, arrays, feature_keys=["x"])) == 24
+    with hint("write FeatureSet.{}"):
+        aa.FeatureSet(label, path)  # from_parquet(label, path, feature_keys=[...])
+    assert len(aa.FeatureSet.from_parquet(label, path, feature_keys=["x"])) == 24
+    df = pytest.importorskip("pandas").DataFrame(X, columns=["a", "b", "c"])
+    with hint("write FeatureSet.{}"):
+        aa.FeatureSet(label, df)  # from_pandas(label, df, feature_cols=[...])
+    assert aa.FeatureSet.from_pandas(label, df, feature_cols=["a"]).features == ("a",)
+    with hint("keep {}_cols"):
+        aa.FeatureSet.from_pandas(label, df, feature_cols=["a"], feature_keys=["a"])
+    with hint("call {}() on it first"):
+        aa.FeatureSet.from_pandas(label, df["a"], ["a"])
+    assert len(aa.FeatureSet.from_pandas(label, df["a"].to_frame(), ["a"])) == 24
+
+
+def test_names_of_columns_and_labels(hint: Any) -> None:
+    bare = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"])
+    with hint("name it in {}_keys when the feature set is made"):
+        bare.reference(targets=["y"])
+    made = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], target_keys=["y"])
+    assert made.reference(targets=["y"]).targets == ("y",)
+    with hint("write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])"):
+        aa.FeatureSet.from_dict({"x": X}, ["x"], "data")  # type: ignore[arg-type]
+    x, y = X, X[:, 0]
+    assert aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ["x"], ["y"]).targets == ("y",)
+    with hint("write ... once, and name the columns of the other roles"):
+        aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ..., ...)
+    assert aa.FeatureSet.from_dict("data", {"x": x, "y": y}, ..., ["y"]).features == ("x",)
+    with hint("rename it, for example to {}"):
+        aa.FeatureSet.from_dict("data", {"\ud800": x}, ["\ud800"])
+    assert aa.FeatureSet.from_dict("data", {"?": x}, ["?"]).features == ("?",)
+    with hint("name one, or leave {} out"):
+        bare.split_random({"a": 0.5, "b": 0.5}, stratify_by=())
+    assert bare.split_random({"a": 0.5, "b": 0.5})
+    with hint("use separate references as separate inputs"):
+        image = inputs("x", image=np.ones((24, 2, 2), "float32"))
+        predicted(total("net", image.reference()))
+    separate = [total("net", image.reference("x")), total("second", image.reference("image"))]
+    assert predicted(*separate).shape == (24,)
+
+
+def test_conditions_on_several_feature_sets(hint: Any) -> None:
+    others = {"a": grouped(s=CLASSES), "b": grouped(s=CLASSES)}
+    with hint("write {}"):
+        aa.PairSampler(8, aa.Same("s")).epoch_orders(others)
+    assert aa.PairSampler(8, aa.Same("a.s")).epoch_orders(others).n == 24
+    with hint("use Same, Different, Within, Beyond"):
+        aa.Where("n", lambda anchor, candidates: candidates != anchor).get_config()
+    for condition in (aa.Same("n"), aa.Different("n"), aa.Within("n", 1), aa.Beyond("n", 1)):
+        sampler = aa.PairSampler(8, condition)
+        assert aa.PairSampler.from_config(sampler.get_config()) == sampler

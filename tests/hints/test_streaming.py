@@ -145,6 +145,41 @@ def test_forked_workers(hint: Any) -> None:
     assert len(read(IterableSource("data", DataLoader(Rows(), 8, num_workers=0), features="x"))) == 3
 
 
+def test_a_loader_of_a_part_of_the_rows(hint: Any) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    sampler = data.DistributedSampler(range(24), num_replicas=2, rank=0)
+    loader = data.DataLoader(Rows(), 8, sampler=sampler)
+    with hint(
+        "make the loader without it (leave a DistributedSampler out); to read one part on purpose, give a function: "
+        "lambda: loader"
+    ):
+        IterableSource("data", loader, features="x")
+    assert len(read(IterableSource("data", data.DataLoader(Rows(), 8), features="x"))) == 3
+    assert len(read(IterableSource("data", lambda: loader, features="x"))) == 2
+
+
+def test_what_can_be_read_once(hint: Any) -> None:
+    source = IterableSource("data", batches(), features="x")
+    assert len(read(source)) == 3
+    with hint("give a function that makes it, such as the generator function itself, without calling it"):
+        read(source)
+    source = IterableSource("data", batches, features="x")
+    assert len(read(source)) == len(read(source)) == 3
+    once = batches()
+    source = IterableSource("data", lambda: once, features="x")
+    with hint("give a function that makes a new iterator at each call"):
+        assert len(read(source)) == 3
+        read(source)
+    source = IterableSource("data", lambda: batches(), features="x")
+    assert len(read(source)) == len(read(source)) == 3
+    with hint("yield batches, or return a list of them"):
+        read(IterableSource("data", lambda: 3, features="x"))
+    assert len(read(IterableSource("data", lambda: list(batches()), features="x"))) == 3
+    with hint("write a function that yields batches"):
+        IterableSource("data", 3, features="x")
+    assert len(read(IterableSource("data", batches, features="x"))) == 3
+
+
 def test_the_number_of_batches(hint: Any) -> None:
     with hint("give the number of batches that it has: steps=..."):
         read(IterableSource("data", batches, features="x", steps=5))
@@ -286,6 +321,9 @@ def test_buffers_of_parquet_streams(hint: Any, tmp_path: Path) -> None:
         stream(buffer_size=8, sampler=SimpleSampler(4))
     assert stream(sampler=SimpleSampler(4)).steps == 6
     assert stream(buffer_size=8, sampler=SimpleSampler(4, shuffle=True)).buffer_size == 8
+    with hint("give a SimpleSampler or a batch size"):
+        stream(sampler=aa.PairSampler(4, aa.Same("x")))
+    assert stream(sampler=SimpleSampler(4)).steps == stream(sampler=4).steps == 6
     with hint("write buffer_size={} to shuffle all rows together, or use FeatureSet.from_parquet"):
         stream(buffer_size=100)
     assert sorted(np.concatenate(read(stream(buffer_size=24)))) == sorted(X[:, 0])

@@ -118,6 +118,9 @@ def test_transforms_of_others(hint: Any) -> None:
 
 
 def test_what_is_no_transform(hint: Any) -> None:
+    with hint("make an object of it: {}()"):
+        DATA.fit_transform(MyTransform, "x", fit_on="train")
+    assert DATA.fit_transform(MyTransform(), "x", fit_on="train").transforms
     with hint("give a transform that copy.deepcopy takes"):
         DATA.fit_transform(Function(threading.Lock()), "x", fit_on="train")
     assert DATA.fit_transform(Function(np.abs), "x", fit_on="train").array("x").min() >= 0
