@@ -668,8 +668,9 @@ PROTOCOLS |= {
     "phase_start",
     "before_placement",
     "phase_end",
+    *("held_states", "hold_again", "load_random_states"),
 }
-"""Methods of conditions, models and phases that core calls with what it has checked."""
+"""Methods of conditions, models, sources and phases that core calls with what it has checked."""
 
 
 def done() -> aa.Experiment:

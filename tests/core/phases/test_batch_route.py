@@ -38,6 +38,7 @@ ORDER = (
     "mean_check",
     "buffer_check",
     "sharding",
+    "outer_contexts",
     "compiled_changes",
     "profile",
     "checkpointing",
@@ -125,7 +126,9 @@ def is_ours(frame: FrameType) -> bool:
 
 def rank(module: str) -> int:
     package = module.partition(".")[0]
-    return ORDER.index(package if package in PARTS else module)
+    name = package if package in PARTS else module
+    assert name in ORDER, f"{name} has no place in this order"
+    return ORDER.index(name)
 
 
 def is_one_part(caller: str, called: str) -> bool:

@@ -33,7 +33,7 @@ def _variables(machine: Machine, plugins: Sequence[Plugin]) -> Iterator[Check]:
     of_plugins = tuple(f"{_PREFIX}{re.sub('[^A-Z0-9]', '_', name.upper())}" for name in names - {BUILT_IN})
     for name, value in machine.environment.items():
         if name.startswith(_PREFIX) and name not in VARIABLES and not name.startswith(of_plugins):
-            fix = f"unset {name}; {did_you_mean(name, VARIABLES, 'anyaccel reads ' + ', '.join(VARIABLES), cutoff=0.7)}"
+            fix = f"unset {name}; {did_you_mean(name, VARIABLES, 'anyaccel reads ' + ', '.join(VARIABLES), cutoff=0.8)}"
             yield Check(name=name, status="WARN", message=f"{name}={value} is read by nothing", fix=fix)
     allowed = machine.environment.get("ANYACCEL_PLUGINS", "")
     for name in {word.strip() for word in allowed.split(",")} - {plugin.name for plugin in plugins} - {""}:

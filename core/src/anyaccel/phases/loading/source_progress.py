@@ -14,7 +14,7 @@ from anyaccel.phases.loading.epoch_plan import EpochSteps, StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loading.source_position import Sample, SourcePosition, is_close
 from anyaccel.phases.loading.source_randomness import SourceRandomness, warn_of_seed
-from anyaccel.phases.user_level import user_level
+from anyaccel.user_level import user_level
 
 
 class SourceProgress:
