@@ -96,11 +96,11 @@ def test_training_of_estimators(hint: Any) -> None:
 
 def test_sources_and_estimators(hint: Any) -> None:
     source = aa.MapSource("data", [{"x": row, "y": row[0]} for row in X], features=["x"], targets=["y"])
+    mlp = aa.SequentialMLP(1)
     graph = ModelGraph(
-        [ModelNode("first", Scaling(), source.reference()), ModelNode("net", aa.SequentialMLP(1), "first")]
+        [ModelNode(name, model, source.reference()) for name, model in {"first": Scaling(), "net": mlp}.items()], "sgd"
     )
-    loss = AppliedLoss("mse", on="net", inputs=("outputs", "data.y"))
-    run(FitPhase("fit", data=source), graph)
+    loss = AppliedLoss("mse", on="net")
     with hint("freeze them, or read the source into memory: FeatureSet.from_dict(...)"):
         run(TrainPhase("train", data=source, losses=[loss]), graph)
     rows = FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], ["y"])
