@@ -176,6 +176,13 @@ def test_profiles(hint: Any, tmp_path: Path) -> None:
         assert "no profiler" in str(error) and (tmp_path / "other").is_dir()
 
 
+def test_settings_of_frameworks(hint: Any) -> None:
+    with hint("leave it out, or set it yourself"):
+        experiment().run_phase(train(callbacks=[aa.FrameworkSettings({"numpy.errors": True})]))
+    with np.errstate(all="raise"):
+        assert experiment().run_phase(train()).loss.size
+
+
 def test_saved_callbacks_and_phases(hint: Any, tmp_path: Path) -> None:
     given = experiment(callbacks=[Keeping(2)])
     given.run_phase(train())

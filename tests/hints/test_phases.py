@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from typing import Any
 
 import numpy as np
@@ -300,3 +302,29 @@ def test_phases_in_other_phases(hint: Any) -> None:
     later = Later()
     net.run(train(callbacks=[later]), progress="none")
     assert later.snapshot
+
+
+def test_models_that_another_thread_uses(hint: Any) -> None:
+    model, data = aa.SequentialMLP(1), features()
+    graphs = [ModelGraph([ModelNode("net", model, data.reference())], "sgd") for _ in range(2)]
+    graphs[0].build()
+    told: list[Exception] = []
+
+    class Meanwhile(aa.Callback):
+        def epoch_end(self, run: Any) -> None:
+            def other() -> None:
+                try:
+                    graphs[1].run(train(), progress="none")
+                except aa.errors.PhaseError as error:
+                    told.append(error)
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+    with hint("wait until that phase has ended, or give each graph a copy of the model: copy.deepcopy(model)"):
+        run(train(callbacks=[Meanwhile()]), graphs[0])
+        raise told.pop()
+    assert run(train(), graphs[1]).loss.size
+    graphs[1] = ModelGraph([ModelNode("net", copy.deepcopy(model), data.reference())], "sgd")
+    assert run(train(callbacks=[Meanwhile()]), graphs[0]).loss.size and not told

@@ -9,7 +9,14 @@ import pytest
 
 import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SimpleSampler, TrainPhase
+from anyaccel.graph.resolve import resolve
 from anyaccel.numpy_backend import BatchNorm, Dense, Sequential
+from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
+from anyaccel.phases.loading.epoch_plan import TrainingEpochs
+from anyaccel.phases.plan_request import plan_request
+from anyaccel.phases.replica_checks import check_fixed_order, check_weights
+from anyaccel.phases.whole_rows import WholeRows
+from anyaccel.replicas import ReplicaGroup
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
 MSE = AppliedLoss("mse", on="net")
@@ -67,3 +74,101 @@ def test_shares_of_batches(hint: Any) -> None:
     with hint("let the samplers draw multiples of {} rows, with drop_last=True"):
         apart(a=5, b=10)
     assert apart(a=4, b=10).loss.size and SimpleSampler(4, drop_last=True)
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+class Mean:
+    """Learns the mean of its targets, batch by batch."""
+
+    total, n = 0.0, 0
+
+    def partial_fit(self, x: Any, y: Any) -> Mean:
+        self.total, self.n = self.total + y.sum(), self.n + len(y)
+        return self
+
+    def predict(self, x: Any) -> Any:
+        return np.full(len(x), self.total / max(self.n, 1))
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_processes_of_a_launcher(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: dict[str, Any] = {"accelerator": None}
+    with hint("write replicas=1 to train the whole model in each process on its own"):
+        run(replicas=None, **alone)
+    assert run(replicas=1, **alone).loss.size
+    data = features()
+    models = {"net": aa.SequentialMLP(1), "mean": Mean()}
+    learning = ModelGraph([ModelNode(name, model, data.reference()) for name, model in models.items()], "sgd")
+    with hint("write replicas=1 to train the whole of it in each process on its own"):
+        run(learning, replicas=None, **alone)
+    assert run(learning, replicas=1, **alone).loss.size
+    with hint("leave sharding out: then each replica keeps all parameters"):
+        run(replicas=None, sharding="full", **alone)
+    assert run(replicas=1, **alone).loss.size  # without sharding
+    for name, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with hint("start {} processes on each machine; where each sees only its own devices, name one: accelerator={}"):
+        TrainPhase("train", data="all", losses=[MSE], accelerator="sim").plan(graph())
+    named = TrainPhase("train", data="all", losses=[MSE], accelerator="sim:0", replicas=1)
+    assert str(named.plan(graph()).device("net")) == "sim:0"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    started = TrainPhase("train", data="all", losses=[MSE], accelerator="sim")
+    assert str(started.plan(graph()).device("net")) == "sim:1"
+
+
+class Group(ReplicaGroup):
+    """A replica of a framework that cannot add up in a fixed order, nor weights."""
+
+    rank, size = 0, 2
+
+    def average_gradients(self, programs: Any, weight: float) -> None:
+        """Not used here."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+
+def test_sums_in_a_fixed_order(hint: Any) -> None:
+    phase = TrainPhase("train", data="all", losses=[MSE], deterministic=True)
+    with hint("start {} processes, or leave deterministic out"):
+        check_fixed_order(phase, 9, {})
+    check_fixed_order(phase, 8, {})
+    without = TrainPhase("train", data="all", losses=[MSE])  # deterministic
+    check_fixed_order(without, 9, {})
+    with hint("leave deterministic out, or update the plugin"):
+        check_fixed_order(phase, 2, {"numpy": Group()})
+    check_fixed_order(without, 2, {"numpy": Group()})
+
+
+def test_weights_of_several_replicas(hint: Any) -> None:
+    data = FeatureSet.from_dict("data", {"x": X, "y": X[:, :1], "w": X[:, 0] ** 2}, ["x"], ["y"], ["w"])
+    net = ModelGraph([ModelNode("net", aa.SequentialMLP(1), data.reference())], "sgd")
+    weighted = [AppliedLoss("mse", on="net", sample_weight="data.w")]
+    phase = TrainPhase("train", data="all", losses=weighted)
+    resolution = resolve(net, plan_request(phase, net))
+    with hint(
+        "write deterministic=True, which needs no such sums; or replicas=1 to train the whole model in each process on "
+        "its own"
+    ):
+        check_weights(phase, resolution, {"numpy": Group()})
+    assert run(net, losses=weighted, deterministic=True).loss.size and run(net, losses=weighted, replicas=1).loss.size
+
+
+def test_rows_that_all_replicas_have(hint: Any) -> None:
+    def epochs(batch_size: int) -> TrainingEpochs:
+        rows = {"data": features()}
+        return TrainingEpochs("train", SampledBatches("train", SimpleSampler(batch_size), ZIP_STRICT, rows), 1)
+
+    needed = WholeRows(allowed=True, needed=True)
+    with hint(
+        "draw batches of a multiple of {} rows from a FeatureSet, or write replicas=1 to train the whole of it in each "
+        "process on its own"
+    ):
+        needed.chosen("train", epochs(7), 2)
+    assert needed.chosen("train", epochs(8), 2).given and run(replicas=1, sampler=7).loss.size
+    assert isinstance(features(), FeatureSet)
