@@ -126,7 +126,8 @@ def test_transforms(hint: Any) -> None:
     data = features().fit_transform(Doubling(), ["x"], fit_on="all")
     net = graph(1, data)
     with hint(
-        "read it into memory, FeatureSet.from_dict(...).transform_like({}), or build the graph on the source: source.reference()"
+        "read it into memory, FeatureSet.from_dict(...).transform_like({}), or build the graph on the source: "
+        "source.reference()"
     ):
         run(train(source()), net)
     fresh = lambda: FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"])  # noqa: E731
@@ -179,7 +180,14 @@ def test_outputs_that_differ_in_length(hint: Any) -> None:
     phase = EvalPhase("test", data="all", sampler=SimpleSampler(2))
     with hint("leave it out with outputs=[...], or pad all to one length: pad={'COLUMN': Pad(..., length=...)}"):
         run(phase, net(0))
-    assert run(phase, net(Pad(0, length=4))).prediction("both").shape == (8, 8)
+    also = FeatureSet.from_dict("data", {"COLUMN": rows, "z": np.ones((8, 1))}, ["COLUMN", "z"], pad={"COLUMN": 0})
+    nodes = [ConcatNode("both", [also.reference(["COLUMN"]), also.reference(["COLUMN"])])]
+    nodes.append(ConcatNode("ones", [also.reference(["z"]), also.reference(["z"])]))
+    named = EvalPhase("test", data="all", sampler=SimpleSampler(2), outputs=["ones"])
+    assert run(named, ModelGraph(nodes)).prediction("ones").size
+    data = FeatureSet.from_dict("data", {"COLUMN": rows}, ["COLUMN"], pad={"COLUMN": Pad(0, length=4)})
+    whole = ModelGraph([ConcatNode("both", [data.reference(), data.reference()])])
+    assert run(phase, whole).prediction("both").shape == (8, 8)
 
 
 def test_sources(hint: Any, tmp_path: Path) -> None:

@@ -203,7 +203,9 @@ def test_metrics_of_one_phase(hint: Any) -> None:
 
 def test_metrics_of_rows_that_differ_in_length(hint: Any) -> None:
     rows = [np.ones((1 + i % 3, 2), "float32") for i in range(8)]
-    data = aa.FeatureSet.from_dict("data", {"x": rows, "y": rows, "z": rows}, ["x"], ["y", "z"], pad=dict.fromkeys("xyz", 0))
+    data = aa.FeatureSet.from_dict(
+        "data", {"x": rows, "y": rows, "z": rows}, ["x"], ["y", "z"], pad=dict.fromkeys("xyz", 0)
+    )
     net = ModelGraph([ModelNode("net", Dense(4), data.reference())], "sgd")
     with hint(
         "leave the metric out, and compute it from results.prediction({}), which holds NaN behind each batch, and the "

@@ -10,7 +10,8 @@ import pytest
 import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SimpleSampler, TrainPhase
 from anyaccel.graph.resolve import resolve
-from anyaccel.numpy_backend import BatchNorm, Dense, Sequential
+from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential
+from anyaccel.phases import sharding
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.plan_request import plan_request
@@ -47,7 +48,7 @@ def test_numbers_of_replicas(hint: Any) -> None:
     assert run(accelerator="sim:0+1", replicas=2).loss.size and run(accelerator="sim:0+1", replicas=None).loss.size
     with hint("start as many processes, anyaccel run --replicas {} SCRIPT, or write replicas=1"):
         run(replicas=3)
-    assert run(replicas=1).loss.size  # --replicas in test_launches
+    assert run(replicas=1).loss.size  # --replicas: test_two_processes
     with hint("freeze it, graph.freeze({}), use layers without it, or {}"):
         run(graph(Sequential(Dense(4), BatchNorm(), Dense(1))))
     assert run(graph(Sequential(Dense(4), Dense(1)))).loss.size
@@ -172,3 +173,19 @@ def test_rows_that_all_replicas_have(hint: Any) -> None:
         needed.chosen("train", epochs(7), 2)
     assert needed.chosen("train", epochs(8), 2).given and run(replicas=1, sampler=7).loss.size
     assert isinstance(features(), FeatureSet)
+
+
+def test_sharding_over_devices_of_a_process(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plugin that divides parameters among processes, as that of torch does where there are several GPUs."""
+    monkeypatch.setattr(sharding, "ShardParameters", NumpyBackend)
+    for name, value in {"shards_nodes": True, "takes_whole_batches": False}.items():
+        monkeypatch.setattr(NumpyBackend, name, value, raising=False)
+    for name, value in {"sharded_blocks": (), "unshardable_reason": ""}.items():
+        monkeypatch.setattr(NumpyBackend, name, lambda *_, answer=value, **__: answer, raising=False)
+    with hint("start processes, anyaccel run --replicas {} SCRIPT, or leave sharding out"):
+        run(sharding="full")
+    assert run().loss.size  # without sharding
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)  # as --replicas 2 does
+    plan = TrainPhase("train", data="all", losses=[MSE], sharding="full").plan(graph())
+    assert "divided among 2 replicas" in str(plan)
