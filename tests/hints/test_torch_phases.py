@@ -249,3 +249,22 @@ def test_two_processes(hint: Any, tmp_path: Path) -> None:
         "2",
     )
     assert len(right) == 10 and all(isinstance(loss, float) for loss in right.values()), right
+
+
+def test_precisions_and_parts_that_run(hint: Any) -> None:
+    """What test_phases.py can only construct, as NumPy has none of it."""
+    with hint("write precision='bf16-mixed'"):
+        TrainPhase("train", data="train", mixed_precision=True)
+    assert run(TrainPhase("train", data="train", losses=[MSE], precision="bf16-mixed")).loss.size
+    with hint("write matmul_precision='high'"):
+        TrainPhase("train", data="train", tf32=True)
+    before = torch.get_float32_matmul_precision()
+    assert run(TrainPhase("train", data="train", losses=[MSE], matmul_precision="high")).loss.size
+    assert torch.get_float32_matmul_precision() == before
+    with hint("it is a node's: ModelNode(..., remat='blocks')"):
+        TrainPhase("train", data="train", gradient_checkpointing=True)
+    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()) for _ in range(3)))
+    model = torch.nn.Sequential(layers, torch.nn.Linear(3, 1))
+    node = ModelNode("net", model, data().reference(), remat="blocks")
+    phase = TrainPhase("train", data="train", losses=[MSE], compile="off")
+    assert ModelGraph([node], "sgd").run(phase, progress="none").loss.size
