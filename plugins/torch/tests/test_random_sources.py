@@ -110,7 +110,7 @@ class Seeded(Dataset[Any]):
 
     def __getitem__(self, i: int) -> Any:
         if i < self.first:
-            return torch.full((3,), float(i)), torch.tensor([i / ROWS])
+            return torch.full((3,), i / ROWS), torch.tensor([i / ROWS])
         return self.make(int(i)), torch.tensor([i / ROWS])
 
 

@@ -27,6 +27,7 @@ from anyaccel_jax.models.base import LIBRARIES, Model
 from anyaccel_jax.models.dispatch import as_model
 from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import optax_rule
+from anyaccel_jax.parameter_tree import ParameterTree
 from anyaccel_jax.step_loop import compile_loop, named_after
 from anyaccel_jax.transfers import put_like
 
@@ -271,6 +272,10 @@ class JaxOps(TracedOps):
     def custom_loss(self, loss: Loss) -> LossFunction:
         """A function of arrays that gives the mean, or a loss of Keras, whose mean is taken."""
         return super().custom_loss(scalar_loss(loss))
+
+    def parameter_tree(self, model: Any) -> ParameterTree:
+        """As in `Model`."""
+        return self.model(model).parameter_tree
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
         """By the formulas, by Optax, or by Keras."""

@@ -146,7 +146,7 @@ class TrainState:
                 "their gradients are clipped together",
                 hint="give each node its own: ModelNode(..., optimizer=Optimizer(..., clip_norm=...))",
             )
-        if value is None and functions.optimizer.rules[functions.group].needs_value:
+        if value is None and functions.optimizer.rule_of(functions.group, functions.label).needs_value:
             hint = "write apply_gradients(grads, value=loss)"
             raise PhaseError(f"{problem}: its optimizer needs the value of the loss", hint=hint)
 

@@ -68,7 +68,7 @@ def warn_of_seed(what: str) -> None:
     warnings.warn(
         f"{what}: a framework's global generator was seeded while rows were read ahead, and not at the first of them: "
         "rows of this epoch that follow from that seed may be other ones. From the next epoch on they are read between "
-        "steps. Hint: draw each row from a generator object that is seeded with the row's number, not from the global one",
+        "steps. Hint: draw each row from a generator object that is seeded with the row's number",
         RuntimeWarning,
         stacklevel=user_level(),
     )

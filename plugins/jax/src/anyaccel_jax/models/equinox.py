@@ -24,6 +24,7 @@ from anyaccel_jax.models.base import (
     split_floating,
 )
 from anyaccel_jax.models.data_format import flat_layers, is_activation, outer_formats
+from anyaccel_jax.parameter_tree import ParameterTree
 
 BATCH_AXIS = "batch"
 _STATE = "state."
@@ -78,6 +79,12 @@ class Equinox(Model):
         """BatchNorm, wherever it is."""
         leaves = jax.tree.leaves(self._static, is_leaf=_is_batch_norm)
         return "BatchNorm" if any(map(_is_batch_norm, leaves)) else ""
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """The module with its floating arrays, as `eqx.filter(module, eqx.is_inexact_array)` gives it."""
+        names = {name: name if name in self.parameters else None for name in self._arrays.names}
+        return ParameterTree(self._arrays.unflatten(names), self.parameters, "eqx.filter(module, eqx.is_inexact_array)")
 
     @property
     def cache_key(self) -> Any:

@@ -27,6 +27,7 @@ from anyaccel_jax.models.base import (
     outputs_of,
     split_floating,
 )
+from anyaccel_jax.parameter_tree import ParameterTree
 
 _STATE = "state."
 
@@ -85,6 +86,14 @@ class Function(Model):
             return ""
         way = "carry it: Function(apply, parameters, state=state) calls apply(parameters, state, *inputs)"
         return f"{self!r} calls a model of Haiku with state, and its state would not change; {way}"
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """The pytree that it was created with, without what is not trained."""
+        names = {name: name if name in self.parameters else None for name in self._tree.names}
+        return ParameterTree(
+            self._tree.unflatten(names), self.parameters, "the pytree of parameters that Function was given"
+        )
 
     @property
     def cache_key(self) -> Any:

@@ -27,6 +27,7 @@ from anyaccel_jax.models.base import (
     zero_inputs,
 )
 from anyaccel_jax.models.data_format import flat_layers, outer_formats
+from anyaccel_jax.parameter_tree import ParameterTree
 
 _PARAMS = "params"
 
@@ -82,6 +83,12 @@ class Linen(Model):
     def batch_coupling(self) -> str:
         """BatchNorm, which shows in its collection of variables."""
         return "BatchNorm" if any(name.startswith("batch_stats.") for name in self.buffers) else ""
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """The collection `params`."""
+        variables = self._join({name: name for name in self.parameters}, dict.fromkeys(self.buffers))
+        return ParameterTree(variables.get(_PARAMS, {}), self.parameters, "variables['params'] of the module")
 
     @property
     def cache_key(self) -> Any:
