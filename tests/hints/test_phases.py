@@ -328,3 +328,35 @@ def test_models_that_another_thread_uses(hint: Any) -> None:
     assert run(train(), graphs[1]).loss.size
     graphs[1] = ModelGraph([ModelNode("net", copy.deepcopy(model), data.reference())], "sgd")
     assert run(train(callbacks=[Meanwhile()]), graphs[0]).loss.size and not told
+
+
+def test_hints_whose_code_is_filled_in(hint: Any) -> None:
+    with hint("create an instance: {}()"):
+        train(callbacks=[aa.WeightAveraging])
+    assert run(train(callbacks=[aa.WeightAveraging()])).loss.size
+
+    class ReduceLROnPlateau:
+        """As that of torch and Keras."""
+
+    with hint("write anyaccel.{}()"):
+        train(validation="val", callbacks=[ReduceLROnPlateau()])
+    assert run(train(validation="val", callbacks=[aa.ReduceLROnPlateau()])).loss.size
+    with hint("leave {} out of the validation: it is computed as the training is"):
+        train(validation=EvalPhase("val", data="val", precision="float64"))
+    assert run(train(validation=EvalPhase("val", data="val"))).loss.size
+    with hint("write {}"):
+        aa.FrameworkSettings({})
+    assert aa.FrameworkSettings({"FRAMEWORK.SETTING": True}).values
+    with hint("use a named metric: {}"):
+        EvalPhase("test", data="val", metrics=[lambda outputs, targets: 1.0]).get_config()
+    assert EvalPhase("test", data="val", metrics=["mse"]).get_config()["metrics"]
+    with hint("create one: {}()"):
+        EvalPhase("test", data="val", metrics=[Largest])
+    assert run(EvalPhase("test", data="val", metrics=[Largest()])).metrics["Largest"] > 0
+
+
+class Largest:
+    """The largest error."""
+
+    def __call__(self, outputs: Any, targets: Any) -> float:
+        return float(abs(outputs - targets).max())

@@ -92,6 +92,10 @@ def test_batches_of_one_row(hint: Any) -> None:
 
     with hint("draw larger batches: SimpleSampler(32, drop_last=True)"):
         run(TrainPhase("train", data="train", losses=[MSE], sampler=1), model())
+    with hint("draw batches of {} rows, or leave that one out: {}"):
+        run(TrainPhase("train", data="train", losses=[MSE], sampler=5), model())  # 16 rows
+    for sampler in (4, aa.SimpleSampler(5, drop_last=True)):
+        assert run(TrainPhase("train", data="train", losses=[MSE], sampler=sampler), model()).loss.size
     features = aa.FeatureSet.from_dict("data", {"x": np.tile(X, (3, 1)), "y": np.tile(X, (3, 1))[:, :1]}, ["x"], ["y"])
     phase = TrainPhase("train", data="all", losses=[MSE], sampler=aa.SimpleSampler(32, drop_last=True))
     assert run(phase, model(), features).loss.size
