@@ -95,7 +95,9 @@ def test_transforms_of_the_data(hint: Any, tmp_path: Path) -> None:
     with hint(
         "give data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
     ):
-        aa.ModelGraph.from_config(graph.get_config(), feature_sets=[features().fit_transform(Doubled(), "x", fit_on="all")])
+        aa.ModelGraph.from_config(
+            graph.get_config(), feature_sets=[features().fit_transform(Doubled(), "x", fit_on="all")]
+        )
     assert aa.ModelGraph.from_config(graph.get_config(), feature_sets=[new.transform_like(scaled)])
     assert aa.ModelGraph.load(folder, allow=[Centered])
 
@@ -192,7 +194,9 @@ def test_names_of_weights(hint: Any) -> None:
     with hint("let them be rounded with strict=False"):
         graph.load_weights({name: array.astype("float64") + 1e-12 for name, array in arrays.items()})
     with pytest.warns(UserWarning, match="rounded"):
-        assert graph.load_weights({name: array.astype("float64") + 1e-12 for name, array in arrays.items()}, strict=False)
+        assert graph.load_weights(
+            {name: array.astype("float64") + 1e-12 for name, array in arrays.items()}, strict=False
+        )
 
 
 def test_axes_of_weights(hint: Any) -> None:
