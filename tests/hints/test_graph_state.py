@@ -71,33 +71,23 @@ class Centered:
         return x + self.mean_
 
 
-class Doubled(Centered):
-    def transform(self, x: np.ndarray) -> np.ndarray:
-        return 2 * x
-
-
-class Learning(Learner):
-    def partial_fit(self, features: np.ndarray, targets: np.ndarray) -> None:
-        self.fit(features, targets)
-
-
 def test_transforms_of_the_data(hint: Any, tmp_path: Path) -> None:
     scaled = features().fit_transform(Centered(), "x", fit_on="all")
     graph = built(node(data=scaled))
     state, folder = graph.state(), tmp_path / "graph"
     graph.save(folder)
     with hint(
-        "build the graph on data with the same transforms: new.transform_like(data); ModelGraph.load(folder) restores them"
+        "build the graph on data with the same transforms: new.transform_like(data); ModelGraph.load(folder) "
+        "restores them"
     ):
         built().load_state(state)
     new = features()
     built(node(data=new.transform_like(scaled))).load_state(state)
+    other = features().fit_transform(Doubled(), "x", fit_on="all")
     with hint(
         "give data with the same transforms: new.transform_like(data), or let ModelGraph.load(folder) restore them"
     ):
-        aa.ModelGraph.from_config(
-            graph.get_config(), feature_sets=[features().fit_transform(Doubled(), "x", fit_on="all")]
-        )
+        aa.ModelGraph.from_config(graph.get_config(), feature_sets=[other])
     assert aa.ModelGraph.from_config(graph.get_config(), feature_sets=[new.transform_like(scaled)])
     assert aa.ModelGraph.load(folder, allow=[Centered])
 
