@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.adapter import VjpResult
 from anyaccel.fitting import FittedModel
+from anyaccel.numpy_backend import Module
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
 TABLE = {"a": X[:, 0], "b": X[:, 1], "price": X[:, 2]}
@@ -296,3 +298,46 @@ def test_predictions_in_original_units(hint: Any) -> None:
         results.prediction("net", undo=True)
     given = feature_set.inverse(results.prediction("net"), columns=["y"])
     assert given == pytest.approx(results.prediction("net") + X[:, :1].mean(0))
+
+
+class OneHot:
+    """Words as rows of the unit matrix."""
+
+    def fit(self, x: np.ndarray) -> None:
+        self.words = sorted(set(x[:, 0]))
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        return np.array([[float(word == one) for one in self.words] for word in x[:, 0]], np.float32)
+
+    def inverse_transform(self, x: np.ndarray) -> np.ndarray:
+        return np.array(self.words, dtype=object)[x.argmax(axis=1)][:, None]
+
+
+def test_plots_in_original_units(hint: Any) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    columns = {"x": X, "n": np.arange(24) % 3, "kind": list("abc") * 8}
+    data = aa.FeatureSet.from_dict("data", columns, ["x"], ["n"], ["kind"])
+    data = data.fit_transform(OneHot(), "kind", fit_on="all", role="target", into="class")
+    given = graph(aa.ModelNode("net", net(3), data.reference(targets=["class"])))
+    results = evaluated(given, outputs=["net"], losses=[aa.AppliedLoss("mse", on="net")])
+    with hint("leave undo out, or name a target whose values are alike: plot(targets='COLUMN')"):
+        results.plot(undo=True, targets="n")
+    assert results.plot(targets="n")  # without undo
+    assert results.plot(undo=True, targets="class")
+
+
+class Complex(Module):
+    """Gives complex numbers."""
+
+    def apply(self, values: Any, inputs: Any, *, train: bool, key: int) -> VjpResult:
+        return VjpResult((inputs[0] * np.complex64(1j),), lambda cotangents: ({}, (None,)))
+
+
+def test_results_that_are_saved(hint: Any, tmp_path: Path) -> None:
+    nodes = [aa.ModelNode("waves", Complex(), DATA.reference()), aa.ModelNode("net", net(), DATA.reference())]
+    given = graph(*nodes)
+    with hint("leave this output out: EvalPhase(outputs=[...])"):
+        evaluated(given, outputs=["net", "waves"]).save(tmp_path / "one")
+    results = given.run(aa.EvalPhase("test", data="all", outputs=["net"]), progress="none")
+    results.save(tmp_path / "two")
+    assert (tmp_path / "two").exists()

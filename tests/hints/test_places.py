@@ -16,8 +16,10 @@ import pytest
 import anyaccel as aa
 from anyaccel import hookimpl
 from anyaccel.backend import DeviceInfo
+from anyaccel.cli.conform import find_plugin
 from anyaccel.errors import CapabilityError, StateError
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
 from anyaccel.replicas.launch_options import find_launcher
 from anyaccel.requests import RequestedAccelerator, machine_of
@@ -29,6 +31,12 @@ ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
 DATA = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
 LOSS = aa.AppliedLoss("mse", on="net")
+
+
+@pytest.fixture(autouse=True)
+def _numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands ask no other plugin, which would import its framework."""
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "numpy")
 
 
 @pytest.fixture
@@ -218,6 +226,7 @@ def test_subjects_of_the_kit(hint: Any) -> None:
 
 
 def test_plugins_that_are_broken(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANYACCEL_PLUGINS")
     broken = importlib.metadata.EntryPoint("odd", "json:zzz", "anyaccel")
     registry = Registry(NumpyBackend, lambda: [broken])
     monkeypatch.setattr("anyaccel.registry._registry", [registry])
@@ -226,3 +235,56 @@ def test_plugins_that_are_broken(hint: Any, cli: Any, monkeypatch: pytest.Monkey
     monkeypatch.setenv("ANYACCEL_PLUGINS", "numpy")  # leaves it out
     monkeypatch.setattr("anyaccel.registry._registry", [Registry(NumpyBackend, lambda: [broken])])
     assert "odd" not in cli("plugins").output
+
+
+def test_plugins_that_are_slow(hint: Any, cli: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve()
+    slow = Plugin("slow", "anyaccel-slow", "1.0", delays=["its import did not end within 3 s"])
+    with hint("give it more time, such as --timeout 300, or leave it out with {} if it never ends"):
+        find_plugin("slow", [slow])
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "numpy")  # leaves all others out
+    assert cli("plugins", "--timeout", "300").exit_code == 0
+
+
+class Twin(NumpyBackend):
+    """NumPy under another name, for nodes that say `framework="twin"`."""
+
+    framework = "twin"
+    import_roots = ("twin_models",)
+    kinds = ("cpu",)
+    precisions = ("float32", "bf16-mixed")
+
+    def devices(self) -> list[aa.Device]:
+        return [aa.Device("cpu")]
+
+    def owns(self, obj: Any) -> bool:
+        return False
+
+
+def test_losses_between_frameworks(hint: Any, serve: Any) -> None:
+    serve(Twin())
+
+    def chain(framework: str | None) -> aa.ModelGraph:
+        first = aa.ModelNode("first", aa.SequentialMLP(3), DATA.reference())
+        return aa.ModelGraph([first, aa.ModelNode("net", aa.SequentialMLP(3), "first", framework=framework)], "sgd")
+
+    def compared(on: str, other: str) -> Any:
+        loss = aa.AppliedLoss("mae", on=on, inputs=["outputs", other])
+        return chain("twin").run(aa.TrainPhase("train", data="all", losses=[loss]), progress="none")
+
+    with hint("put the loss on {}, with inputs=['outputs', {}]"):
+        compared("first", "net")
+    assert compared("net", other="first")  # inputs=['outputs', 'first']
+
+
+def test_loss_scales_between_frameworks(hint: Any, serve: Any) -> None:
+    serve(Twin())
+
+    def mixed(precision: str) -> Any:
+        first = aa.ModelNode("first", aa.SequentialMLP(3), DATA.reference(), framework="twin")
+        last = aa.ModelNode("net", aa.SequentialMLP(1), "first", precision=precision)
+        return trained(aa.ModelGraph([first, last], "sgd"))
+
+    with hint("write precision='bf16-mixed', which needs no loss scale"):
+        mixed("fp16-mixed")
+    assert mixed(precision="bf16-mixed").loss.size
