@@ -216,3 +216,35 @@ def test_losses_of_segments(hint: Any) -> None:
     with hint("name these two in inputs=[...]"):
         loss_of(inputs=("net",))
     assert loss_of(inputs=("net", "data.y"))((X, X))[0] == 0
+
+
+class Chosen(Module):
+    """Two factors, one for rows with positive means, and one for others; or both for all."""
+
+    def __init__(self, *, every: bool) -> None:
+        super().__init__()
+        self.every = every
+        self.parameters["first"] = np.ones(1, "float32")
+        self.parameters["second"] = np.ones(1, "float32")
+
+    def apply(self, values: Any, inputs: Any, *, train: bool, key: int) -> VjpResult:
+        (x,) = inputs
+        name = "first" if np.mean(np.asarray(x)) > 0 else "second"
+
+        def pullback(cotangents: Any) -> Any:
+            (c,) = cotangents
+            names = ("first", "second") if self.every or name == "first" else ("second",)
+            return {each: np.sum(c * x).reshape(1) for each in names}, (c * values[name],)
+
+        return VjpResult((x * values[name],), pullback)
+
+
+def test_gradients_of_replicas(hint: Any) -> None:
+    aa.simulate(2)
+    halves = np.concatenate([np.ones((12, 3)), -np.ones((12, 3))]).astype("float32")
+    data = aa.FeatureSet.from_dict("data", {"x": halves, "y": X}, ["x"], ["y"])
+    replicas = {"accelerator": "sim:0", "replicas": 2, "sampler": aa.SimpleSampler(24, shuffle=False)}
+    with hint("train in several processes, anyaccel run --replicas 2 SCRIPT, or let every parameter take part"):
+        trained(graph(node("net", Chosen(every=False), data.reference())), **replicas)
+    # in frameworks whose processes find each other: anyaccel run --replicas 2 SCRIPT
+    assert trained(graph(node("net", Chosen(every=True), data.reference())), **replicas)

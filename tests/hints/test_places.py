@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -24,6 +25,7 @@ from anyaccel.registry import Registry
 from anyaccel.replicas.launch_options import find_launcher
 from anyaccel.requests import RequestedAccelerator, machine_of
 from anyaccel.testing import Subject
+from anyaccel.testing.fake_plugins import write_distribution
 from anyaccel.testing.subject_selection import select_subject
 from anyaccel.testing.tiny import TinyBackend
 
@@ -288,3 +290,33 @@ def test_loss_scales_between_frameworks(hint: Any, serve: Any) -> None:
     with hint("write precision='bf16-mixed', which needs no loss scale"):
         mixed("fp16-mixed")
     assert mixed(precision="bf16-mixed").loss.size
+
+
+def test_subjects_that_cannot_be_imported(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = (
+        "from anyaccel import hookimpl\nfrom anyaccel.testing.tiny import TinyBackend\n\n\n"
+        "@hookimpl\ndef backends():\n    return [TinyBackend('odd')]\n"
+    )
+    right = "from anyaccel.testing.subject_selection import DerivedSubject as OddSubject\n"
+    modules = {"odd_plugin": plugin, "odd_kit": "raise ImportError('no kit')"}
+    write_distribution(tmp_path, "anyaccel-odd", entry_points={"odd": "odd_plugin"}, modules=modules)
+    with (tmp_path / "anyaccel_odd-0.1.dist-info/entry_points.txt").open("a") as file:
+        file.write("[anyaccel.conformance]\nodd = odd_kit:OddSubject\n")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "odd")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def kit() -> Any:
+        command = [sys.executable, "-m", "anyaccel", "conform", "odd", "--capability", "backend"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+    with hint("fix {}; run `python -m pytest` in its project for details") as printed:
+        printed.text = kit().stderr
+    (tmp_path / "test_kit.py").write_text("import odd_kit\n\n\ndef test_it():\n    assert odd_kit.OddSubject\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]  # python -m pytest
+    assert (
+        "no kit"
+        in subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path).stdout
+    )
+    (tmp_path / "odd_kit.py").write_text(right)
+    done = kit()
+    assert "the kit cannot run" not in done.stderr and "odd" in done.stdout
