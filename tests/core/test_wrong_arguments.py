@@ -308,7 +308,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Checkpoint": lambda: (
         aa.Checkpoint,
         {"folder": "runs", "every": 5, "keep": 2, "keep_best": "val_loss", "on_failure": "warn", "wait": True}
-        | {"names": None, "change": None},
+        | {"names": None, "change": None, "mode": "auto"},
     ),
     "WeightAveraging": lambda: (aa.WeightAveraging, {"decay": 0.9, "every_n_steps": 2, "start_epoch": 1}),
     "WeightAveraging.applied": lambda: (aa.WeightAveraging().applied, {"graph": graph()}),
@@ -668,8 +668,9 @@ PROTOCOLS |= {
     "phase_start",
     "before_placement",
     "phase_end",
+    *("held_states", "hold_again", "load_random_states"),
 }
-"""Methods of conditions, models and phases that core calls with what it has checked."""
+"""Methods of conditions, models, sources and phases that core calls with what it has checked."""
 
 
 def done() -> aa.Experiment:

@@ -17,8 +17,9 @@ import pytest
 
 # Lowest first; modules and packages of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("printable", "suggestions", "install_hints", "host_memory", "rng", "lazy_attributes", "interrupts"),
+    ("printable", "suggestions", "install_hints", "host_memory", "rng", "lazy_attributes", "interrupts", "user_level"),
     ("errors", "html", "attribute_hints"),
+    ("call_hints",),
     ("arguments", "containers", "device", "display"),
     ("specs", "saved_folder", "planner", "precision"),
     ("segment",),
@@ -42,19 +43,29 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # What a library needs that only places and moves: NumPy and pluggy, and these modules. The NumPy backend is a plugin;
 # the plugin loader names it by text, as an entry point names any other.
 KERNEL = {
-    *("printable", "errors", "suggestions", "install_hints", "html", "containers", "device"),
+    *("printable", "errors", "suggestions", "call_hints", "install_hints", "html", "containers", "device"),
     *("specs", "segment", "program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
 }
 # The other modules of the top level: tools for plugins, the roof, and the lazy table of public names.
 BESIDE_THE_KERNEL = {
-    *("arguments", "attribute_hints", "host_memory", "rng", "lazy_attributes", "interrupts", "experiment"),
+    *(
+        "arguments",
+        "attribute_hints",
+        "host_memory",
+        "rng",
+        "lazy_attributes",
+        "interrupts",
+        "user_level",
+        "experiment",
+    ),
     *("", "__main__"),
 }
 
 # The NumPy backend stands high but uses only what a third party's backend could use.
 ONLY: dict[str, set[str]] = {
     "numpy_backend": {
-        *("printable", "errors", "arguments", "suggestions", "host_memory", "install_hints", "device", "rng"),
+        *("printable", "errors", "arguments", "suggestions", "call_hints", "host_memory", "install_hints"),
+        *("device", "rng"),
         *("specs", "segment", "program", "precision"),
         *("backend", "hookspecs", "adapter"),
     },

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.backend import Backend, Exchange
+from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.device import USUAL, Device, spelling, vendor_of
 from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError, MoveError
@@ -22,6 +23,7 @@ from anyaccel.specs import assign_fields
 SCALARS = (str, bytes, bool, int, float, complex, type(None))  # on no device: `move` and `device_of` pass over them
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Accelerator:
     """A request for a device, with options: `Accelerator("gpu:0", pin_memory=True)`.

@@ -49,7 +49,7 @@ def flag(error: Error, where: str, name: str, value: Any) -> bool:
 
 def text(error: Error, where: str, name: str, value: Any, wanted: str = "text", example: str = "'NAME'") -> str:
     """Text that is not empty."""
-    return str(check(error, where, name, value, lambda it: isinstance(it, str) and it, wanted, example))
+    return str(check(error, where, name, value, lambda it: isinstance(it, str) and it and it.encode(), wanted, example))
 
 
 def integer(error: Error, where: str, name: str, value: Any, least: int, example: int | None = None) -> int:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import DeviceParseError
 
 # alias -> (canonical kind, vendor that the alias implies)
@@ -15,6 +16,7 @@ USUAL = re.compile(r"\s*(cpu|gpu|mps|sim|xpu|cuda|rocm|metal)(:\d{1,5})?\s*", re
 _SPELLING = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]{0,4}))?")
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
     """A device: a lower-case kind (`cpu`, `gpu`, `mps`, `xpu`, ...; an open set) and an index.

@@ -6,19 +6,25 @@ from anyaccel.printable import printable
 
 
 class AnyaccelError(Exception):
-    """Base of every error that anyaccel raises on purpose; reads `problem. Available: ... Hint: ...`.
+    """Base of every error that anyaccel raises on purpose; reads `problem; cause. Available: ... Hint: ...`.
 
     Args:
         problem: what is wrong, with the value that was given.
-        available: what could be had instead; left out of the message when empty.
+        cause: why, or the figure or rule that it meets; it becomes a part of `problem`.
+        available: what could be had instead, as a list of options; left out of the message when empty.
         hint: what to do next; left out of the message when empty.
     """
 
-    def __init__(self, problem: str, *, available: str = "", hint: str = "") -> None:
+    def __init__(self, problem: str, *, cause: str = "", available: str = "", hint: str = "") -> None:
+        problem = f"{problem.removesuffix('.')}; {cause}" if cause else problem
         texts = self.problem, self.available, self.hint = [printable(each) for each in (problem, available, hint)]
         parts = [title + said for title, said in zip(("", "Available: ", "Hint: "), texts, strict=True) if said]
         text = ". ".join(part.removesuffix(".") for part in parts)
         super().__init__(text if text.endswith("?") else f"{text}.")
+
+
+class ArgumentError(AnyaccelError, TypeError):
+    """A call has an argument that there is not, lacks one, or has too many."""
 
 
 class DeviceParseError(AnyaccelError, ValueError):
@@ -75,6 +81,10 @@ class ConfigError(AnyaccelError, ValueError):
 
 class DataError(AnyaccelError, ValueError):
     """Data that cannot be used as given."""
+
+
+class MissingFileError(DataError, FileNotFoundError):
+    """There is no file or folder of this name to read data from."""
 
 
 class ColumnError(DataError):
@@ -145,5 +155,12 @@ class CompileWarning(UserWarning):
     """Training steps that should have been compiled run uncompiled."""
 
 
+class UndefinedMetricWarning(UserWarning):
+    """A metric is not defined for the rows that it measured, and is what scikit-learn gives then, mostly NaN."""
+
+
 class NaNWarning(UserWarning):
-    """A loss of a TrainPhase is NaN or infinite, or will be: data with NaN reach a node trained by gradients."""
+    """A loss of a TrainPhase is NaN or infinite, or will be: data with NaN reach a node trained by gradients.
+
+    Also: a value that a callback or a checkpoint monitors is NaN.
+    """

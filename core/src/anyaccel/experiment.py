@@ -13,6 +13,7 @@ import numpy as np
 from anyaccel import interrupts, saved_folder
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import class_hints
 from anyaccel.errors import ConfigError, PhaseError, ResultError
 from anyaccel.graph import ModelGraph, Plan, phase_runner
 from anyaccel.graph.framework_versions import versions_of
@@ -44,6 +45,7 @@ __all__ = ["Experiment", "ModelGraph"]
 _PART, _RUN = "experiment", "run"
 
 
+@class_hints
 class Experiment(AttributeHints):
     """Runs phases over one graph and keeps their results in `history`.
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from anyaccel.accelerator import SCALARS, Accelerator
+from anyaccel.call_hints import call_hints
 from anyaccel.containers import leaves
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError
@@ -38,6 +39,7 @@ class Devices(list[Device]):
         return element("tr", *(element("td", cell) for cell in cells), data_anyaccel_device=str(device))
 
 
+@call_hints
 def devices(kind: str | None = None, framework: str | None = None) -> list[Device]:
     """Devices of this machine, best first: GPUs, other accelerators, CPUs, simulated devices.
 
@@ -56,11 +58,13 @@ def devices(kind: str | None = None, framework: str | None = None) -> list[Devic
     return Devices(sorted(chosen, key=lambda device: (_ORDER.get(device.kind, 1), device)), listed)
 
 
+@call_hints
 def devices_or_cpu(kind: str = "gpu") -> list[Device]:
     """Every device of a kind, or the CPU if there is none; never empty."""
     return devices(Device.parse(kind).kind) or Devices([Device("cpu")], registry().devices())
 
 
+@call_hints
 def best_device(i: int = 0, framework: str | None = None) -> Device:
     """GPU number `i` if there is one, else accelerator number `i` of another kind (mps, xpu, ...), else the CPU.
 
@@ -77,6 +81,7 @@ def best_device(i: int = 0, framework: str | None = None) -> Device:
     return next(matching, Device("cpu"))
 
 
+@call_hints
 def device_of(obj: Any) -> Device | None:
     """The device of a tensor, a model or a container of them; None if it holds no tensor.
 
@@ -96,11 +101,13 @@ def device_of(obj: Any) -> Device | None:
     return places.pop() if places else None
 
 
+@call_hints
 def scope(where: Accelerator | Device | str, framework: str) -> AbstractContextManager[Any]:
     """A context in which new tensors of `framework` are created on the device. Raises as `place` does."""
     return Accelerator.of(where).scope(framework)
 
 
+@call_hints
 def place(obj: T, where: Accelerator | Device | str) -> T:
     """Put an object with state (a model, an optimizer), or a container as in `move`, on a device; **use the result**.
 
@@ -113,6 +120,7 @@ def place(obj: T, where: Accelerator | Device | str) -> T:
     return result
 
 
+@call_hints
 def move(obj: T, where: Accelerator | Device | str, *, framework: str | None = None) -> T:
     """The same tensors on a device; what is there already is returned as it is.
 

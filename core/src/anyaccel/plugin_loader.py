@@ -23,7 +23,7 @@ import pluggy
 from anyaccel import hookspecs
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel.errors import AnyaccelError, PluginError
+from anyaccel.errors import AnyaccelError, ConfigError, PluginError
 from anyaccel.printable import printable
 
 if TYPE_CHECKING:
@@ -180,12 +180,17 @@ def ask(backend: Backend, method: str, *arguments: Any) -> tuple[Any, str]:
     """What a method of `_ANSWERS` returns (`devices` as a tuple), and `""`.
 
     If it raises (SystemExit too), or returns something else, what stands for an answer, and what was wrong.
+
+    Raises:
+        ConfigError: the backend reads a variable of the environment that is wrong.
     """
     expected, is_right, stand_in = _ANSWERS[method]
     try:
         answer = getattr(backend, method)(*arguments)
         answer = tuple(islice(answer, _MOST_DEVICES)) if method == "devices" else answer
         fault = "" if is_right(backend, answer) else f"returned {answer!r:.200}, not {expected}"
+    except ConfigError:  # of a variable of the environment: the user's mistake, and no fault of the plugin
+        raise
     except BaseException as error:  # panics of native code (Rust's) are no Exception
         raise_interrupt(error)
         fault = f"raised {_one_line(error)}"

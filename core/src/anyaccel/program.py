@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anyaccel.call_hints import constructor_hints
 from anyaccel.segment import NodeState, Segment
 
 
@@ -127,6 +128,7 @@ class Program(ABC):
         """End: the user's models receive the result, and the optimizer state is returned. May be called twice."""
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True)
 class CompileEstimate:
     """What compiling costs and gains: seconds to compile, and time of a compiled step / time of an uncompiled one."""

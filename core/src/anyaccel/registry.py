@@ -111,7 +111,7 @@ class Registry:
     def _add(self, plugin: Plugin, module: Any) -> Plugin:
         if plugin.name in self._plugins:
             loaded, hint = self._plugins[plugin.name], f"uninstall one, or rename the entry point of {plugin.source}"
-            raise PluginError(f"two plugins are called {plugin.name!r}", available=f"{loaded} is loaded", hint=hint)
+            raise PluginError(f"two plugins are called {plugin.name!r}", cause=f"{loaded} is loaded", hint=hint)
         loader.check_hooks(plugin.name, module)
         backends = loader.offered(plugin, module, "backends", list, [])
         policies = loader.offered(plugin, module, "policies", dict, {})

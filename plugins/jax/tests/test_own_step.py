@@ -396,11 +396,11 @@ def test_frozen_nodes_are_in_evaluation_mode_and_keep_their_values(data: Any) ->
         (lambda state, batch: ({}, 1.0), r"gave a state of no nodes\. Available: one TrainState for each of net"),
         (
             lambda state, batch: ({"net": state["net"].replace(params={})}, 1.0),
-            r"gave params of node 'net' with other names, shapes or dtypes\. Available: b \(8,\), v",
+            r"gave params of node 'net' with other names, shapes or dtypes; b \(8,\), v",
         ),
         (
             lambda state, batch: ({"net": state["net"].apply_gradients({"bias": 1.0})}, 1.0),
-            r"'net' cannot be updated: no parameter 'bias'\. Available: .*Hint: give jax\.grad",
+            r"'net' cannot be updated: no parameter 'bias'.*Hint: give jax\.grad",
         ),
         (
             lambda state, batch: ({"net": state["net"].apply_gradients(jnp.ones(3))}, 1.0),

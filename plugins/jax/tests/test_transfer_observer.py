@@ -206,7 +206,7 @@ def test_an_error_names_the_line_the_arrays_and_who_moved_them() -> None:
     with aa.ledger():
         there = aa.move(jnp.ones(1), "cpu:1")  # moves
         text = add(here, there)
-    named = f"here on cpu:0, there on cpu:1, moved there at {line_of('moves')}. Available: "
+    named = f"here on cpu:0, there on cpu:1, moved there at {line_of('moves')}; "
     assert text.startswith(f"a sum: arrays are on several devices; at {line_of('mixes')}, with {named}")
     assert "Hint: create arrays on the device of the inputs" in text
     assert "moved there" not in add(here, there)

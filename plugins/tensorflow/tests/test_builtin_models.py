@@ -125,7 +125,7 @@ def test_other_shapes_are_refused() -> None:
     model = SequentialMLP()
     model.build([(5,)], seed=0)
     model.build([(5,)], seed=1)
-    with pytest.raises(ShapeError, match=r"cannot take inputs of shapes \[6\]\. Available: it is built for \[5\]"):
+    with pytest.raises(ShapeError, match=r"cannot take inputs of shapes \[6\]; it is built for \[5\]"):
         model.build([(6,)], seed=0)
     with pytest.raises(ShapeError, match=r"one input \[channels, height, width\]"):
         SequentialCNN().build([(5,)], seed=0)

@@ -138,7 +138,7 @@ def test_16_bit_floats_are_transferred_in_both_directions(backend: TensorFlowBac
     ids=lambda array: str(array.dtype),
 )
 def test_dtypes_that_no_device_holds_are_refused(backend: TensorFlowBackend, array: np.ndarray) -> None:
-    with pytest.raises(MoveError, match=r"TensorFlow has no dtype for NumPy's .*Available: .*Hint: convert the array"):
+    with pytest.raises(MoveError, match=r"TensorFlow has no dtype for NumPy's .*Hint: convert the array"):
         backend.from_host(array, CPU)
 
 

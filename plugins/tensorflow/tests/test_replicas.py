@@ -104,7 +104,7 @@ def test_one_that_fails_has_its_traceback_and_the_others_an_error_that_says_wher
     assert "ValueError: a fault of one replica" in ends[1].stderr
     message = told(folder, "lost", 0)["message"]
     assert message.startswith("phase 'train', epoch 1, step 4: ") and f"replica 0 of {len(ends)} could not " in message
-    assert "said of replica 1. Available: errors of the other replicas" in message
+    assert "said of replica 1; errors of the other replicas" in message
 
 
 def resumed(folder: Path, launcher: list[str], plan: list[int] | None, *, check: bool = True) -> None:

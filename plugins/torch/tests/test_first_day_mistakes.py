@@ -134,7 +134,7 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "too few outputs": (
         lambda: train(nn.Linear(4, 2)),
-        r"class index 2\. Available: the model gives 2 classes, 0 to 1",
+        r"class index 2; the model gives 2 classes, 0 to 1",
         lambda: train(nn.Linear(4, 3)),
     ),
     "layers in a list": (
@@ -167,10 +167,10 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         r"reaches a trained parameter.*Hint: .*set requires_grad on its parameters",
         lambda: train(Net().requires_grad_(True)),
     ),
-    "an optimizer over parameters": (
+    "an optimizer over another model's parameters": (
+        lambda: train(Net(), optimizer=torch.optim.Adam(Net().parameters())),
+        r"the Adam that was given lacks a parameter of shape .*Hint: create it with all parameters of the node's model",
         lambda: train(model := Net(), optimizer=torch.optim.Adam(model.parameters())),
-        r"is an object of Adam\. Hint: write optimizer=Optimizer\('adam', lr=1e-3\)",
-        lambda: train(optimizer=aa.Optimizer("adam", lr=1e-3)),
     ),
     "a loss that is no scalar": (
         lambda: train(loss=nn.CrossEntropyLoss(reduction="none")),

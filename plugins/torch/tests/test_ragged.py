@@ -542,5 +542,5 @@ def test_graphs_of_nodes_and_edges_train_as_disjoint_batches_by_hand() -> None:
 def test_batches_of_a_graph_library_are_refused() -> None:
     batch = {"x": torch.zeros(7, 4), "edge_index": torch.zeros(2, 9, dtype=torch.int64), "y": torch.zeros(3, 1)}
     source = aa.IterableSource("graphs", [batch], features=["x", "edge_index"], targets="y")
-    with pytest.raises(SourceError, match=r"differ in length. Available: x: 7, edge_index: 2, y: 3. Hint: .*one entry"):
+    with pytest.raises(SourceError, match=r"differ in length; x: 7, edge_index: 2, y: 3. Hint: .*one entry"):
         next(source.batches(0))

@@ -165,3 +165,52 @@ def test_generators_that_are_given_and_other_threads_are_left_alone() -> None:
         thread.join()
     assert torch.equal(own, torch.rand(3, generator=torch.Generator().manual_seed(9)))
     assert torch.equal(drawn[0], expected)
+
+
+def test_the_generator_itself_goes_on_from_a_key_and_is_then_what_it_was() -> None:
+    by_hand = torch.Generator().manual_seed(5)
+    expected = [torch.rand(3, generator=by_hand), torch.rand(3, generator=by_hand)]
+    torch.manual_seed(4)
+    before, stream, drawn = torch.get_rng_state(), TorchBackend().global_rng(5), []
+    for _ in range(2):
+        with stream:
+            drawn.append(torch.rand(3))
+        assert torch.equal(torch.get_rng_state(), before) and torch.initial_seed() == 4
+    assert all(map(torch.equal, drawn, expected))
+    with stream:
+        torch.manual_seed(6)
+        seeded = torch.rand(3)
+    assert torch.equal(seeded, torch.rand(3, generator=torch.Generator().manual_seed(6)))
+    with stream:  # as a data set left it
+        assert torch.initial_seed() == 6
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("use", "passes"),
+    [
+        (lambda: torch.rand(3), False),
+        (lambda: torch.randn_like(torch.ones(3)), False),
+        (lambda: torch.rand(3, generator=torch.Generator().manual_seed(1)), False),
+        (lambda: next(iter(DataLoader(Noisy(), shuffle=True))), False),
+        (lambda: torch.manual_seed(1), True),
+        (lambda: (torch.rand(1), nn.functional.dropout(torch.ones(3)), torch.rand(1)), True),
+        (lambda: torch.randint_like(torch.ones(3), 4), True),
+        (lambda: nn.Linear(2, 2), True),
+    ],
+)
+def test_what_passes_the_stream_of_a_thread_is_seen(use: Any, passes: bool) -> None:
+    torch.manual_seed(9)
+    with TorchBackend().watch_rng() as watch:
+        use()
+    assert watch.passed is passes
+
+
+def test_the_state_of_generators_there_and_back() -> None:
+    backend, generator = TorchBackend(), torch.Generator().manual_seed(3)
+    states = [backend.generator_state(generator), backend.generator_state()]
+    drawn = [torch.rand(3, generator=generator), torch.rand(3)]
+    backend.set_generator_state(states[0], generator)
+    backend.set_generator_state(states[1])
+    assert torch.equal(torch.rand(3, generator=generator), drawn[0]) and torch.equal(torch.rand(3), drawn[1])
+    assert backend.generator_state(torch.ones(3)) is None

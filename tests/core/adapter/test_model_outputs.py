@@ -83,7 +83,7 @@ def test_an_output_that_depends_on_the_batch_size_is_refused():
 
 def test_the_error_for_inputs_names_them():
     error = input_error("Net", [TensorSpec((3,), "float32"), TensorSpec((), "int64")], "no", "do")
-    assert str(error).startswith("Net does not accept float32[3] and int64[] per sample. Available: no")
+    assert str(error).startswith("Net does not accept float32[3] and int64[] per sample; no")
     assert "no input per sample" in str(input_error("Net", [], "no", "do"))
 
 

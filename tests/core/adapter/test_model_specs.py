@@ -84,15 +84,15 @@ def test_initial_values_golden():
         ),
         (
             {"channels": (1,) * 10_001},
-            "SequentialCNN is too large: 10001 layers of 3. Available: at most 10000 layers of 16777216.",
+            "SequentialCNN is too large: 10001 layers of 3; at most 10000 layers of 16777216.",
         ),
         (
             {"channels": (2**25,)},
-            "SequentialCNN is too large: 1 layers of 33554432. Available: at most 10000 layers of 16777216.",
+            "SequentialCNN is too large: 1 layers of 33554432; at most 10000 layers of 16777216.",
         ),
         (
             {"kernel_size": 2**30 + 1},
-            "SequentialCNN is too large: 2 layers of 1073741825. Available: at most 10000 layers of 16777216.",
+            "SequentialCNN is too large: 2 layers of 1073741825; at most 10000 layers of 16777216.",
         ),
         ({"kernel_size": 4}, "SequentialCNN: kernel_size=4 is not odd."),
         ({"kernel_size": 3.0}, "SequentialCNN: kernel_size=3.0 is not a positive int."),

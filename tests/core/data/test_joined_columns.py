@@ -129,7 +129,7 @@ def test_integers_without_a_common_dtype_are_not_made_floats() -> None:
     for join in (joined_spec, joined_array):
         with pytest.raises(
             ColumnError,
-            match=r"'small' \(int16\S*\) and 'unsigned' .*cannot be joined. Available: no integer dtype holds both. "
+            match=r"'small' \(int16\S*\) and 'unsigned' .*cannot be joined; no integer dtype holds both. "
             r"Hint: cast\(\{'unsigned': 'int64'\}, keep_splits=True\)",
         ):
             join(mixed(), ["flag", "small", "unsigned"])

@@ -143,7 +143,7 @@ def test_it_is_shown_with_its_longest_row() -> None:
         (lambda: Pad(length=2.5), r"Pad: length=2.5 is not 1 or more"),
         (lambda: Pad(mask=""), r"Pad: mask='' is not a name"),
         (lambda: Pad(length=9, multiple_of=4), r"length=9 is not a multiple of 4. Hint: leave multiple_of out"),
-        (lambda: made(Pad(length=2)), r"'x' has a row of 3 entries. Available: it is padded to 2. Hint: .*length=3"),
+        (lambda: made(Pad(length=2)), r"'x' has a row of 3 entries; it is padded to 2. Hint: .*length=3"),
         (lambda: made(0.5), r"'x' is of int64, which cannot hold 0.5"),
         (lambda: made(Pad(mask="y")), r"mask of 'x' of 'd' is called 'y', as a column is.*leave mask= out"),
         (lambda: FeatureSet.from_dict("d", {"x": [1, 2]}, "x", pad={"x": 0}), r"rows of column 'x' cannot be padded"),

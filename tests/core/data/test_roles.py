@@ -77,7 +77,7 @@ def test_columns_that_hold_no_numbers_are_all_named(way: str, tmp_path: Path) ->
     with pytest.raises(ColumnError) as caught:
         made(way, tmp_path, {**WIDE, "words": [["a"]] * 4}, ..., "y")
     message = str(caught.value)
-    assert "2 of the remaining columns of 'fs' cannot be features: who, words. Available: column" in message
+    assert "2 of the remaining columns of 'fs' cannot be features: who, words; column" in message
     assert "column 'who' cannot be read as numbers" in message and "column 'words' cannot" in message
     assert "name them as tags, leave them out of the data, or name the features one by one" in message
     assert "one by one; of texts store token ids" in message
@@ -92,7 +92,7 @@ def test_only_texts_are_to_be_stored_as_token_ids() -> None:
 
 def test_nulls_among_the_rest_are_reported_with_their_row() -> None:
     gaps = {"a": [1.0, 2.0], "b": [1, None], "c": [None, "x"]}
-    with pytest.raises(ColumnError, match=r"features: b, c. Available: column 'b' has NaN or null among integers in 1"):
+    with pytest.raises(ColumnError, match=r"features: b, c; column 'b' has NaN or null among integers in 1"):
         FeatureSet.from_dict("fs", gaps, ...)
 
 

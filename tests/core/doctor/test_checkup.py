@@ -89,3 +89,31 @@ def test_drivers_that_are_too_old_for_a_cuda():
     assert status("580.65.06", "13.0") == ["PASS CUDA 13.0 with driver 580.65.06"]
     assert status("535.104.05", "12") == ["PASS CUDA 12 with driver 535.104.05"]
     assert status("", "13.0") == status("535.1", "99.0") == []  # nothing is known of these
+
+
+def test_variables_that_nothing_reads_are_told():
+    environment = {
+        "ANYACCEL_DEVCE": "gpu",
+        "ANYACCEL_DEVICE": "cpu",
+        "ANYACCEL_TINY_SIZE": "3",
+        "ANYACCEL_COLOUR": "red",
+    }
+    machine = Machine(system="linux", cores=2, environment=environment)
+    plugin = Plugin(name="tiny", distribution="tiny", version="1", backends=(TinyBackend(),))
+    told = {
+        check.name: check
+        for check in check_machine(machine, [plugin])
+        if check.name != "tiny" and check.status == "WARN"
+    }
+    assert set(told) == {"ANYACCEL_DEVCE", "ANYACCEL_COLOUR"}
+    assert told["ANYACCEL_DEVCE"].message == "ANYACCEL_DEVCE=gpu is read by nothing"
+    assert told["ANYACCEL_DEVCE"].fix == "unset ANYACCEL_DEVCE; did you mean 'ANYACCEL_DEVICE'?"
+    assert "anyaccel reads ANYACCEL_DEVICE, " in told["ANYACCEL_COLOUR"].fix
+
+
+def test_plugins_that_are_named_and_not_installed_are_told():
+    machine = Machine(system="linux", cores=2, environment={"ANYACCEL_PLUGINS": "tiny,tinny"})
+    checks = check_machine(machine, [Plugin(name="tiny", distribution="tiny", version="1")])
+    (told,) = [check for check in checks if check.status == "WARN"]
+    assert "names 'tinny', and no plugin of this name is installed" in told.message
+    assert told.fix == "did you mean 'tiny'?"

@@ -264,7 +264,7 @@ def test_a_share_beside_splits_of_the_same_name_is_an_error():
 
 def test_predictions_for_rows_without_the_columns_name_them():
     fitted = fit()
-    with pytest.raises(ColumnError, match="'data' has no column 'b'"):
+    with pytest.raises(ColumnError, match="1 column is missing that the model was trained with: 'b'"):
         fitted.predict({"a": A})
     with pytest.raises(DataError, match=r"an array of shape \[2, 2\] has no names\. Available: a, b"):
         fitted.predict(np.ones((2, 2)))

@@ -307,7 +307,7 @@ def test_errors_of_a_model_are_quoted(gives, words, backend):
 
 
 def test_the_message_has_the_shapes_of_the_parameters(backend):
-    with pytest.raises(ShapeError, match=r"Available: parameters w \[4, 3\]\. Hint: change its inputs, or the module"):
+    with pytest.raises(ShapeError, match=r"; parameters w \[4, 3\]\. Hint: change its inputs, or the module"):
         backend.infer(Odd(lambda w, x: w @ x), [THREE], 0)
 
 

@@ -10,6 +10,7 @@ import pytest
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, DeviceMismatchError, DeviceUnavailableError, MoveError, OutOfMemoryError
 from anyaccel.numpy_backend import SimArray, array, simulate, zeros
+from anyaccel.placement import place
 
 CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)
 
@@ -75,11 +76,14 @@ def test_the_environment_makes_devices_at_the_first_listing(backend, monkeypatch
 @pytest.mark.parametrize("text", ["two", "-1", "1.5", "65", "9" * 5000])
 def test_an_environment_variable_that_is_not_a_count_is_told(text, backend, monkeypatch):
     monkeypatch.setenv("ANYACCEL_SIMULATE", text)
-    with pytest.warns(
-        UserWarning, match=r"ANYACCEL_SIMULATE='\S+ is not a count from 0 to 64: no device is simulated\."
-    ):
-        assert backend.devices() == [CPU]
-    assert backend.unavailable_reason(SIM0).endswith("is not a count from 0 to 64")
+    message = r"environment variable ANYACCEL_SIMULATE='\S+ is not a count from 0 to 64\. Hint: set ANYACCEL_SIMULATE=2"
+    with pytest.raises(ConfigError, match=message):
+        backend.devices()
+    with pytest.raises(ConfigError, match=message):  # as it is, and not as a fault of the plugin
+        place(np.ones(2, "float32"), "sim:0")
+    monkeypatch.setenv("ANYACCEL_SIMULATE", "2")  # the hint
+    assert backend.devices() == [CPU, SIM0, SIM1]
+    monkeypatch.setenv("ANYACCEL_SIMULATE", text)
     with simulate(1):  # devices made in code are not affected
         assert backend.unavailable_reason(SIM1).startswith("1 simulated device was made")
 
@@ -274,7 +278,7 @@ TOO_MUCH = {
 def test_running_out_of_memory_reports_the_sizes(name, backend):
     with simulate(1, capacity=1000) as sims:
         x = backend.from_host(np.zeros(100), SIM0)
-        words = r"not enough memory for \d+ bytes on sim:0\. Available: 200 bytes free of 1000\. Hint: free arrays"
+        words = r"not enough memory for \d+ bytes on sim:0; 200 bytes free of 1000\. Hint: free arrays"
         with pytest.raises(OutOfMemoryError, match=words):
             TOO_MUCH[name](x, backend)
         gc.collect()

@@ -30,6 +30,7 @@ ORDER = (
     "replica_checks",
     "replica_code",
     "plan_request",
+    "validation",
     "nan_check",
     "model_placement",
     "train_loop",
@@ -37,6 +38,7 @@ ORDER = (
     "mean_check",
     "buffer_check",
     "sharding",
+    "outer_contexts",
     "compiled_changes",
     "profile",
     "checkpointing",
@@ -88,7 +90,6 @@ ORDER = (
     "metrics",
     "plateau",
     "callbacks",
-    "user_level",
 )
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "metrics", "checkpointing"}
@@ -100,6 +101,7 @@ BELOW = (
     "numpy_backend",
     "precision",
     "backend",
+    "call_hints",
     "device",
     "host_memory",
     "program",
@@ -107,6 +109,7 @@ BELOW = (
     "rng",
     "segment",
     "specs",
+    "user_level",
 )
 """The kernel, and the program with what computes for it."""
 
@@ -123,7 +126,9 @@ def is_ours(frame: FrameType) -> bool:
 
 def rank(module: str) -> int:
     package = module.partition(".")[0]
-    return ORDER.index(package if package in PARTS else module)
+    name = package if package in PARTS else module
+    assert name in ORDER, f"{name} has no place in this order"
+    return ORDER.index(name)
 
 
 def is_one_part(caller: str, called: str) -> bool:

@@ -343,7 +343,7 @@ def test_a_fit_without_nodes_is_refused_if_an_estimator_learned_before(data, exp
     with pytest.raises(PhaseError) as caught:
         ours.run_phase(FitPhase("fit", data="train"))
     assert str(caught.value) == (
-        "phase 'fit' names no nodes, and 'est' learned by partial_fit before. Available: not fitted: two. "
+        "phase 'fit' names no nodes, and 'est' learned by partial_fit before; not fitted: two. "
         "Hint: name nodes=[...], or graph.freeze('est') to keep it as it is."
     )
     graph.freeze(["est"])

@@ -48,7 +48,7 @@ def test_every_kind_can_be_made(kind):
 def test_other_kinds_are_refused(kind):
     with pytest.raises(ValueError) as caught:
         Event(0, 0, kind, "x")
-    known = "compile, residency, memory, source, transfer, rate, checkpoint, precision, profile, context"
+    known = "compile, residency, memory, source, transfer, rate, checkpoint, precision, profile, context, metric"
     assert str(caught.value) == f"unknown kind of event {kind!r}; available: {known}"
 
 

@@ -20,6 +20,10 @@ from anyaccel.phases.metrics import Metric
 MSE = AppliedLoss("mse", on="net")
 
 
+def own_loss(outputs, targets):
+    return (outputs - targets).mean()
+
+
 def train(**settings):
     return TrainPhase(settings.pop("label", "t"), **{"data": "train", "losses": [MSE], **settings})
 
@@ -77,9 +81,11 @@ def test_counts_may_be_integers_of_numpy() -> None:
             "phase 't': validation must be an EvalPhase or the name of a split, got 3. Hint: write validation='SPLIT'",
         ),
         (
-            {"validation": EvalPhase("v", data="val", losses=[AppliedLoss("mae", on="net")])},
+            {"validation": EvalPhase("v", data="val", losses=[AppliedLoss(own_loss, on="net")])},
             PhaseError,
-            "phase 't': the validation has the loss 'net', which is not trained. Available: net. Hint: leave",
+            "phase 't': the loss 'net' of the validation differs in the loss from that of the training: it is not "
+            "trained, and only named losses of outputs and targets, without columns that weigh them, are computed "
+            "besides. Hint: leave losses out of the validation, and run a separate EvalPhase with this one after",
         ),
         (
             {"validation": EvalPhase("v", data="val", accelerator="sim:1"), "accelerator": "sim:0"},

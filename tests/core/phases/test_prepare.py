@@ -114,21 +114,21 @@ def test_a_feature_set_without_data_is_refused(house, data):
     house(
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train"}),
         PhaseError,
-        "phase 'bad' has data for data. Available: the graph takes data, other",
+        "phase 'bad' has data for data; the graph takes data, other",
         "give data={'data': ..., 'other': ...}, a split or view for each",
         "outputs=['NODE']",
     )
 
 
 def test_data_of_another_feature_set_are_refused(house, table):
-    house(training(data=table(16, "elsewhere")), PhaseError, "has data for elsewhere. Available: the graph takes data")
+    house(training(data=table(16, "elsewhere")), PhaseError, "has data for elsewhere; the graph takes data")
 
 
 def test_data_for_an_unused_feature_set_are_refused(house, table):
     house(
         training(data={"data": "train", "other": "all"}),
         PhaseError,
-        "has data for data, other. Available: the graph takes data",
+        "has data for data, other; the graph takes data",
     )
 
 
@@ -160,7 +160,7 @@ def test_unequal_numbers_of_rows_are_refused(house):
     house(
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train", "other": "all"}),
         PhaseError,
-        "different numbers of rows. Available: data: 16, other: 8",
+        "different numbers of rows; data: 16, other: 8",
         "batches are drawn together",
     )
 
@@ -216,7 +216,7 @@ def test_drop_last_that_leaves_no_batch_is_refused(house):
     house(
         training(sampler=SimpleSampler(17, drop_last=True)),
         SamplerError,
-        "drop_last leaves no batch of 17. Available: 16 rows",
+        "drop_last leaves no batch of 17; 16 rows",
         "use a batch size of at most 16",
     )
 

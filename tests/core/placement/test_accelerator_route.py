@@ -21,6 +21,8 @@ from anyaccel.phases.model_placement import place as place_nodes
 from anyaccel.registry import Registry
 
 ROOT = Path(anyaccel.__file__).parent
+PASSES_ON = (None, "__init__", "call_hints", "containers")
+"""Other code, and modules that call what they are given."""
 PLUGIN = "numpy_backend"
 MOST = 12
 
@@ -38,13 +40,13 @@ class Route:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         module = module_of(frame)
-        if event != "call" or self.reached or module in (None, "__init__", "containers"):
+        if event != "call" or self.reached or module in PASSES_ON:
             return
         if module.startswith(PLUGIN):
             self.reached = frame.f_code.co_name == self._ends
             return
         caller = frame.f_back
-        while caller is not None and module_of(caller) in (None, "__init__", "containers"):
+        while caller is not None and module_of(caller) in PASSES_ON:
             caller = caller.f_back
         self.callers.setdefault(module, set()).add((caller and module_of(caller)) or "the user")
 

@@ -135,7 +135,7 @@ def test_predictions_of_different_numbers_of_rows_are_no_table(data):
     with pytest.raises(ResultError) as caught:
         result.to_arrow()
     assert str(caught.value) == (
-        "run 'p' has predictions of different numbers of rows, which do not fit one table. Available: a: 6, b: 4. "
+        "run 'p' has predictions of different numbers of rows, which do not fit one table; a: 6, b: 4. "
         "Hint: run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds."
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anyaccel import Metric
-from anyaccel.errors import SpecError
+from anyaccel.errors import SpecError, UndefinedMetricWarning
 from anyaccel.phases.metrics import METRICS
 
 AVERAGES = ("macro", "micro", "weighted")
@@ -93,10 +93,77 @@ def test_classes_that_are_never_predicted_or_never_true_count_as_in_scikit_learn
     close(value("balanced_accuracy", logits, true), expected)
 
 
-def test_one_class_alone_has_no_correlation():
-    same = np.zeros(4, int)
-    assert value("matthews_corrcoef", same, same) == 0.0
-    assert np.isnan(value("cohen_kappa", same, same))
+BINARY = np.array([0.1, 0.2, 0.7])
+CHANCES = np.array([[0.2, 0.3, 0.5], [0.6, 0.2, 0.2], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
+TWO_OF_THREE, ONE_OF_THREE = np.array([0, 1, 1, 0]), np.zeros(4, int)
+NAN = float("nan")
+
+
+def several(way, average, true):
+    return lambda sk: sk.roc_auc_score(true, CHANCES, multi_class=way, average=average, labels=[0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "targets", "expected", "cause"),
+    [
+        ("roc_auc", BINARY, [0, 0, 0], lambda sk: sk.roc_auc_score([0, 0, 0], BINARY), "all targets are of class 0"),
+        ("roc_auc", BINARY, [1, 1, 1], lambda sk: sk.roc_auc_score([1, 1, 1], BINARY), "all targets are of class 1"),
+        ("roc_auc_ovo", BINARY, [1, 1, 1], lambda sk: NAN, "all targets are of class 1"),
+        ("roc_auc_ovr", CHANCES, TWO_OF_THREE, several("ovr", "macro", TWO_OF_THREE), "no target is of class 2"),
+        ("roc_auc_ovr_weighted", CHANCES, TWO_OF_THREE, several("ovr", "weighted", TWO_OF_THREE), "no target is of"),
+        ("roc_auc_ovo", CHANCES, TWO_OF_THREE, several("ovo", "macro", TWO_OF_THREE), "no target is of class 2"),
+        ("roc_auc_ovo_weighted", CHANCES, TWO_OF_THREE, several("ovo", "weighted", TWO_OF_THREE), "no target is of"),
+        ("roc_auc_ovr", CHANCES, ONE_OF_THREE, several("ovr", "macro", ONE_OF_THREE), "no target is of class 1"),
+        ("roc_auc_ovr_weighted", CHANCES, ONE_OF_THREE, several("ovr", "weighted", ONE_OF_THREE), "no target is of"),
+        ("roc_auc_ovo", CHANCES, ONE_OF_THREE, several("ovo", "macro", ONE_OF_THREE), "no target is of class 1"),
+        ("roc_auc_ovo_weighted", CHANCES, ONE_OF_THREE, lambda sk: NAN, "no target is of class 1"),  # it divides by 0
+        (
+            "average_precision",
+            BINARY,
+            [0, 0, 0],
+            lambda sk: sk.average_precision_score([0, 0, 0], BINARY),
+            "no target is of class 1",
+        ),
+        ("top_3_accuracy", CHANCES, [0, 1, 1, 0], lambda sk: sk.top_k_accuracy_score(
+            [0, 1, 1, 0], CHANCES, k=3, labels=[0, 1, 2]), "of 3 classes the true one is always among 3"),
+        ("cohen_kappa", np.zeros(3, int), np.zeros(3, int), lambda sk: sk.cohen_kappa_score([0] * 3, [0] * 3), "one"),
+        ("r2", np.array([1.5]), np.array([1.0]), lambda sk: sk.r2_score([1.0], [1.5]), "there is one sample"),
+        ("mean_squared_log_error", np.array([-2.0]), np.array([1.0]), lambda sk: NAN, "and the outputs have -2"),
+        ("root_mean_squared_log_error", np.array([1.0]), np.array([-3.0]), lambda sk: NAN, "the targets have -3"),
+    ],
+)  # fmt: skip
+def test_a_metric_that_is_not_defined_is_what_scikit_learn_gives_with_a_warning(
+    name, outputs, targets, expected, cause, sk
+):
+    with warnings.catch_warnings(action="ignore"):
+        number = expected(sk)
+    with pytest.warns(UndefinedMetricWarning, match=f"metric '{name}' is not defined: .*{cause}") as told:
+        measured = value(name, outputs, np.array(targets), from_logits=None if outputs.ndim > 1 else True)
+    assert measured == pytest.approx(number, nan_ok=True)
+    assert sum(issubclass(warning.category, UndefinedMetricWarning) for warning in told) == 1
+
+
+@pytest.mark.parametrize("name", ["precision", "recall", "f1", "jaccard", "accuracy", "matthews_corrcoef"])
+def test_without_a_positive_sample_other_metrics_are_those_of_scikit_learn(name, sk):
+    predicted, true = np.zeros(4, int), np.zeros(4, int)
+    function = getattr(sk, f"{name}_score", None) or getattr(sk, name)
+    with warnings.catch_warnings(action="ignore"):
+        number = function(true, predicted)
+    assert value(name, predicted, true) == number
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [([1.0], [1.5]), ([1.5, 2.0], [1.0, 1.0]), ([0.0, 0.0], [0.0, 0.0])])
+def test_of_one_sample_and_of_constant_targets_numbers_are_those_of_scikit_learn(outputs, targets, sk):
+    for name in (*NUMBERS, "max_error"):
+        with warnings.catch_warnings(action="ignore"):
+            number = getattr(sk, name)(targets, outputs)
+            assert value(name, np.array(outputs), np.array(targets)) == pytest.approx(number, nan_ok=True), name
+
+
+def test_of_no_sample_all_metrics_are_nan():
+    for name in METRICS:
+        with pytest.warns(UndefinedMetricWarning, match=f"metric '{name}' is not defined: no sample counts"):
+            assert np.isnan(value(name, np.zeros((0, 3)), np.zeros(0, int)))
 
 
 def test_float32_probabilities_are_taken_as_such(sk):
@@ -144,16 +211,11 @@ LOGITS, TRUE = np.random.default_rng(0).normal(size=(6, 3)), np.array([0, 1, 2, 
         ("recall", TRUE, TRUE, r"recall is that of class 1"),
         ("recall", np.array(["1", "0"]), np.array(["1", "0"]), r"recall is that of class 1"),
         ("roc_auc", LOGITS, TRUE, r"roc_auc is that of two classes, and there are 3 .* Hint: use 'roc_auc_ovr'"),
-        ("roc_auc", LOGITS[:, 0], np.ones(6, int), r"roc_auc is not defined: all targets are of class 1\. Hint: take"),
-        ("roc_auc_ovr", LOGITS, TRUE % 2, r"roc_auc_ovr is not defined: no target is of class 2"),
-        ("average_precision", LOGITS[:, 0], np.zeros(6), r"average_precision is not defined: no target is of class 1"),
         ("roc_auc_ovo", TRUE, TRUE, r"roc_auc_ovo needs a score for each class, and the outputs are cl.*Hint: use"),
-        ("top_3_accuracy", LOGITS, TRUE, r"among the 3 highest scores is always 1: there are 3 classes"),
         ("accuracy", LOGITS, np.ones((6, 3)), r"accuracy: the targets are not one class per sample"),
         ("accuracy", LOGITS, np.array([0, 1, 2, 0, 1, np.nan]), r"accuracy: the targets have class index nan"),
         ("accuracy", LOGITS, TRUE + 0.5, r"accuracy: the targets have class index 0\.5"),
         ("log_loss", LOGITS, TRUE + 1, r"log_loss: the targets have class index 3, but there are 3 scores"),
-        ("mean_squared_log_error", -2 * np.ones(3), np.ones(3), r"needs values above -1, and the outputs have -2"),
     ],
 )  # fmt: skip
 def test_what_has_no_value_is_refused(name, outputs, targets, message):

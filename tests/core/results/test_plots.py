@@ -109,9 +109,7 @@ def test_labels_are_drawn_as_they_stand(label, ax):
 def test_what_cannot_be_drawn_over_epochs_is_told(trained, ax):
     with pytest.raises(ResultError, match=r"run 't' has no figure 'val_los'.* Hint: did you mean 'val_loss'\?"):
         trained.plot("val_los", ax=ax)
-    with pytest.raises(
-        ResultError, match=r"run 'none' has no figures to plot\. Available: no complete epoch\. Hint: run"
-    ):
+    with pytest.raises(ResultError, match=r"run 'none' has no figures to plot; no complete epoch\. Hint: run"):
         TrainResults(label="none", epochs=()).plot(ax=ax)
 
 

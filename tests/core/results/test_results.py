@@ -85,7 +85,7 @@ def test_a_run_of_no_epoch_says_so(experiment):
     result = experiment.run_phase(phase)
     assert (result.epochs, result.figures, result.loss.shape) == ((), (), (0,))
     with pytest.raises(
-        ResultError, match=r"run 't' has no figure 'loss'. Available: no complete epoch. Hint: run at least"
+        ResultError, match=r"run 't' has no figure 'loss'\. Available: no complete epoch. Hint: run at least"
     ):
         result.figure("loss")
     assert result.to_arrow().num_rows == 0

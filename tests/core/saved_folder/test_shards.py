@@ -120,7 +120,7 @@ def test_arrays_stay_as_they_are_when_the_folder_goes(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"z": np.ones(2, np.complex128)}, r"safetensors has no dtype complex128. Available: it has complex128"),
+        ({"z": np.ones(2, np.complex128)}, r"safetensors has no dtype complex128; it has complex128"),
         ({"z": np.array(["a"])}, "safetensors has no dtype <U1"),
         ({"z": np.array([object()])}, "safetensors has no dtype object"),
         ({"__metadata__": np.ones(2)}, "no tensor can be called '__metadata__'"),
@@ -143,9 +143,10 @@ def test_a_changed_tensor_is_named_with_its_file(tmp_path):
     file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
     with pytest.raises(StateError) as raised:
         read(tmp_path)
-    assert raised.value.problem == f"{str(file)!r} is not as it was written: tensor {name} is not as it was written"
+    problem = f"{str(file)!r} is not as it was written: tensor {name} is not as it was written; "
+    assert raised.value.problem.startswith(problem)
     file.write_bytes(whole[:-1])
-    with pytest.raises(StateError, match=r"its size is another. Available: \d+ bytes; written: \d+"):
+    with pytest.raises(StateError, match=r"its size is another; \d+ bytes; written: \d+"):
         read(tmp_path)
     file.write_bytes(whole[:9] + b"X" + whole[10:])
     with pytest.raises(StateError, match="its header is not as it was written"):

@@ -219,6 +219,10 @@ class ArrayOps(ABC):
         """
         return update_rule(optimizer)
 
+    def parameter_tree(self, model: Any) -> Any:
+        """How the library of a model holds its parameters, for `UpdateRule.for_tree`; None, the default: by name."""
+        return None
+
     def custom_loss(self, loss: Loss) -> LossFunction:
         """A loss that is not a named one, `loss.own` (a function, or a class for `loss.kwargs`), as a function.
 

@@ -106,7 +106,7 @@ class BatchCutter:
         if n_rows < n_replicas:
             raise PhaseError(
                 f"segment {self._label!r} has a batch of {n_rows} rows for {n_replicas} replicas",
-                available="each replica takes a share of every batch, also of the last one of an epoch",
+                cause="each replica takes a share of every batch, also of the last one of an epoch",
                 hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
             )
         if len(sizes) > 1 and any(size % n_shards for size in sizes):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function
@@ -54,7 +54,9 @@ class CompiledSegment:
             functions.tracing = watch.tracing
         else:  # models are compiled one by one, at any time
             watch.is_traced = True
-        self.optimizer_functions = CompiledOptimizerStep(optimizer, ops.compile)
+        self.optimizer_functions = CompiledOptimizerStep(
+            optimizer, lambda function: ops.compile(_watched(function, watch))
+        )
         self.evaluate: Function = ops.compile(_named("evaluate", functions)) if as_a_whole else functions.evaluate
         self.forward: Callable[[Any, Any], ValueAndPullback] = (
             ops.compile_value_and_pullback(_named("forward", functions))
@@ -75,6 +77,17 @@ class CompiledSegment:
         return self._step_loops[key]
 
 
+def _watched(function: Function, watch: CompileWatch) -> Function:
+    """A function in whose trace nothing that it changes itself counts as changed."""
+
+    @wraps(function)
+    def traced(*arguments: Any) -> Any:
+        with watch.tracing():
+            return function(*arguments)
+
+    return traced
+
+
 def _named(computation: str, functions: SegmentFunctions) -> Function:
     """A computation of a segment as a function that has the nodes in its name, too."""
     function: Function = getattr(functions, computation)
@@ -93,20 +106,25 @@ def compiled_segment(
     shareable = ops.shareable()
     key = None if shareable is None else _cache_key(dataflow.segment, dataflow.layout, ops, as_a_whole)
     values = python_values(dataflow.segment, ops, lambda model: model)
-    is_alone = bool(optimizer.constraints) or any(isinstance(value, Incomparable) for _, value in values)
+    is_alone = not optimizer.shareable or any(isinstance(value, Incomparable) for _, value in values)
     if shareable is None or key is None or is_alone:
         functions = SegmentFunctions(dataflow, ops, flow, optimizer, lambda model: model)
         watch = CompileWatch(partial(python_values, dataflow.segment, ops, lambda model: model), values)
         return CompiledSegment(functions, ops, optimizer, as_a_whole, watch)
     cached = CACHE.get(key)
     if cached is None or cached.watch.values != values:
-        cached = _without_models(dataflow, shareable, flow, as_a_whole, values)
+        cached = _without_models(dataflow, shareable, flow, optimizer.trees, as_a_whole, values)
         CACHE.add(key, dataflow.layout, cached)
     return cached
 
 
 def _without_models(
-    dataflow: SegmentDataflow, ops: TracedOps, flow: GradientFlow, as_a_whole: bool, values: Values
+    dataflow: SegmentDataflow,
+    ops: TracedOps,
+    flow: GradientFlow,
+    trees: Mapping[str, Any],
+    as_a_whole: bool,
+    values: Values,
 ) -> CompiledSegment:
     """Compiled functions that refer to models weakly."""
     segment = dataflow.segment
@@ -114,7 +132,7 @@ def _without_models(
         op if op.model is None else replace(op, model=weakref.ref(op.model)) for op in segment.operations
     )
     weak = SegmentDataflow(replace(segment, operations=operations, states={}), ops, dataflow.layout.without_models())
-    optimizer = OptimizerStep(ops, segment.groups, {})
+    optimizer = OptimizerStep(ops, segment.groups, {}, trees)
     functions = SegmentFunctions(weak, ops, flow, optimizer, lambda reference: reference())
     watch = CompileWatch(partial(python_values, weak.segment, ops, lambda reference: reference()), values)
     return CompiledSegment(functions, ops, optimizer, as_a_whole, watch)

@@ -29,7 +29,7 @@ class CompileWatch:
     def tracing(self) -> Iterator[None]:
         """Around a trace: what it changes by itself is no change."""
         before = self._read()
-        was_current = before == self.values
+        was_current = not self.is_traced or before == self.values  # before the first trace, nothing has read others
         yield
         self.is_traced = True
         if was_current:

@@ -299,8 +299,9 @@ class LayerLibrary:
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def is_optimizer(self, own: Any) -> bool:
-        """Whether an optimizer is a class of the library."""
-        return self.module is not None and isinstance(own, type) and issubclass(own, self.module.optimizers.Optimizer)
+        """Whether an optimizer is a class of the library, or an object of one."""
+        own_class = own if isinstance(own, type) else type(own)
+        return self.module is not None and issubclass(own_class, self.module.optimizers.Optimizer)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 
@@ -399,6 +400,6 @@ def _refuse_broadcasting(name: str, outputs: tuple[int, ...], targets: tuple[int
     if longer not in (shorter, (*shorter, 1)):
         raise ShapeError(
             f"the loss {name!r} got outputs of shape {list(outputs)} and targets of shape {list(targets)}",
-            available="losses do not broadcast: both must have the same shape",
+            cause="losses do not broadcast: both must have the same shape",
             hint="give the model the output shape of the targets, or store the targets in the shape of the outputs",
         )

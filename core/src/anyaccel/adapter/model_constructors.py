@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, as_shape
+from anyaccel.call_hints import constructor_hints
 
 
+@constructor_hints
 class SequentialMLPConstructor:
     """Keywords of `MLPSpec`, made into the spec that the next base class of a framework's model takes.
 
@@ -27,6 +29,7 @@ class SequentialMLPConstructor:
         super().__init__(spec)  # type: ignore[call-arg]
 
 
+@constructor_hints
 class SequentialCNNConstructor:
     """Keywords of `CNNSpec`, made into the spec that the next base class of a framework's model takes.
 

@@ -126,7 +126,7 @@ def _no_batch(
     return ShapeError(
         f"{model_name} returns {shown[0]} for a batch of {_PROBED_BATCHES[0]}, "
         f"and {shown[1]} for a batch of {_PROBED_BATCHES[1]}",
-        available="one axis of an output must be the batch, whatever its size",
+        cause="one axis of an output must be the batch, whatever its size",
         hint=hint,
     )
 
@@ -153,7 +153,7 @@ def _is_library(filename: str) -> bool:
 def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint: str) -> ShapeError:
     """The error for a model that does not accept inputs of these specs per sample, with the framework's `reason`."""
     shown = " and ".join(map(str, inputs)) or "no input"
-    return ShapeError(f"{model_name} does not accept {shown} per sample", available=reason, hint=hint)
+    return ShapeError(f"{model_name} does not accept {shown} per sample", cause=reason, hint=hint)
 
 
 def call_hint(error: Exception) -> str:

@@ -44,7 +44,7 @@ def _check_sizes(model: str, n_layers: Any, sizes: Mapping[str, Any]) -> None:
     if n_layers > _MAX_LAYERS or widest > _MAX_WIDTH:
         available, hint = f"at most {_MAX_LAYERS} layers of {_MAX_WIDTH}", "make it smaller"
         problem = f"{model} is too large: {shown(n_layers)} layers of {shown(widest)}"
-        raise SpecError(problem, available=available, hint=hint)
+        raise SpecError(problem, cause=available, hint=hint)
 
 
 def _check_options(model: str, activation: str, dropout: float, dtype: str) -> None:
@@ -69,7 +69,7 @@ def check_input_shapes(model: str, spec: ModelSpec, built: Shapes, given: Shapes
     if spec.weight_shapes(given) != spec.weight_shapes(built):
         raise ShapeError(
             f"{model} cannot take inputs of shapes {_shown(given)}",
-            available=f"it is built for {_shown(built)}",
+            cause=f"it is built for {_shown(built)}",
             hint=f"feed it what it was built for, or make a new {model}",
         )
 

@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, at_least_float32, cast, scaled
+from anyaccel.adapter.optimizers import UpdateRule
 from anyaccel.adapter.parameter_groups import grouped_rule
 from anyaccel.errors import SpecError
 from anyaccel.segment import LossTerm, ParameterGroup
@@ -15,8 +16,15 @@ from anyaccel.segment import LossTerm, ParameterGroup
 class OptimizerStep:
     """The optimizer step of some parameter groups.
 
+    Args:
+        ops: the framework.
+        groups: what is trained by which optimizer.
+        constraints: what parameters go through after each update, by owner and name.
+        trees: how the library of each model holds its parameters, by node, as `ArrayOps.parameter_tree` gives it.
+
     Attributes:
         rules: update rules by group name.
+        trees: as given.
         clip_norms: the largest norm of a group's gradients, for groups that have one.
         clip_values: the largest absolute value of an element of a group's gradients, for groups that have one.
         constraints: what parameters go through after each update, by owner and name.
@@ -30,18 +38,35 @@ class OptimizerStep:
         ops: ArrayOps,
         groups: Iterable[ParameterGroup],
         constraints: Mapping[str, Mapping[str, Callable[[Any], Any]]],
+        trees: Mapping[str, Any],
     ) -> None:
         self._ops = ops
+        groups = list(groups)
         self.rules = {group.name: grouped_rule(group.optimizer, ops.update_rule) for group in groups}
-        self.constraints = constraints
+        self.constraints, self.trees = constraints, trees
+        self._of_nodes = {
+            node: self.rules[group.name].for_tree(trees[node])
+            for group in groups
+            for node in group.nodes
+            if trees.get(node) is not None
+        }
         specs = {name: rule.optimizer for name, rule in self.rules.items()}
         self.clip_norms = {name: float(spec.clip_norm) for name, spec in specs.items() if spec.clip_norm is not None}
         self.clip_values = {name: float(spec.clip_value) for name, spec in specs.items() if spec.clip_value is not None}
 
+    def rule_of(self, group: str, node: str) -> UpdateRule:
+        """The update rule of a node of a group, which knows the tree of its parameters."""
+        return self._of_nodes.get(node, self.rules[group])
+
+    @property
+    def shareable(self) -> bool:
+        """Whether compiled updates serve other models with parameters of the same names, shapes and dtypes."""
+        return not self.constraints and all(rule.shareable for rule in self._of_nodes.values())
+
     @cached_property
     def needs_value(self) -> bool:
         """Whether a rule needs the value of the loss."""
-        return any(rule.needs_value for rule in self.rules.values())
+        return any(rule.needs_value for rule in (*self.rules.values(), *self._of_nodes.values()))
 
     def update(
         self, group: str, parameters: Any, slots: Any, gradients: Any, coefficients: Any, factor: Any
@@ -62,18 +87,19 @@ class OptimizerStep:
             new_parameters[node], new_slots[node] = {}, {}
             grads = {name: g if factor is None else scaled(self._ops, g, factor) for name, g in arrays.items()}
             grads = {name: self._clipped(group, g) for name, g in grads.items()}
-            for names in self._batches(group, parameters[node], grads):
+            rule = self.rule_of(group, node)
+            for names in _batches(rule, parameters[node], grads):
                 updated, kept = self._step(
-                    group, parameters[node], {n: grads[n] for n in names}, slots[node], coefficients[node]
+                    rule, parameters[node], {n: grads[n] for n in names}, slots[node], coefficients[node]
                 )
                 new_parameters[node].update(self._constrained(node, updated))
                 new_slots[node].update(kept)
         return new_parameters, new_slots
 
-    def _step(self, group: str, parameters: Any, grads: Any, slots: Any, coefficients: Any) -> tuple[Any, Any]:
+    def _step(self, rule: UpdateRule, parameters: Any, grads: Any, slots: Any, coefficients: Any) -> tuple[Any, Any]:
         dtype = parameters[next(iter(grads))].dtype
         scalars = {key: self._in_dtype(value, dtype) for key, value in coefficients.items()}
-        updated, kept = self.rules[group].step(self._ops.xp, parameters, grads, slots, scalars)
+        updated, kept = rule.step(self._ops.xp, parameters, grads, slots, scalars)
         return {name: cast(self._ops, w, parameters[name].dtype) for name, w in updated.items()}, kept
 
     def with_value(self, group: str, coefficients: Any, value: Any) -> Any:
@@ -82,13 +108,12 @@ class OptimizerStep:
         Raises:
             SpecError: it needs it, and `value` is None.
         """
-        rule = self.rules[group]
-        if not rule.needs_value:
+        if not any(self.rule_of(group, node).needs_value for node in coefficients):
             return coefficients
         if value is None:
             raise SpecError(
-                f"the optimizer {rule.optimizer.name} needs the value of the loss, which no part of a step knows where "
-                "it is computed in several",
+                f"the optimizer {self.rules[group].optimizer.name} needs the value of the loss, which no part of a "
+                "step knows where it is computed in several",
                 hint="train all nodes on one device, by one framework, from one feature set, or use another optimizer",
             )
         return {node: {**scalars, "value": value} for node, scalars in coefficients.items()}
@@ -108,15 +133,6 @@ class OptimizerStep:
             name: cast(self._ops, constraints[name](w), w.dtype) if name in constraints else w
             for name, w in updated.items()
         }
-
-    def _batches(self, group: str, parameters: Any, grads: Any) -> Iterable[list[str]]:
-        """Names of parameters to update together: those of one dtype, or all if the rule needs them all."""
-        if not self.rules[group].per_parameter:
-            return [list(grads)]
-        names_by_dtype: dict[Any, list[str]] = {}
-        for name in grads:
-            names_by_dtype.setdefault(parameters[name].dtype, []).append(name)
-        return names_by_dtype.values()
 
     def gradient_stats(self, gradients: Any) -> tuple[Any, Any]:
         """The squared norm of gradients by node and name, and whether all are finite."""
@@ -155,6 +171,16 @@ class CompiledOptimizerStep:
     def update(self) -> dict[str, Function]:
         """By group, `OptimizerStep.update` without its first argument."""
         return {name: self._compile(partial(self._step.update, name)) for name in self._step.rules}
+
+
+def _batches(rule: UpdateRule, parameters: Any, grads: Any) -> Iterable[list[str]]:
+    """Names of parameters to update together: those of one dtype, or all if the rule needs them all."""
+    if not rule.per_parameter:
+        return [list(grads)]
+    names_by_dtype: dict[Any, list[str]] = {}
+    for name in grads:
+        names_by_dtype.setdefault(parameters[name].dtype, []).append(name)
+    return names_by_dtype.values()
 
 
 def weighted_sum(means: Sequence[Any], losses: Sequence[LossTerm]) -> Any:

@@ -25,7 +25,7 @@ def make_loss(loss: Loss) -> Callable[..., Any]:
     if not callable(made):
         raise SpecError(
             f"the loss {loss.name!r} is a class whose objects cannot be called",
-            available="a loss is called with (outputs, targets)",
+            cause="a loss is called with (outputs, targets)",
             hint="give a function, a class with __call__, or a name such as 'mse'",
         )
     function: Callable[..., Any] = made

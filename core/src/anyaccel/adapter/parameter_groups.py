@@ -37,10 +37,16 @@ class GroupedRule(UpdateRule):
 
     def __init__(self, optimizer: Optimizer, make: Callable[[Optimizer], UpdateRule]) -> None:
         super().__init__(optimizer)
+        self._make = make
         self._optimizers = [optimizer, *(group for _, group in optimizer.groups)]
         self._rules = [make(each) for each in self._optimizers]
         self.per_parameter = all(rule.per_parameter for rule in self._rules)
         self.needs_value = any(rule.needs_value for rule in self._rules)
+        self.shareable = all(rule.shareable for rule in self._rules)
+
+    def for_tree(self, tree: Any) -> GroupedRule:
+        """With each rule for the tree, in which only the parameters of its group have values."""
+        return GroupedRule(self.optimizer, lambda optimizer: self._make(optimizer).for_tree(tree))
 
     def coefficients(self, step: int) -> dict[str, float]:
         """Those of all rules."""

@@ -36,13 +36,19 @@ class ParameterState:
         self._ops = ops
         self._layout = layout
         constraints = {owner: ops.constraints(layout.models[owner]) for owner in layout.models}
-        self.optimizer = OptimizerStep(ops, segment.groups, {owner: c for owner, c in constraints.items() if c})
+        trained = [node for nodes in layout.groups.values() for node in nodes]
+        self.optimizer = OptimizerStep(
+            ops,
+            segment.groups,
+            {owner: c for owner, c in constraints.items() if c},
+            {node: ops.parameter_tree(layout.models[node]) for node in trained},
+        )
         compile_function = (lambda function: function) if segment.compile == "off" else ops.compile
         self.optimizer_functions = CompiledOptimizerStep(self.optimizer, compile_function)
         self._gradients: dict[str, dict[str, Any]] = {}
         self.parameters = dict(layout.parameters)
         self.states = {
-            node: self._resumed(node, self.optimizer.rules[name])
+            node: self._resumed(node, self.optimizer.rule_of(name, node))
             for name, nodes in layout.groups.items()
             for node in nodes
         }
@@ -159,7 +165,7 @@ class ParameterState:
     def slots(self, group: str, node: str, names: Iterable[str]) -> dict[str, Any]:
         """The slots of some of a node's parameters: the kept ones, else initial ones."""
         parameters, kept = {name: self.parameters[node][name] for name in names}, self.states[node].slots
-        return dict(self.optimizer.rules[group].slots(self._ops.xp, kept, parameters))
+        return dict(self.optimizer.rule_of(group, node).slots(self._ops.xp, kept, parameters))
 
     def _coefficients(self, group: str, node: str) -> dict[str, float]:
         return self.optimizer.rules[group].coefficients(self.states[node].step + 1)

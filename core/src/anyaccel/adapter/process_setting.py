@@ -55,6 +55,6 @@ class ProcessSetting:
         if other is not None:
             raise PhaseError(
                 f"{self._name}={value!r} is asked for while a phase of another thread has {other!r}",
-                available="one value at a time: the setting is of the whole process",
+                cause="one value at a time: the setting is of the whole process",
                 hint="run one after the other, or give both the same value",
             )

@@ -212,13 +212,14 @@ class SegmentFunctions:
     def _optimizer_step(self, gradients: Any, state: Any, coefficients: Any, value: Any) -> dict[str, Any]:
         """The `parameters` and `slots` of a state after a step with gradients by owner."""
         parameters, slots = dict(state["parameters"]), dict(state["slots"])
-        for group, owners in self.reached.items():
-            own = {owner: gradients[owner] for owner in owners}
-            for updated, kept in self._updates(
-                group, own, state, self._optimizer.with_value(group, coefficients, value)
-            ):
-                parameters.update(updated)
-                slots.update(kept)
+        with self.tracing():
+            for group, owners in self.reached.items():
+                own = {owner: gradients[owner] for owner in owners}
+                for updated, kept in self._updates(
+                    group, own, state, self._optimizer.with_value(group, coefficients, value)
+                ):
+                    parameters.update(updated)
+                    slots.update(kept)
         return {"parameters": parameters, "slots": slots}
 
     def _unscaled(self, gradients: Any, state: Any) -> tuple[Any, Any]:

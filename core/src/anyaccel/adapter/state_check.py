@@ -34,7 +34,7 @@ def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSp
         problems += [f"has {', '.join(unknown)}, which the model does not have"] if unknown else []
         raise StateError(
             f"the state {' and '.join(problems)}",
-            available=f"the model has {', '.join(expected) or 'no values'}",
+            cause=f"the model has {', '.join(expected) or 'no values'}",
             hint="load the state of a model with the same architecture",
         )
     for name, spec in expected.items():
@@ -43,7 +43,7 @@ def check_state(state: Mapping[str, np.ndarray], expected: Mapping[str, TensorSp
         if given != spec:
             raise StateError(
                 f"{name} in the state is {given}",
-                available=f"{name} of the model is {spec}",
+                cause=f"{name} of the model is {spec}",
                 hint="load the state of a model of the same sizes and dtype",
             )
 

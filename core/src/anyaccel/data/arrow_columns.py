@@ -56,7 +56,7 @@ def not_numbers(name: str, found_type: str) -> ColumnError:
     encode = f"then fit_transform(OneHotEncoder(), {name!r}, fit_on='train', role='feature'), or role='target'"
     return ColumnError(
         f"column {name!r} cannot be read as numbers: it is of type {found_type}",
-        available=f"features and targets are of {_DTYPES}, of one shape in all rows",
+        cause=f"features and targets are of {_DTYPES}, of one shape in all rows",
         hint=f"name it in tag_cols/tag_keys, {encode}; of texts store token ids; column() reads a tag as it is"
         if found_type.startswith(_TEXTS)
         else "convert it to numbers first, or pass it as a tag and read it with column()",
@@ -73,7 +73,7 @@ def missing_values(name: str, missing: np.ndarray, what: str = "nulls") -> Colum
     return ColumnError(
         f"column {name!r} has {what} in {int(missing.sum())} of {len(missing)} rows, the first in row "
         f"{int(missing.argmax())}",
-        available="a column that is read as an array needs a number in every place",
+        cause="a column that is read as an array needs a number in every place",
         hint="fill these places or leave the rows out; a float column may hold NaN",
     )
 
@@ -82,7 +82,7 @@ def ragged(name: str, lengths: str = "") -> ColumnError:
     """The error for a column whose samples differ in shape."""
     return ColumnError(
         f"column {name!r} is ragged: its samples differ in shape",
-        available=f"{lengths}{', but ' if lengths else ''}all samples of a column have one shape",
+        cause=f"{lengths}{', but ' if lengths else ''}all samples of a column have one shape",
         hint=f"in a FeatureSet say what fills the shorter ones, pad={{{name!r}: 0}}; or pad or cut them to one shape, "
         "or keep the column as a tag",
     )

@@ -20,6 +20,7 @@ import pyarrow as pa
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import class_hints, constructor_hints
 from anyaccel.data.arrow_columns import check_complete, contiguous, is_readable, read_only, to_numpy
 from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_stream, columns_of_role
 from anyaccel.data.column_store import ColumnStore
@@ -45,6 +46,7 @@ from anyaccel.errors import ColumnError, DataError, SplitError
 from anyaccel.printable import printable
 
 
+@class_hints
 class _SplitRows(AttributeHints, Rows):
     """Rows that can be filtered, split and shown: those of a feature set, or of a view of it."""
 
@@ -134,6 +136,7 @@ class _SplitRows(AttributeHints, Rows):
         return rows_html(self)
 
 
+@class_hints
 class FeatureSetView(_SplitRows):
     """Some rows of a feature set, such as a split, without a copy of any column.
 
@@ -272,7 +275,7 @@ class FeatureSetView(_SplitRows):
         if not isinstance(other, FeatureSetView) or other.feature_set is not self._feature_set:
             raise SplitError(
                 f"{self!r} cannot be compared with {other!r}",
-                available="both must be views of the same feature set, whose rows they count",
+                cause="both must be views of the same feature set, whose rows they count",
                 hint="make both from one FeatureSet object; cast(), select() and the like give another one",
             )
         return other.rows
@@ -281,7 +284,7 @@ class FeatureSetView(_SplitRows):
         if not mask.any():
             raise SplitError(
                 f"{name!r} of {self._label!r} has no rows",
-                available=f"{len(self)} rows in {self._name!r}",
+                cause=f"{len(self)} rows in {self._name!r}",
                 hint="choose views that leave at least one row",
             )
         return self._with_rows(name, self._rows[mask])
@@ -298,6 +301,7 @@ def _registered(view: FeatureSetView, positions: Mapping[str, np.ndarray]) -> di
     return view.feature_set.add_splits({name: view.rows[own] for name, own in positions.items()})
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Reference:
     """Columns of a feature set, chosen by role: the input of a node of a graph.
@@ -369,6 +373,7 @@ class Reference:
         return cls(feature_sets[config["feature_set"]], *(config.get(key) for key in CONFIG_KEYS[1:]))
 
 
+@class_hints
 class FeatureSet(_SplitRows):
     """Named columns of equal length, each a feature, a target or a tag, in read-only Arrow memory.
 
@@ -519,6 +524,7 @@ class FeatureSet(_SplitRows):
             delimiter: one character.
 
         Raises:
+            MissingFileError: there is no such file.
             OSError: the file cannot be opened.
             DataError: not a CSV file, or no rows.
             ColumnError: as `from_arrow`; an empty cell, and one with NA, null or NaN, is a null unless it is quoted.
@@ -555,6 +561,7 @@ class FeatureSet(_SplitRows):
             pad: what fills the places behind the rows of lists that differ in length, as in `from_dict`.
 
         Raises:
+            MissingFileError: there is no such file.
             OSError: a file cannot be opened.
             DataError: no file in a folder or list, an invalid Parquet file, a row group that is not there, or no rows.
             ColumnError: as `from_arrow`, or a column that a file lacks or holds in another type than the first.

@@ -46,7 +46,7 @@ def joined_spec(rows: Rows, names: Sequence[str]) -> TensorSpec:
         if _as_tensor(spec)[:-1] != first[:-1]:
             raise ColumnError(
                 f"columns {names[0]!r} ({specs[0]}) and {name!r} ({spec}) of {rows.label!r} cannot be joined",
-                available="joined columns have one shape except for the last axis",
+                cause="joined columns have one shape except for the last axis",
                 hint="use separate references as separate inputs",
             )
     return TensorSpec((*first[:-1], sum(_as_tensor(spec)[-1] for spec in specs)), _promoted(rows.label, names, specs))
@@ -122,7 +122,7 @@ def _promoted(label: str, names: Sequence[str], specs: Sequence[TensorSpec]) -> 
     raise ColumnError(
         f"columns {names[signed]!r} ({specs[signed]}) and {names[unsigned]!r} ({specs[unsigned]}) of {label!r} cannot "
         "be joined",
-        available="no integer dtype holds both",
+        cause="no integer dtype holds both",
         hint=f"cast({{{names[unsigned]!r}: 'int64'}}, keep_splits=True), or use separate references as separate inputs",
     )
 
@@ -136,7 +136,7 @@ def _check_exact(rows: Rows, name: str, dtypes: Sequence[np.dtype[Any]]) -> None
             raise ColumnError(
                 f"column {name!r} of {rows.label!r} is joined with floats as {dtype}: row {problem[0]} holds "
                 f"{problem[1]}",
-                available=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
+                cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
                 hint=f"make them smaller, with fit_transform() and a scaler, or take {name!r} out of this reference",
             )
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError
 from anyaccel.segment import TensorSpec
@@ -18,6 +19,7 @@ from anyaccel.segment import TensorSpec
 _KEY = b"anyaccel.pad"
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True)
 class Pad:
     """How a column whose rows differ in length is padded: behind each row, to the longest of its batch.

@@ -133,7 +133,7 @@ def _check_longest(name: str, longest: int, padding: Padding) -> None:
     if longest > padding.longest:
         raise ColumnError(
             f"column {name!r} has a row of {longest} entries",
-            available=f"it is padded to {padding.longest}",
+            cause=f"it is padded to {padding.longest}",
             hint=f"give a length that holds all: pad={{{name!r}: Pad(..., length={longest})}}, or cut the rows",
         )
 
@@ -212,7 +212,7 @@ def list_column(name: str, rows: Any) -> Any:
     if not filled or len(shapes) > 1 or None in shapes or any(array.ndim == 0 for array in arrays):
         raise ColumnError(
             f"the rows of column {name!r} cannot be padded: {_shown(arrays)}",
-            available="rows may differ in their first axis only, and one has to have values",
+            cause="rows may differ in their first axis only, and one has to have values",
             hint="give each row as a list of numbers, or as an array [length, *shape]",
         )
     values = np.concatenate(filled)

@@ -72,10 +72,10 @@ class WithRoles:
 
 def check_label(label: str) -> None:
     """Check the label of a feature set or source."""
-    if not isinstance(label, str) or not label or "." in label:
+    if not isinstance(label, str) or not label or "." in label or has_surrogates(label):
         raise DataError(
             f"{shown(label)} is not a label of a feature set",
-            available="labels are text without a dot, because 'LABEL.COLUMN' names a column",
+            cause="labels are text without a dot, because 'LABEL.COLUMN' names a column, that can be written as UTF-8",
             hint="choose another label"
             if isinstance(label, str)
             else "write FeatureSet.from_dict('data', {'x': x, 'y': y}, ['x'], ['y'])",
@@ -95,10 +95,29 @@ def names_of(given: Names) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise ColumnError(
                 f"{name!r} is not the name of a column",
-                available="names of columns are text",
+                cause="names of columns are text",
                 hint="rename the column (pandas: df.columns = df.columns.astype(str))",
             )
+        check_encodable(name)
     return names
+
+
+def check_encodable(name: str) -> None:
+    """Refuse the name of a column that no file can hold: with half of a surrogate pair, as wrongly decoded bytes have.
+
+    Raises:
+        ColumnError: it cannot be written as UTF-8.
+    """
+    if has_surrogates(name):
+        raise ColumnError(
+            f"{shown(name)} is not the name of a column: it has a lone surrogate, which UTF-8 cannot write",
+            hint=f"rename it, for example to {name.encode('utf-8', 'replace').decode()!r}",
+        )
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether a text has halves of surrogate pairs, which are no characters."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def listed(names: Iterable[object]) -> str:
@@ -130,7 +149,7 @@ def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[s
             if name in roles:
                 raise ColumnError(
                     f"column {name!r} of {label!r} cannot be a {role}",
-                    available=f"it is already a {roles[name]}, and a column has one role",
+                    cause=f"it is already a {roles[name]}, and a column has one role",
                     hint="name it once, or give a copy of it under another name",
                 )
             roles[name] = role
@@ -181,7 +200,7 @@ def check_rest(label: str, roles: Mapping[str, str], errors: Mapping[str, Column
     texts = "; of texts store token ids" if any("token ids" in (error.hint or "") for error in errors.values()) else ""
     raise ColumnError(
         f"{len(errors)} of the remaining columns of {label!r} cannot be {role}s: {listed(errors)}",
-        available="; ".join(error.problem for error in list(errors.values())[:_REASONS]),
+        cause="; ".join(error.problem for error in list(errors.values())[:_REASONS]),
         hint=f"name them as tags, leave them out of the data, or name the {role}s one by one{texts}",
     )
 
@@ -210,7 +229,7 @@ def read_roles(label: str, schema: Any) -> dict[str, str]:
     if not roles:
         raise ColumnError(
             f"no column of {label!r} has a role",
-            available=f"columns: {listed(schema.names)}; none has 'anyaccel.role' in its metadata",
+            cause=f"columns: {listed(schema.names)}; none has 'anyaccel.role' in its metadata",
             hint="name the columns: feature_keys=[...], target_keys=[...]",
         )
     for name, role in roles.items():

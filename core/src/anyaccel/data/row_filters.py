@@ -13,7 +13,7 @@ from anyaccel.data.rows import Rows
 from anyaccel.errors import DataError, SplitError
 
 _EXAMPLES = 5
-_CONDITIONS = "a condition is a value, a collection of values, or a function of the column's array that gives a mask"
+_CONDITIONS = "a value, a collection of values, a function of the column's array that gives a mask"
 
 
 def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -25,7 +25,7 @@ def checked_indices(what: str, n: int, indices: Sequence[int] | np.ndarray) -> n
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise SplitError(
             f"{what} has rows of shape {list(array.shape)} and dtype {array.dtype}",
-            available="rows are integers [k], at least one",
+            cause="rows are integers [k], at least one",
             hint="give row numbers; np.flatnonzero(mask) makes them of a mask",
         )
     low, high = int(array.min()), int(array.max())
@@ -108,7 +108,7 @@ def _called(subject: str, condition: Callable[[Any], Any], values: np.ndarray) -
     if mask.dtype != np.bool_ or mask.shape != values.shape[:1]:
         raise DataError(
             f"{subject} gave dtype {mask.dtype} and shape {list(mask.shape)}",
-            available=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
+            cause=f"a mask is of dtype bool and shape [{len(values)}]; the function was given {list(values.shape)}",
             hint="compare, and reduce the axes of a sample: lambda x: (x > 0).all(axis=1)",
         )
     return mask
@@ -176,7 +176,7 @@ def _no_rows_left(
     ]
     return SplitError(
         f"{purpose} of {rows.label!r} leaves no row: none meets {described(conditions)}",
-        available="; ".join(counts),
+        cause="; ".join(counts),
         hint="widen the conditions",
     )
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.call_hints import class_hints
 from anyaccel.data.padding import padding_of
 from anyaccel.data.ragged_columns import RaggedColumn, field_spec, flat_column
 from anyaccel.data.roles import Names, WithRoles, no_column, read_roles
 from anyaccel.segment import TensorSpec
 
 
+@class_hints
 class Rows(WithRoles, ABC):
     """Rows of named columns, each a feature, a target or a tag.
 

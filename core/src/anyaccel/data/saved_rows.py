@@ -155,10 +155,10 @@ class SavedRows(Rows):
 
 
 def _cannot_undo(label: str, error: AnyaccelError) -> TransformError:
-    available = f"{error.problem}. {error.available}" if error.available else error.problem
     problem = f"the transforms of {label!r} cannot be undone in loaded results"
     hint = "name the class if you trust it: load(folder, allow=[MyTransform]); or undo them by the data: data.inverse"
-    return TransformError(problem, available=available, hint=error.hint if "pip install" in error.hint else hint)
+    hint = error.hint if "pip install" in error.hint else hint
+    return TransformError(problem, cause=error.problem, available=error.available, hint=hint)
 
 
 def saved_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -13,11 +14,35 @@ from anyaccel.doctor.machine import Machine
 from anyaccel.doctor.system_checks import system_checks
 from anyaccel.install_hints import install_line
 from anyaccel.plugin_loader import BUILT_IN, Plugin
+from anyaccel.suggestions import did_you_mean
+
+_PREFIX = "ANYACCEL_"
+VARIABLES = ("ANYACCEL_DEVICE", "ANYACCEL_PLUGINS", "ANYACCEL_REPLICA_TIMEOUT", "ANYACCEL_SIMULATE")
+"""What core reads; a variable of a plugin has the plugin's name, or that of its framework, after the prefix."""
 
 
 def check_machine(machine: Machine, plugins: Sequence[Plugin]) -> list[Check]:
     """All checks that need no framework, for these facts and these loaded plugins."""
-    return [*system_checks(machine), *(check for plugin in plugins for check in plugin_checks(machine, plugin))]
+    own = [check for plugin in plugins for check in plugin_checks(machine, plugin)]
+    return [*system_checks(machine), *_variables(machine, plugins), *own]
+
+
+def _variables(machine: Machine, plugins: Sequence[Plugin]) -> Iterator[Check]:
+    """Variables of the environment that begin like anyaccel's, and that nothing reads: a slip has no effect."""
+    names = {plugin.name for plugin in plugins} | {it.framework for plugin in plugins for it in plugin.backends}
+    of_plugins = tuple(f"{_PREFIX}{re.sub('[^A-Z0-9]', '_', name.upper())}" for name in names - {BUILT_IN})
+    for name, value in machine.environment.items():
+        if name.startswith(_PREFIX) and name not in VARIABLES and not name.startswith(of_plugins):
+            fix = f"unset {name}; {did_you_mean(name, VARIABLES, 'anyaccel reads ' + ', '.join(VARIABLES), cutoff=0.8)}"
+            yield Check(name=name, status="WARN", message=f"{name}={value} is read by nothing", fix=fix)
+    allowed = machine.environment.get("ANYACCEL_PLUGINS", "")
+    for name in {word.strip() for word in allowed.split(",")} - {plugin.name for plugin in plugins} - {""}:
+        yield Check(
+            name="ANYACCEL_PLUGINS",
+            status="WARN",
+            message=f"ANYACCEL_PLUGINS={allowed} names {name!r}, and no plugin of this name is installed",
+            fix=did_you_mean(name, [plugin.name for plugin in plugins], "`anyaccel plugins` lists those installed"),
+        )
 
 
 def plugin_checks(machine: Machine, plugin: Plugin) -> Iterator[Check]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints
 from anyaccel.data.roles import Names
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
@@ -20,6 +21,7 @@ from anyaccel.specs import Loss
 NODE = "model"
 
 
+@call_hints
 def fit(  # noqa: PLR0913 - keywords, each documented
     model: Any,
     data: Any,

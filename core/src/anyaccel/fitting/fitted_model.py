@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.data import FeatureSet, FeatureSetView
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.class_encoder import ClassEncoder
@@ -23,11 +24,13 @@ from anyaccel.phases import EvalPhase
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.base import read_results, results_parts
 from anyaccel.specs import Loss
+from anyaccel.user_level import user_level
 
 _PART = "fit"
 _CLASSES, _YES_OR_NO = "cross_entropy", "binary_cross_entropy"
 
 
+@class_hints
 class FittedModel:
     """A trained model with its graph, which knows the transforms of its data. Made by `fit` and `load`.
 
@@ -197,9 +200,10 @@ def _warn_of_nan(values: np.ndarray) -> None:
     if broken.any():
         problem = f"predict: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
         problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
-        warnings.warn(problem, NaNWarning, stacklevel=4)
+        warnings.warn(problem, NaNWarning, stacklevel=user_level())
 
 
+@call_hints
 def load(
     folder: str | os.PathLike[str],
     *,

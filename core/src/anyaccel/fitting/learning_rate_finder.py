@@ -13,6 +13,7 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import PhaseError, ResultError
 from anyaccel.experiment import Experiment, ModelGraph
 from anyaccel.graph import ModelNode
@@ -83,6 +84,7 @@ class RangeTest:
         return ax
 
 
+@call_hints
 def find_learning_rate(
     graph: ModelGraph,
     phase: TrainPhase,

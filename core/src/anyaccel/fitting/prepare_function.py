@@ -7,6 +7,7 @@ from typing import Any
 
 from anyaccel.accelerator import SCALARS, Accelerator
 from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints
 from anyaccel.containers import leaves
 from anyaccel.errors import DataError
 from anyaccel.fitting.device_loader import DeviceLoader
@@ -16,6 +17,7 @@ from anyaccel.registry import registry
 from anyaccel.requests import on_machine
 
 
+@call_hints
 def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
     """Models, optimizers and loaders for a training loop of your own: placed, and fed ahead.
 

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Self
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import SpecError
 from anyaccel.specs import FROM_OUTPUT, Loss, Spec, assign_fields
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class AppliedLoss(Spec):
     """A loss applied to the output of a node in a graph.

@@ -74,7 +74,7 @@ def check_transforms(written: Any, feature_sets: Mapping[str, FeatureSet], nodes
         if not same:
             raise ConfigError(
                 f"the data of the graph were transformed in another way than the given {label!r}",
-                available=f"the graph: {_shown(expected)}; given: {_shown(own)}",
+                cause=f"the graph: {_shown(expected)}; given: {_shown(own)}",
                 hint=_SAME,
             )
 
@@ -94,7 +94,7 @@ def check_arrays(given: Mapping[str, np.ndarray], nodes: Iterable[Node]) -> None
     lacking = sorted(name.removeprefix(PREFIX) for name in different if name not in current)
     raise StateError(
         f"the data of this graph are not transformed as those that the state was trained on: {', '.join(labels)}",
-        available="; ".join(
+        cause="; ".join(
             [f"transforms of {label!r} here: {names}" for label, names in own.items()]
             + [f"the state has {', '.join(lacking[:5])}" * bool(lacking)]
             + ["the state has no transforms" * (not given)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
+from anyaccel.arguments import shown
 from anyaccel.device import Device
 from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
@@ -27,6 +28,8 @@ from anyaccel.suggestions import kind_hint
 
 DEFAULT_DEVICE = "ANYACCEL_DEVICE"
 """Environment variable: the accelerator of nodes for which neither they nor the phase ask for one."""
+_OFTEN_ABSENT = {"gpu", "cuda", "rocm", "mps", "tpu", "xpu"}
+"""Kinds that one names for many machines, of which some have none: their nodes fall back to the CPU with a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,24 @@ def precedence(own: Accelerator | None, phase: Accelerator | None) -> tuple[Acce
         return own, "node"
     if phase is not None:
         return phase, "phase"
-    if default := os.environ.get(DEFAULT_DEVICE, "").strip():
-        return Accelerator(default), "environment"
+    if (default := accelerator_of_environment()) is not None:
+        return default, "environment"
     return Accelerator("cpu"), "default"
+
+
+def accelerator_of_environment() -> Accelerator | None:
+    """The accelerator that ANYACCEL_DEVICE names; None where it is not set.
+
+    Raises:
+        DeviceParseError: it names no device.
+    """
+    text = os.environ.get(DEFAULT_DEVICE, "").strip()
+    try:
+        return Accelerator(text) if text else None
+    except DeviceParseError as error:
+        problem = f"the environment variable {DEFAULT_DEVICE}={shown(text)}: {error.problem}"
+        hint = f"set {DEFAULT_DEVICE}=cpu or {DEFAULT_DEVICE}=gpu:0"
+        raise DeviceParseError(problem, available=error.available, hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +98,10 @@ class DeviceAssigner:
         """
         if self.accelerator is not None:
             self._check_on_this_machine(self.accelerator)
+        elif (default := accelerator_of_environment()) is not None and type(
+            default
+        ) is Accelerator:  # no request, which says itself what fits
+            self._check_kind(default.device.kind)
         labels = [label for label in self.shapes.order if label in active]
         models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]
         chosen = self._by_policy(self.policy, models) if self.policy else {}
@@ -89,6 +111,16 @@ class DeviceAssigner:
             if label not in assigned:
                 assigned[label] = self._concat(label, assigned)
         return {label: assigned[label] for label in labels}
+
+    def _check_kind(self, kind: str) -> None:
+        """A kind of ANYACCEL_DEVICE that no machine has would be the CPU, with a warning that looks like any other."""
+        known = {each for framework in self.registry.frameworks for each in self.registry.kinds(framework)}
+        if kind not in known | _OFTEN_ABSENT:
+            raise DeviceUnavailableError(
+                f"the environment variable {DEFAULT_DEVICE} asks for {kind!r}, which no installed plugin serves",
+                available=", ".join(sorted(known)),
+                hint=kind_hint(kind, known, f"set {DEFAULT_DEVICE}=cpu, or unset it"),
+            )
 
     def _check_on_this_machine(self, accelerator: Accelerator) -> None:
         registry, device, used = self.registry, accelerator.device, set(self.shapes.frameworks.values())

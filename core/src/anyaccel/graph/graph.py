@@ -10,6 +10,7 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
 from anyaccel.display import guarded
 from anyaccel.errors import GraphError, StateError
@@ -34,6 +35,7 @@ from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
 
+@class_hints
 class ModelGraph(AttributeHints):
     """A directed acyclic graph of models of any framework. Methods that change the graph return it.
 

@@ -118,7 +118,7 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
     if chosen and not by_column:
         raise SpecError(
             f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, and its targets are an output of another node",
-            available=f"{chosen[0]} where the targets are a column",
+            cause=f"{chosen[0]} where the targets are a column",
             hint="name a column of targets in inputs=, or give mask= or sample_weight= instead",
         )
     n_weights = len(settings.get("class_weights", ()))

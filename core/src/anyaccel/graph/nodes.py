@@ -14,6 +14,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.adapter.argument_paths import ArgumentPaths
 from anyaccel.arguments import is_integer, shown, text
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
@@ -79,6 +80,7 @@ def checked_optimizer(given: Any, whose: str) -> Optimizer | None:
     return Optimizer(given)
 
 
+@constructor_hints
 @dataclass(eq=False, slots=True, init=False, repr=False)
 class ModelNode(AttributeHints):
     """A model in a graph.
@@ -198,6 +200,7 @@ class ModelNode(AttributeHints):
         return f"{self.label}.{text(GraphError, f'node {self.label!r}: ', 'output', output)}"
 
 
+@constructor_hints
 @dataclass(eq=False, slots=True, init=False, repr=False)
 class ConcatNode:
     """Concatenates its inputs along one axis of a sample. It is computed on the device of the node that it feeds.

@@ -47,7 +47,7 @@ def with_offload(node: Node, assignment: Assignment, request: Request, known: Re
         there = str(plan.blocks[0].device)
         raise GraphError(
             f"node {node.label!r} is on {assignment.device}, and its device_map has no block there",
-            available=", ".join(dict.fromkeys(str(block.device) for block in plan.blocks)),
+            cause=", ".join(dict.fromkeys(str(block.device) for block in plan.blocks)),
             hint=f"write ModelNode(..., accelerator={there!r})",
         )
     return replace(assignment, offload=plan)

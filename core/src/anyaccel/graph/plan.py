@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from anyaccel.arguments import shown
+from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.display import guarded, size
 from anyaccel.errors import ConfigError, GraphError
@@ -39,6 +40,7 @@ _WHOSE = {"node": "The node's", "phase": "The phase's", "policy": "The policy", 
 _LONGEST = 400  # characters of a cell
 
 
+@class_hints
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class Plan:
     """Where each node is computed and why, what is loaded, and what crosses between devices in every step.

@@ -29,7 +29,7 @@ def parsed(text: str | bytes) -> dict[str, Any]:
         raise ConfigError(f"{shown(text)} is not JSON text", hint="give what plan.to_json() made")
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(content) > LARGEST:
-        raise ConfigError(f"a plan of {len(content)} bytes is too large", available=f"{LARGEST} bytes")
+        raise ConfigError(f"a plan of {len(content)} bytes is too large", cause=f"at most {LARGEST} are read")
     try:
         value = strict_json.parse(content)
     except ValueError as error:

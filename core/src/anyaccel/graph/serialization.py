@@ -282,7 +282,8 @@ def _read_model(entry: Mapping[str, Any], models: Mapping[str, Any], allow: Sequ
     try:
         return cls(**config)
     except TypeError as error:
-        raise ConfigError(f"node {label!r}: its model does not accept its configuration: {error}") from error
+        problem = getattr(error, "problem", error)
+        raise ConfigError(f"node {label!r}: its model does not accept its configuration: {problem}") from error
 
 
 def _shared(label: str, other: Any, models: Mapping[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from anyaccel.graph import data_config
 from anyaccel.graph.state_dict import PROGRESS, SLOTS, STEP, HasState, models_of, unknown_nodes, values_of
 from anyaccel.printable import printable
 from anyaccel.segment import NodeState, TensorSpec
+from anyaccel.user_level import user_level
 
 _NAMED_SLOTS = ("velocity", "m", "v")
 _HINT = "load it into the graph that it was taken from, or what fits of it with strict=False"
@@ -70,7 +71,7 @@ def load_state(graph: HasState, given: Mapping[str, Any], *, strict: bool = True
     graph.progress = {name.removeprefix(PROGRESS): count for name, count in counts.items()}
     if differences:
         text = "; ".join(difference.problem for difference in differences)
-        warnings.warn(printable(f"left out of graph {graph.label!r}: {text}."), UserWarning, stacklevel=3)
+        warnings.warn(printable(f"left out of graph {graph.label!r}: {text}."), UserWarning, stacklevel=user_level())
 
 
 def _error_of(whole: str, differences: Iterable[_Difference]) -> StateError:

@@ -23,13 +23,13 @@ def check_own_step(phase: str, assigned: Sequence[Assignment]) -> None:
     if len({id(assignment.backend) for assignment in assigned}) > 1:
         raise PhaseError(
             f"phase {phase!r} has a step of your own, which is the code of one framework on one kind of device",
-            available=", ".join(f"{each.node}: {each.framework} on {each.device}" for each in assigned),
+            cause=", ".join(f"{each.node}: {each.framework} on {each.device}" for each in assigned),
             hint="put the nodes of one framework in a graph of their own, or train with losses=[...]",
         )
     if not assigned[0].backend.own_steps:
         raise PhaseError(
             f"phase {phase!r} has a step of your own, which is not supported for models of {assigned[0].framework}",
-            available=", ".join(f"{node}: {framework}" for node, framework in frameworks.items()),
+            cause=", ".join(f"{node}: {framework}" for node, framework in frameworks.items()),
             hint="train with losses=[...], which may be functions of your own",
         )
 

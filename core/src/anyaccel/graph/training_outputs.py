@@ -98,14 +98,14 @@ def check_training_outputs(label: str, evaluated: Outputs, extra: int, training:
         names = names if all(map(str.isidentifier, names)) else [f"out{i}" for i in range(len(outputs))]
         raise PhaseError(
             problem,
-            available="outputs that exist only in training have names, and losses of their own",
+            cause="outputs that exist only in training have names, and losses of their own",
             hint=f"name all, those of evaluation first: ModelNode({label!r}, ..., outputs={names}), with losses such "
             f"as AppliedLoss(..., on={label!r}, inputs=['outputs.{names[-1]}', 'targets'], label='{names[-1]}'); or "
             "switch the others off in the model",
         )
     raise PhaseError(
         problem,
-        available="the same outputs in both modes; in training, more may follow them",
+        cause="the same outputs in both modes; in training, more may follow them",
         hint="wrap the model in one that returns the same outputs in both modes",
     )
 

@@ -164,7 +164,7 @@ def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], file_format
     except StateError as error:
         kinds = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
         problem = f"the weights cannot be written as safetensors: {error.problem}"
-        raise StateError(problem, available=f"they have {kinds}", hint="convert the model first") from error
+        raise StateError(problem, cause=f"they have {kinds}", hint="convert the model first") from error
 
 
 def _backend_for(storage: Storage, name: str) -> WeightFiles:

@@ -17,6 +17,7 @@ from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.state_dict import HasState, models_of, values_of
 from anyaccel.graph.weight_matching import Change, Match, Names, match, transposing
 from anyaccel.printable import printable
+from anyaccel.user_level import user_level
 
 _MAP = "map names={'IN THE FILE': 'IN THE MODEL'}, or load what fits with strict=False"
 
@@ -76,7 +77,9 @@ def load(
         if new:
             graph.shapes.backends[label].load_state(getattr(graph.nodes[label], "model", None), values[label] | new)
     if problems := problems_of(found):
-        warnings.warn(printable(f"{_told(given)} was loaded in part: {problems}."), UserWarning, stacklevel=3)
+        warnings.warn(
+            printable(f"{_told(given)} was loaded in part: {problems}."), UserWarning, stacklevel=user_level()
+        )
     return _loaded(found)
 
 

@@ -10,11 +10,13 @@ import numpy as np
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import StateError
 from anyaccel.graph.weight_matching import Change, has_unknown_axes, transposing
 from anyaccel.registry import registry
 
 
+@call_hints
 def copy_weights(
     source: Any, target: Any, *, names: Mapping[str, str] | None = None, change: Change | None = None
 ) -> tuple[str, ...]:

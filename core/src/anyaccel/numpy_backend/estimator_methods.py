@@ -87,8 +87,22 @@ def _is_output(method: str) -> bool:
 
 
 def has(obj: Any, name: str) -> bool:
-    """Whether an object has a method of this name."""
-    return callable(getattr(obj, name, None))
+    """Whether an object has a method of this name, or will have it when it is fitted.
+
+    Stacking estimators ask for it the estimator that they end with, which is None until they make one in fitting.
+    """
+    try:
+        return callable(getattr(obj, name))
+    except AttributeError as error:
+        return "'NoneType' object has no" in str(error.__cause__) and callable(getattr(type(obj), name, None))
+
+
+def parts_of(obj: Any) -> Sequence[Any]:
+    """The parameters of an estimator in scikit-learn's style, and those of the estimators in it; none of another."""
+    try:
+        return list(obj.get_params(deep=True).values())
+    except Exception:  # of any class: this only looks for mistakes
+        return ()
 
 
 def parameters_of(function: Callable[..., Any]) -> Sequence[str]:

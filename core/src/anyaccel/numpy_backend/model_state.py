@@ -49,7 +49,7 @@ def infer(model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSp
     except Exception as error:  # a user's module may raise anything
         raise ShapeError(
             f"{type(model).__name__} does not accept {', '.join(map(str, inputs))}: {error}",
-            available=f"parameters {_shapes(model)}" if model.parameters else "",
+            cause=f"parameters {_shapes(model)}" if model.parameters else "",
             hint=model.input_hint,
         ) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from anyaccel import arguments
 from anyaccel.adapter.simulated_timing import INTO, OUT, Timing
 from anyaccel.adapter.transfer_observer import Observers, TransferEvent, TransferKind
 from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, MoveError, OutOfMemoryError
 
@@ -159,7 +159,7 @@ class SimDevice:
         if self.capacity is not None and self.used + nbytes > self.capacity:
             raise OutOfMemoryError(
                 f"not enough memory for {nbytes} bytes on {self}",
-                available=f"{self.capacity - self.used} bytes free of {self.capacity}",
+                cause=f"{self.capacity - self.used} bytes free of {self.capacity}",
                 hint="free arrays, use smaller batches, or simulate more capacity",
             )
         self.used += nbytes
@@ -210,6 +210,7 @@ class Simulation(Sequence[SimDevice]):
 _running: list[Simulation] = []
 
 
+@call_hints
 def simulate(count: int = 2, *, capacity: int | None = None, float64: bool = True) -> Simulation:
     """Make the simulated devices `sim:0` to `sim:count-1`, which replace earlier ones.
 
@@ -271,8 +272,8 @@ def running() -> Sequence[SimDevice]:
 def _from_environment(text: str) -> Sequence[SimDevice]:
     wrong = _not_a_count(text)
     if wrong:
-        warnings.warn(f"{wrong}: no device is simulated. Write {SWITCH}=2, or unset it.", UserWarning, stacklevel=2)
-    return [SimDevice(index, None, True) for index in range(int(text or 0) if not wrong else 0)]
+        raise ConfigError(f"the environment variable {wrong}", hint=f"set {SWITCH}=2, or unset it")
+    return [SimDevice(index, None, True) for index in range(int(text or 0))]
 
 
 def _not_a_count(text: str) -> str:

@@ -18,9 +18,9 @@ from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
 from anyaccel.segment import Operation
+from anyaccel.user_level import user_level
 
 _PREFIX = "buffers/"
 

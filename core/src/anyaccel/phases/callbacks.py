@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError, StateError
 from anyaccel.phases.metrics import is_higher_better
 from anyaccel.phases.monitoring import monitored_value
@@ -180,6 +181,7 @@ def _is_like(given: Any, number: float) -> bool:
     return type(given) is type(number)
 
 
+@constructor_hints
 class EarlyStopping(Callback):
     """Stops the run when a monitored value has stopped improving.
 
@@ -190,6 +192,7 @@ class EarlyStopping(Callback):
         mode: `"min"` or `"max"`: which values are better. `"auto"` knows it of losses and of metrics by name.
         restore_best: restore the parameters and optimizer state of the best epoch when the run stops or ends.
 
+    An epoch in which the value is NaN is none with an improvement, and a NaNWarning tells of the first one.
     `best` is the best value so far, NaN before there is one; `best_epoch` is its epoch within the run, or -1.
 
     Raises:

@@ -13,6 +13,7 @@ from anyaccel.errors import CompileError, CompileWarning
 from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.user_level import user_level
 
 _TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02
 """Plain steps are timed for so long, or for this share of the compilation, before a decision."""
@@ -291,7 +292,7 @@ class CompilePolicy:
         release_frames(error)
         self._log_event("compile", f"steps run uncompiled: {error}")
         if self._mode == "steps":
-            warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=9)
+            warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=user_level())
 
 
 def _is_free(estimate: CompileEstimate | None) -> bool:

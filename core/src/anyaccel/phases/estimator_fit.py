@@ -10,8 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from anyaccel import interrupts
-from anyaccel.data import Rows
-from anyaccel.errors import PhaseError
+from anyaccel.data import Reference, Rows
+from anyaccel.data.roles import listed
+from anyaccel.data.transforms.sklearn_calls import by_position, columns_by_name
+from anyaccel.errors import EstimatorError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode, Plan
 from anyaccel.graph.topology import ancestors, unknown_node
 from anyaccel.numpy_backend import Estimator
@@ -79,6 +81,14 @@ def _check_fittable(phase: FitPhase, label: str, graph: ModelGraph, models: Mapp
             available="partial_fit",
             hint="train it in a TrainPhase",
         )
+    names, upstreams = columns_by_name(models[label].estimator), graph[label].upstreams
+    if names:
+        features = [name for part in upstreams if isinstance(part, Reference) for name in part.features]
+        raise EstimatorError(
+            f"{models[label].name} of node {label!r} chooses columns by name ({listed(names)}), and gets an array, "
+            "which has none",
+            hint=by_position(names, features) if features else "choose columns by their positions in the array",
+        )
 
 
 def _check_ancestors_fitted(
@@ -102,7 +112,7 @@ def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, 
         unfitted = [label for label, model in models.items() if not model.is_fitted]
         raise PhaseError(
             f"phase {phase.label!r} names no nodes, and {', '.join(map(repr, learned))} learned by partial_fit before",
-            available=f"not fitted: {', '.join(unfitted) or 'none'}",
+            cause=f"not fitted: {', '.join(unfitted) or 'none'}",
             hint=f"name nodes=[...], or graph.freeze({learned[0]!r}) to keep it as it is",
         )
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -22,6 +23,7 @@ from anyaccel.phases.samplers import (
 )
 
 
+@constructor_hints
 class EvalPhase(Phase):
     """Evaluates a graph: losses, metrics and predictions. Changes nothing.
 

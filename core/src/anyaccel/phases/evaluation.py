@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,12 @@ import numpy as np
 from anyaccel import interrupts
 from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.data import joined_array
-from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, OutOfMemoryError, SpecError
+from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, OutOfMemoryError, SpecError, UndefinedMetricWarning
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.estimator_partial_fit import HostLearners
 from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.joined_outputs import differ, joined_outputs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
@@ -28,6 +31,8 @@ from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.probability_check import ProbabilityCheck
+from anyaccel.printable import printable
+from anyaccel.user_level import user_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +48,12 @@ class BoundMetric:
     mask: tuple[str, ...] = ()
 
 
-def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[BoundMetric]:
+def bind_metrics(
+    phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph, measured: Mapping[str, Metric]
+) -> list[BoundMetric]:
     """The metrics of a phase, bound; one without a node is bound to every node with a loss, else the output nodes.
+
+    Last come those of `measured`, losses that are computed as metrics are, by label.
 
     Raises:
         ColumnError: there is no target to compare with.
@@ -53,7 +62,7 @@ def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGr
     """
     default_nodes = list(dict.fromkeys(loss.on for loss in losses)) or list(graph.output_nodes)
     bound = []
-    for metric in phase.metrics:
+    for metric in (*phase.metrics, *measured.values()):
         nodes = [metric.on] if metric.on is not None else default_nodes
         for node in nodes:
             source, columns, stream = _targets(metric, node, losses, graph)
@@ -65,6 +74,7 @@ def bind_metrics(phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGr
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise SpecError(f"phase {phase.label!r} has two metrics called {', '.join(twice)}", hint="give each a label=")
+    labels = labels[: len(labels) - len(measured)]
     names_of_losses = {"loss", *(f"loss.{loss.label}" for loss in losses)}
     taken = next((label for label in labels if label in names_of_losses), None)
     if taken is not None:
@@ -135,12 +145,13 @@ class Evaluation:
         pipeline: the programs.
         policy: the rows on devices, and what is done when they do not fit.
         rows: the same in host memory, for metrics.
-        losses: those wanted.
+        losses: those wanted, each with the label of the loss of the programs that gives it; None where it is a metric.
         metrics: those wanted.
         keep: labels of nodes whose outputs are kept.
         value_names: names of each node's values.
         learners: estimators that are learning; their metrics are computed on the host.
         exchange: with the replicas that compute the other batches; None where all are computed here.
+        log_event: receives which metrics are not defined, each once.
     """
 
     def __init__(
@@ -149,19 +160,21 @@ class Evaluation:
         pipeline: Pipeline,
         policy: OutOfMemoryRecovery,
         rows: EvaluationRows,
-        losses: Sequence[AppliedLoss],
+        losses: Sequence[tuple[AppliedLoss, str | None]],
         metrics: Sequence[BoundMetric],
         keep: Sequence[str],
         value_names: Mapping[str, Sequence[str]],
         learners: HostLearners,
         exchange: EvaluationExchange | None = None,
+        log_event: LogEvent = discard_event,
     ) -> None:
+        self._log_event, self._undefined = log_event, set[str]()
         self._exchange = exchange
         self._pipeline, self._policy, self._rows = pipeline, policy, rows
         self._losses, self._metrics, self._learners = losses, metrics, learners
         operations = [operation for stage in pipeline.stages for operation in stage.segment.operations]
         warned = {operation.label for operation in operations if was_warned_of(operation.model)}
-        self._probabilities = ProbabilityCheck([loss for loss in losses if loss.on not in warned], value_names)
+        self._probabilities = ProbabilityCheck([loss for loss, _ in losses if loss.on not in warned], value_names)
         on_host = [metric.node for metric in metrics if metric.node in learners.labels]
         computed = [metric.node for metric in metrics if metric.node not in learners.labels]
         self._names = value_names
@@ -187,9 +200,12 @@ class Evaluation:
         self._check_one_length(parts)
         outputs = {name: joined_outputs(name, arrays) for name, arrays in parts.items()}
         self._probabilities.look(outputs)
-        means = {loss.label: all_means[loss.label] for loss in self._losses}
-        total = sum(loss.weight * means[loss.label] for loss in self._losses) if self._losses else float("nan")
         metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}
+        means = {
+            loss.label: metrics.pop(f"loss.{loss.label}") if label is None else all_means[label]
+            for loss, label in self._losses
+        }
+        total = sum(loss.weight * means[loss.label] for loss, _ in self._losses) if self._losses else float("nan")
         return EvaluationValues(means, total, metrics, {name: outputs[name] for name in self._kept})
 
     def _check_one_length(self, parts: Mapping[str, Sequence[np.ndarray]]) -> None:
@@ -251,7 +267,8 @@ class Evaluation:
         try:
             with interrupts.allowed():
                 lengths = None if ragged is None else ragged.lengths
-                return metric.metric.compute(predicted, targets, mask=mask, lengths=lengths)
+                tell = partial(self._tell_undefined, metric.label)
+                return metric.metric.compute(predicted, targets, mask=mask, lengths=lengths, if_undefined=tell)
         except SpecError as error:
             others = [
                 other.node for other in self._metrics if other.metric is metric.metric and other.node != metric.node
@@ -265,6 +282,13 @@ class Evaluation:
         except Exception as error:  # of a function of the user's, or of a framework
             raise _failed(metric, error, predicted, targets) from error
 
+    def _tell_undefined(self, label: str, text: str) -> None:
+        """Once for each metric, whatever the number of epochs."""
+        if label not in self._undefined:
+            self._undefined.add(label)
+            self._log_event("metric", text)
+            warnings.warn(printable(text), UndefinedMetricWarning, stacklevel=user_level())
+
 
 def _of_width(array: np.ndarray, width: int | None) -> np.ndarray:
     """Padded rows as wide as those of the outputs, behind which no row goes on."""
@@ -277,7 +301,7 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
     given = f"outputs {outputs.dtype}{list(outputs.shape)} and targets {targets.dtype}{list(targets.shape)}"
     return SpecError(
         f"metric {metric.metric.label!r} on node {metric.node!r} ended by {type(error).__name__}: {error}",
-        available=f"it is called with {given}, NumPy arrays, and returns a number",
+        cause=f"it is called with {given}, NumPy arrays, and returns a number",
         hint=f"write metrics=[{named!r}]: this name takes the outputs of a model"
         if named in METRICS
         else "give a function: def metric(outputs, targets): return float(...)",

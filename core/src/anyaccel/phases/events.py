@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from anyaccel.call_hints import constructor_hints
+
 _LOG = logging.getLogger("anyaccel")
 _LOG.addHandler(logging.NullHandler())  # without a logging setup, progress and results show events
 
@@ -20,6 +22,7 @@ KINDS = (
     "precision",
     "profile",
     "context",
+    "metric",
 )
 """Kinds of events."""
 
@@ -35,6 +38,7 @@ def discard_event(kind: str, message: str, *, verbose: bool = False) -> None:
     """A `LogEvent` that nobody hears."""
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event of a run.
@@ -44,8 +48,9 @@ class Event:
         kind: `"compile"` (how steps are computed), `"residency"` (where the data are), `"memory"` (memory ran out, and
             what was done), `"source"` (streamed data), `"transfer"` (how values go from one framework to another),
             `"rate"` (a schedule lowered the learning rate), `"checkpoint"` (one was read, or could not be written),
-            `"precision"` (steps were skipped, and what the loss scale is now), `"profile"` (where a
-            profile is) or `"context"` (a context of the caller, such as `torch.no_grad`, that does not hold inside).
+            `"precision"` (steps were skipped, and what the loss scale is now), `"profile"` (where a profile is),
+            `"context"` (a context of the caller, such as `torch.no_grad`, that does not hold inside) or `"metric"` (one
+            is not defined for the rows that it measures).
         message: what happened, and why.
         verbose: an event that needs no attention, such as why steps are not compiled: shown in the results and the
             debug log only.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data import SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.phase import Data, Phase, known_settings, node_labels, split_name
 
 
+@constructor_hints
 class FitPhase(Phase):
     """Fits estimators (`fit`, `predict`) once to the outputs of the nodes before them, and freezes their nodes.
 

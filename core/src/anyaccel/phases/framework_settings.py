@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anyaccel import arguments
 from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
 from anyaccel.suggestions import did_you_mean
@@ -22,6 +23,7 @@ _HOLDING = threading.RLock()  # they are of the whole process; phases inside of 
 _EXAMPLE = "{'FRAMEWORK.SETTING': True}"
 
 
+@constructor_hints
 class FrameworkSettings(Callback):
     """Global settings of frameworks, by their own names, from before placement to the end of the phase.
 
@@ -57,7 +59,7 @@ class FrameworkSettings(Callback):
         if not _HOLDING.acquire(blocking=False):
             raise PhaseError(
                 f"phase {phase.label!r} has FrameworkSettings, and so has a phase of another thread",
-                available="settings are of the whole process",
+                cause="settings are of the whole process",
                 hint="run one after the other, or set them yourself before both",
             )
         held = self._held[id(run)] = ExitStack()

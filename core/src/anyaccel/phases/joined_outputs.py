@@ -32,7 +32,7 @@ def joined_outputs(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
         raise PhaseError(
             f"the output {name!r} is {arrays[0].dtype}{list(shapes[0])} per sample in one batch and "
             f"{list(other)} in another, as batches are padded to lengths of their own",
-            available="floating outputs are joined with NaN behind the shorter ones",
+            cause="floating outputs are joined with NaN behind the shorter ones",
             hint="leave it out with outputs=[...], or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
         )
     longest = tuple(max(extents) for extents in zip(*shapes, strict=True))

@@ -20,9 +20,9 @@ from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
 from anyaccel.specs import FROM_OUTPUT
+from anyaccel.user_level import user_level
 
 _TOLERANCE = 3e-5
 _TOLERANCE_16_BITS = 5e-3

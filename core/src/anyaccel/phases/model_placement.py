@@ -17,6 +17,7 @@ from anyaccel.planner import OffloadModels, OffloadPlan
 from anyaccel.registry import Registry, registry
 from anyaccel.requests import on_machine
 from anyaccel.segment import NodeState
+from anyaccel.user_level import user_level
 
 _NONE: Mapping[str, OffloadPlan] = {}
 
@@ -52,7 +53,7 @@ def warn_of_fallbacks(plan: Plan) -> None:
             f"phase {plan.phase!r} asks for {fallbacks[0].requested!r}, where these nodes cannot run; they run on the "
             f"CPU: {names}. Give them accelerator='cpu' to say so, or the phase strict=True to make this an error.",
             FallbackWarning,
-            stacklevel=7,
+            stacklevel=user_level(),
         )
 
 

@@ -16,6 +16,7 @@ from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.printable import printable
 from anyaccel.segment import Segment
+from anyaccel.user_level import user_level
 
 
 def notes(
@@ -50,7 +51,7 @@ def warn(phase: Phase, nan_notes: Sequence[str]) -> bool:
     """Issue one NaNWarning with the notes, if there are any and the phase does not ignore NaN; returns whether."""
     if not nan_notes or getattr(phase, "on_nan", "") == "ignore":
         return False
-    warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=7)
+    warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=user_level())
     return True
 
 

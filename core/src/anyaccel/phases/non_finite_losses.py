@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from anyaccel.errors import NaNWarning
 from anyaccel.phases.run import Run
 from anyaccel.phases.train_phase import all_losses
-from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
+from anyaccel.user_level import user_level
 
 
 class NonFiniteLosses:

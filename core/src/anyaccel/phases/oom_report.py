@@ -56,7 +56,7 @@ class OutOfMemoryReport:
         doing = "to train" if self.trains else "for"
         return OutOfMemoryError(
             f"phase {self.label!r}: not enough memory {doing} {_rows(n_rows)} at once{why}: {cause.problem}",
-            available="; ".join([*self._memory_use(loader.residency), *known]),
+            cause="; ".join([*self._memory_use(loader.residency), *known]),
             hint=", or ".join(self._hints(fitting)),
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from anyaccel import arguments
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import call_hints, constructor_hints
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph import ModelGraph, Plan
@@ -32,28 +32,21 @@ _Settings = ParamSpec("_Settings")
 _Made = TypeVar("_Made")
 
 
+def _unknown(owner: Any, name: str) -> PhaseError:
+    """The error for a setting that a kind of phase does not have."""
+    cls = owner if isinstance(owner, type) else type(owner)
+    if name == "data":
+        hint = f"write split='train', or {cls.__name__}('LABEL', data=...)"
+        return PhaseError(f"{cls.__name__}.from_split has no setting 'data'", hint=hint)
+    return _unknown_setting(cls, name)
+
+
 def known_settings(init: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]:
-    """For a constructor of a kind of phase: a setting that it does not have is an error with the one that is meant.
-
-    A signature with all settings and no others is what editors and type checkers show, and Python's own TypeError for
-    an unknown one would name none.
-    """
-    known = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def checked(*args: _Settings.args, **settings: _Settings.kwargs) -> _Made:
-        unknown = next((name for name in settings if name not in known), None)
-        if unknown is not None:
-            own: Any = args[0]
-            if unknown == "data":
-                problem = f"{own.__name__}.from_split has no setting 'data'"
-                raise PhaseError(problem, hint=f"write split='train', or {own.__name__}('LABEL', data=...)")
-            raise _unknown_setting(own if isinstance(own, type) else type(own), unknown)
-        return init(*args, **settings)
-
-    return checked
+    """For a constructor of a kind of phase: a setting that it does not have is an error with the one that is meant."""
+    return call_hints(init, unknown=_unknown)
 
 
+@constructor_hints
 class Phase(AttributeHints):
     """Settings that every phase has.
 
@@ -229,7 +222,7 @@ class Phase(AttributeHints):
                     settings[key] = Accelerator.from_config(settings[key])
             return Phase.kinds[kind](**Phase.kinds[kind].read_settings(settings))
         except TypeError as error:
-            problem = f"the configuration of a phase of type {kind!r} does not fit: {error}"
+            problem = f"the configuration of a phase of type {kind!r} does not fit: {getattr(error, 'problem', error)}"
             raise ConfigError(problem, hint="give the dict that get_config() of a phase made") from None
 
     @classmethod

@@ -94,5 +94,5 @@ def _read_callback(name: Any, config: Any, known: Mapping[str, type], where: str
     try:
         return cls(**config)
     except TypeError as error:
-        problem = f"{where}: the callback {name} does not take its configuration: {error}"
+        problem = f"{where}: the callback {name} does not take its configuration: {getattr(error, 'problem', error)}"
         raise ConfigError(problem, hint="let get_config() give the arguments of the class") from error

@@ -17,6 +17,7 @@ from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.train_phase import TrainPhase, all_losses
+from anyaccel.phases.validation import measured_losses
 
 
 def parts_of(phase: Phase) -> list[Phase]:
@@ -43,7 +44,11 @@ def metrics_of(phase: Phase, part: Phase, graph: ModelGraph) -> list[BoundMetric
     Raises:
         ColumnError, GraphError, SpecError: a metric that cannot be bound.
     """
-    return bind_metrics(part, losses_of(phase, part), graph) if isinstance(part, EvalPhase) else []
+    if not isinstance(part, EvalPhase):
+        return []
+    losses = losses_of(phase, part)
+    measured = measured_losses(losses, losses if part is phase else all_losses(phase))
+    return bind_metrics(part, losses, graph, measured)
 
 
 def learners_of(phase: Phase, graph: ModelGraph) -> list[str]:

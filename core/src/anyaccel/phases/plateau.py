@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback, check_callback_state, mode_of, unknown_mode
 from anyaccel.phases.monitoring import monitored_value
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from anyaccel.specs import Optimizer
 
 
+@constructor_hints
 class ReduceLROnPlateau(Callback):
     """A schedule that lowers the learning rate when a monitored value has stopped improving.
 
@@ -34,10 +36,11 @@ class ReduceLROnPlateau(Callback):
         min_factor: the smallest factor of all reductions together.
         mode: `"min"` or `"max"`: which values are better. `"auto"` knows it of losses and of metrics by name.
 
+    An epoch in which the value is NaN is none with an improvement, and a NaNWarning tells of the first one.
     `current` is the factor now, `best` the best value so far.
 
     Raises:
-        PhaseError: a setting out of range; or, at the end of the first epoch, a value that does not exist.
+        PhaseError: a setting out of range; or, when a phase begins, a value that its epochs will not have.
     """
 
     def __init__(

@@ -281,7 +281,7 @@ def _check_residency(drawn: DrawnPart, plan: Plan) -> None:
     if ragged is not None and drawn.part.residency == "resident":
         raise PhaseError(
             f"phase {drawn.part.label!r} has residency='resident', and the rows of {ragged.shown} differ in length",
-            available="batches that are padded to lengths of their own are streamed",
+            cause="batches that are padded to lengths of their own are streamed",
             hint="leave residency out, or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
         )
 
@@ -323,7 +323,7 @@ def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) 
     if phase.residency == "resident":
         raise PhaseError(
             f"phase {phase.label!r} has residency='resident', and its data are the source {source.label!r}",
-            available="a source is streamed",
+            cause="a source is streamed",
             hint="leave residency out, or read the source into memory: FeatureSet.from_dict(...)",
         )
     if isinstance(source, BatchSource):
@@ -338,6 +338,6 @@ def _check_default_sampler(part: Phase, source: Source) -> None:
     if chosen:
         raise PhaseError(
             f"phase {part.label!r} has a {chosen[0]}, and its data are the source {source.label!r}",
-            available="a source of batches decides which rows make a batch",
+            cause="a source of batches decides which rows make a batch",
             hint="leave the sampler out, give a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
         )

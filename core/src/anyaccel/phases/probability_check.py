@@ -9,8 +9,8 @@ import numpy as np
 
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.metrics.class_values import is_distribution
-from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
+from anyaccel.user_level import user_level
 
 _ROWS = 64
 """As many are looked at."""

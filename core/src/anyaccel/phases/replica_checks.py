@@ -125,7 +125,7 @@ def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> N
     kind = shared[0][1].partition(":")[0]
     raise PhaseError(
         f"phase {label!r} cannot be trained by several replicas: they would train on one device: {where}",
-        available=f"accelerator={kind!r} of the phase gives each process of a machine a device of its own",
+        cause=f"accelerator={kind!r} of the phase gives each process of a machine a device of its own",
         hint="leave the accelerator of the node out: then it goes with the phase"
         if any(by_node for *_, by_node in shared)
         else "ask for the kind without a number, and start as many processes on a machine as it has of these devices",
@@ -167,7 +167,7 @@ def check_fixed_order(phase: TrainPhase, size: int, groups: Mapping[str, Replica
     if size > FIXED_SHARDS:
         raise PhaseError(
             f"phase {phase.label!r} has deterministic=True, and is trained by {size} replicas",
-            available=f"each batch is cut into {FIXED_SHARDS} shards, for at most as many replicas",
+            cause=f"each batch is cut into {FIXED_SHARDS} shards, for at most as many replicas",
             hint=f"start {FIXED_SHARDS} processes, or leave deterministic out",
         )
     unable = next((name for name, group in groups.items() if not group.gathers_tensors), None)

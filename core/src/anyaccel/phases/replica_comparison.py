@@ -84,7 +84,7 @@ class ReplicaComparison:
             raise PhaseError(
                 f"phase {self._label!r}: the replicas disagree {when}: {first}{more} in replica {', '.join(others)} "
                 "of those from 0 on",
-                available=f"{self._size} replicas",
+                cause=f"{self._size} replicas",
                 hint=hint,
             )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel.accelerator import Accelerator
@@ -11,7 +10,7 @@ from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, ConfigError, PhaseError
 from anyaccel.graph import Plan, Resolution
-from anyaccel.graph.device_assignment import DEFAULT_DEVICE
+from anyaccel.graph.device_assignment import accelerator_of_environment
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
@@ -46,8 +45,8 @@ def replica_devices(
     wanted = phase.replicas if isinstance(phase, TrainPhase) else 1
     alone = (trains and wanted == 1) or isinstance(known, InventoryRegistry)
     place = None if alone else launched()
-    default = os.environ.get(DEFAULT_DEVICE, "").strip()
-    asked = Accelerator(default or "cpu") if accelerator is None else accelerator
+    default = accelerator_of_environment()
+    asked = (default or Accelerator("cpu")) if accelerator is None else accelerator
     if not isinstance(asked, RequestedAccelerator):
         if place is not None:
             by_kind = phase.chooses_device or ":" not in asked.spec

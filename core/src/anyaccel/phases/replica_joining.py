@@ -40,7 +40,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
     if phase.replicas not in (None, place.size):
         raise PhaseError(
             f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
-            available=f"{place.size} replicas",
+            cause=f"{place.size} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
     if isinstance(phase, EvalPhase):

@@ -204,7 +204,7 @@ class ReplicatedTraining:
         raise PhaseError(
             f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: the source {self._source!r} {what}"
             + ("" if done else f"{', '.join(others)} than in replica 0"),
-            available="each replica reads every batch, and takes its share of the rows",
+            cause="each replica reads every batch, and takes its share of the rows",
             hint="let the source give the same batches in every process: leave a DistributedSampler out, and seed what "
             "draws; or write replicas=1",
         )
@@ -309,7 +309,7 @@ class ReplicatedTraining:
         raise PhaseError(
             f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: replica {', '.join(map(str, readers))} "
             "reads models whose parameters are divided, and the others do not",
-            available="they are gathered from all replicas, which do so together",
+            cause="they are gathered from all replicas, which do so together",
             hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write "
             "checkpoint=, which gathers them by itself",
         )

@@ -39,7 +39,7 @@ def check_alignment(
                 sampled = sampled if all(sizes.values()) else "combine them by schedule='zip_strict'"
                 raise PhaseError(
                     f"phase {label!r}: {what} combines {' and '.join(sizes)}, and a step takes unequal numbers of rows",
-                    available=", ".join(f"{name}: {size or 'none'}" for name, size in sizes.items()),
+                    cause=", ".join(f"{name}: {size or 'none'}" for name, size in sizes.items()),
                     hint=sampled if by_sampler else "give the data of each as many rows",
                 )
 

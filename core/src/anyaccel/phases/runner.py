@@ -49,10 +49,11 @@ from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
-from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.phases.user_level import user_level
+from anyaccel.phases.train_phase import TrainPhase, all_losses
+from anyaccel.phases.validation import trained_as
 from anyaccel.printable import printable
 from anyaccel.registry import registry
+from anyaccel.user_level import user_level
 
 
 def execute(
@@ -143,6 +144,8 @@ class _PhaseExecution:
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
+        if isinstance(phase, TrainPhase):  # those of the experiment and of optimizers are known now
+            phase.check_monitors(self._hooks.callbacks)
         self._left = self._contexts.enter_context(leave_contexts(graph))
         for what in (what for left in self._left.values() for what in left.set_aside):
             self._run.log_event("context", what, verbose=True)
@@ -295,6 +298,7 @@ class _PhaseExecution:
     ) -> Evaluation:
         phase, graph = part.part, self._graph
         keep: Sequence[str] = ()
+        losses, trained = evaluated_losses(self._phase, phase, graph), all_losses(self._phase)
         if isinstance(phase, FitPhase):
             keep = upstream_nodes(next_to_fit(phase, graph, self._run.done), graph)
         elif isinstance(phase, EvalPhase) and phase is self._phase:
@@ -303,11 +307,12 @@ class _PhaseExecution:
             pipeline=pipeline,
             policy=policy,
             rows=part.evaluated,
-            losses=evaluated_losses(self._phase, phase, graph),
+            losses=[(loss, trained_as(loss, losses if phase is self._phase else trained)) for loss in losses],
             metrics=part.metrics,
             keep=keep,
             value_names=value_names,
             learners=learners,
+            log_event=self._run.log_event,
             exchange=None
             if replicated is None
             else EvaluationExchange(total=replicated.total, gather=replicated.arrays_of_all),

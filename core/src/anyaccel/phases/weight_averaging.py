@@ -12,6 +12,7 @@ from anyaccel import arguments
 from anyaccel.adapter.weight_files import plain_state
 from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError, StateError
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.callbacks import Callback
@@ -24,6 +25,7 @@ State = dict[str, np.ndarray]
 """As `Compute.state` gives it."""
 
 
+@constructor_hints
 class WeightAveraging(Callback):
     """Keeps an average of the parameters of all trained nodes, in host memory.
 
@@ -107,7 +109,7 @@ class WeightAveraging(Callback):
         if not isinstance(state, Mapping) or _COUNT not in state or set(counts) != set(averages):
             raise StateError(
                 f"the state of WeightAveraging lacks {_COUNT}, of all or of a node",
-                available=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
+                cause=", ".join(map(str, state)) if isinstance(state, Mapping) else shown(state),
                 hint="give what state_dict() of such a callback gave",
             )
         self._averages, self._counts, self.n_averaged = averages, counts, int(state[_COUNT])

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from anyaccel import arguments
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ConfigError, SpecError
 
 _STATE = ("scale", "good_steps", "skipped")
@@ -16,6 +17,7 @@ LARGEST_SCALE = float(2**127)
 """A scale grows no further: float32, in which devices may keep it, has nothing beyond."""
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True)
 class LossScale:
     """A factor on losses, by which gradients are divided before anything else sees them.
@@ -60,7 +62,7 @@ class LossScale:
         try:
             return cls(**config)
         except (TypeError, SpecError) as error:
-            problem = f"{shown(config)} is not the configuration of a LossScale: {error}"
+            problem = f"{shown(config)} is not the configuration of a LossScale: {getattr(error, 'problem', error)}"
             raise ConfigError(problem, hint="give the dict that get_config() made") from None
 
 

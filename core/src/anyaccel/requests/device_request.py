@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anyaccel.arguments import flag, shown
+from anyaccel.call_hints import class_hints
 from anyaccel.errors import ConfigError, DeviceParseError
 from anyaccel.registry import registry
 from anyaccel.requests.allocation import Allocation, allocate
@@ -17,6 +18,7 @@ from anyaccel.requests.grammar import MOST_ENTRIES, Parser
 from anyaccel.requests.inventory import Inventory
 
 
+@class_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class DeviceRequest:
     """Devices that are asked for: one wish, several in order of preference, or whichever of several is best.

@@ -46,7 +46,7 @@ class Parser:
     def __init__(self, text: str, more_kinds: MoreKinds = tuple) -> None:
         if len(text) > LONGEST:
             raise DeviceParseError(
-                f"a request of {len(text)} characters is too long", available=f"{LONGEST} characters"
+                f"a request of {len(text)} characters is too long", cause=f"at most {LONGEST} are taken"
             )
         self._text, self._at, self._more_kinds = text, 0, more_kinds
 

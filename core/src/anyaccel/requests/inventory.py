@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anyaccel.arguments import shown
+from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, ConfigError
 from anyaccel.requests.entry import RequestEntry
@@ -65,6 +66,7 @@ class InventoryDevice:
         return f"{product.name}-{self.memory_gb:g}GB"
 
 
+@class_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """What a machine has.
@@ -215,5 +217,7 @@ def _numbered(devices: Iterable[InventoryDevice]) -> tuple[InventoryDevice, ...]
         fields: Mapping[str, Any] = {"name": each.name, "vendor": each.vendor, "memory_gb": each.memory_gb}
         result.append(InventoryDevice(device=Device(each.device.kind, number), **fields))
     if len(result) > MOST_DEVICES:
-        raise ConfigError(f"an inventory of {len(result)} devices is too large", available=f"{MOST_DEVICES}")
+        raise ConfigError(
+            f"an inventory of {len(result)} devices is too large", cause=f"at most {MOST_DEVICES} are taken"
+        )
     return (*result, InventoryDevice(device=Device("cpu"), name="cpu"))

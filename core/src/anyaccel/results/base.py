@@ -14,6 +14,7 @@ import numpy as np
 from anyaccel import saved_folder
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import class_hints
 from anyaccel.errors import ConfigError
 from anyaccel.graph import Plan
 from anyaccel.graph.serialization import checked_classes
@@ -27,6 +28,7 @@ _HINT = "give the folder that save() wrote"
 _Class = TypeVar("_Class", bound=type)
 
 
+@class_hints
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class PhaseResults(AttributeHints):
     """The outcome of one run of a phase.
@@ -183,5 +185,5 @@ def read_results(parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[t
     except ConfigError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        problem = f"the saved results are malformed: {type(error).__name__}: {error}"
+        problem = f"the saved results are malformed: {type(error).__name__}: {getattr(error, 'problem', error)}"
         raise ConfigError(problem, hint=_HINT) from error

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyaccel import display
 from anyaccel.arguments import shown
+from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.errors import ResultError
 from anyaccel.phases.metrics import is_higher_better
 from anyaccel.results import formatting
@@ -24,6 +25,7 @@ Results = TrainResults | EvalResults | FitResults
 _FACTS = ("run", "phase", "kind", "epochs", "seconds")
 
 
+@class_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """A table of runs, one row each, in the order given; made by `compare`.
@@ -75,6 +77,7 @@ class Comparison:
         return formatting.to_pandas(self.to_arrow())
 
 
+@call_hints
 def compare(*runs: Any, figures: str | Sequence[str] = ()) -> Comparison:
     """Compare runs in a table.
 

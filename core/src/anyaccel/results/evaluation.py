@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import flag
+from anyaccel.call_hints import class_hints
 from anyaccel.data import Rows
 from anyaccel.errors import ResultError
 from anyaccel.phases import EvaluationValues
@@ -21,6 +22,7 @@ from anyaccel.results.notebook import eval_html
 from anyaccel.results.prediction_columns import Target
 
 
+@class_hints
 @saved_as("eval")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class EvalResults(PhaseResults):
@@ -158,7 +160,7 @@ class EvalResults(PhaseResults):
         if classes is None and not (are_numbers and targets.size == values.size):
             raise ResultError(
                 f"run {self.label!r}: predictions of {name!r} and their targets cannot be plotted in original units",
-                available=f"{values.dtype} {list(values.shape)} and {targets.dtype} {list(targets.shape)}",
+                cause=f"{values.dtype} {list(values.shape)} and {targets.dtype} {list(targets.shape)}",
                 hint="leave undo out, or name a target whose values are alike: plot(targets='COLUMN')",
             )
         return classes
@@ -213,7 +215,7 @@ class EvalResults(PhaseResults):
         if len(set(lengths.values())) > 1:
             raise ResultError(
                 f"run {self.label!r} has predictions of different numbers of rows, which do not fit one table",
-                available=", ".join(f"{name}: {length}" for name, length in lengths.items()),
+                cause=", ".join(f"{name}: {length}" for name, length in lengths.items()),
                 hint="run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds",
             )
         table = inverse_transform.prediction_table(arrays)

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from anyaccel.call_hints import class_hints
 from anyaccel.phases import Fitted
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import ended
 from anyaccel.results.notebook import fit_html
 
 
+@class_hints
 @saved_as("fit")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class FitResults(PhaseResults):

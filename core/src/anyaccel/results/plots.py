@@ -178,7 +178,7 @@ def figures_to_plot(names: Sequence[str], known: Sequence[str], run: str, epochs
     if not known:
         raise ResultError(
             f"run {run!r} has no figures to plot",
-            available=f"{epochs} epochs without a loss or a validation" if epochs else "no complete epoch",
+            cause=f"{epochs} epochs without a loss or a validation" if epochs else "no complete epoch",
             hint="write TrainPhase(..., losses=[...]) or validation=EvalPhase(..., metrics=[...])"
             if epochs
             else "run an epoch first",

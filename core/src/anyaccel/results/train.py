@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyaccel.attribute_hints import AttributeHints
+from anyaccel.call_hints import class_hints
 from anyaccel.phases import Epoch
 from anyaccel.results import formatting, plots
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.notebook import train_html
 
 
+@class_hints
 @saved_as("train")
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class TrainResults(PhaseResults):

@@ -154,7 +154,7 @@ def _parsed(storage: Storage, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{problem}: {error}", hint=HINT) from error
     if not isinstance(given, dict) or given.get("format") != _FORMAT:
-        raise ConfigError(problem, available="another format", hint=HINT)
+        raise ConfigError(problem, cause="another format", hint=HINT)
     return given
 
 
@@ -213,7 +213,7 @@ def _check_version(file: str, manifest: Mapping[str, Any]) -> None:
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise ConfigError(
             f"{file!r} is of schema version {shown(version)}, written by {shown(manifest.get('written_by'))}",
-            available=f"this version of anyaccel reads versions up to {SCHEMA_VERSION}",
+            cause=f"this version of anyaccel reads versions up to {SCHEMA_VERSION}",
             hint="read it with the version of anyaccel that wrote it, or a newer one",
         )
 

@@ -51,7 +51,7 @@ def written(
         except StateError as error:
             kinds = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
             problem = f"the state cannot be written as safetensors: {error.problem}"
-            raise StateError(problem, available=f"it has {kinds}") from error
+            raise StateError(problem, cause=f"it has {kinds}") from error
         yield ArraysFile(file=name, group=group, size=size, digests=digests)
 
 
@@ -78,7 +78,7 @@ def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
         problem = error.problem
     raise StateError(
         f"{name!r} is not as it was written: {problem}",
-        available=f"{size:,} bytes; written: {file.size:,}",
+        cause=f"{size:,} bytes; written: {file.size:,}",
         hint="copy the folder again, or save again",
     )
 

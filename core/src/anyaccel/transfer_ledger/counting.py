@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from anyaccel import arguments
 from anyaccel.adapter.transfer_observer import TransferEvent
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import CapabilityError, ConfigError, TransferError
 from anyaccel.registry import registry
 from anyaccel.transfer_ledger.call_site import CallSite
@@ -14,6 +15,7 @@ from anyaccel.transfer_ledger.counts import Counter, Ledger
 from anyaccel.transfer_ledger.observation import observation
 
 
+@call_hints
 @contextmanager
 def ledger() -> Iterator[Ledger]:
     """Count every transfer between devices, and every wait of the host, inside the block.
@@ -33,6 +35,7 @@ def ledger() -> Iterator[Ledger]:
             unseen.append(observation.not_covered())
 
 
+@call_hints
 def no_transfers(frameworks: Iterable[str] | None = None, *, partial: bool = False) -> AbstractContextManager[None]:
     """Raise at the first transfer, or wait of the host, inside the block; where possible before it happens.
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anyaccel.adapter.transfer_observer import TRANSFER_KINDS, TransferEvent
+from anyaccel.call_hints import class_hints
 from anyaccel.display import guarded, line, page, row, size, table
 from anyaccel.errors import ConfigError
 from anyaccel.html import Markup, badge, faint
@@ -116,6 +117,7 @@ class Counter:
             )
 
 
+@class_hints
 class Ledger:
     """What was counted inside a `with anyaccel.ledger() as moved` block; may be read inside it, and after it.
 

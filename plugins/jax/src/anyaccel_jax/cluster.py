@@ -40,7 +40,7 @@ def join_cluster(rank: int, size: int) -> Departure:
     if runtime_config.is_started():
         raise FrameworkError(
             f"JAX has started in replica {rank} of {size} before it was joined with the others",
-            available="devices of JAX are fixed when it starts, as with the first array or model",
+            cause="devices of JAX are fixed when it starts, as with the first array or model",
             hint="write at the top of the script: from anyaccel.replicas import join; join('jax')",
         )
     asked = replica_timeout()
@@ -59,7 +59,7 @@ def join_cluster(rank: int, size: int) -> Departure:
     except (RuntimeError, ValueError) as error:
         raise FrameworkError(
             f"replica {rank} of {size} could not join the others by JAX: {first_line(error)}",
-            available=f"the coordinator {_coordinator()}",
+            cause=f"the coordinator {_coordinator()}",
             hint=f"start all processes with one launcher, or set {COORDINATOR}=HOST:PORT to a port that is free",
         ) from error
     departure = Departure(_leave)

@@ -72,4 +72,4 @@ def _raise_translated(error: Exception, subject: str) -> None:
         hint = "create arrays on the device of the inputs, or move them to one device with anyaccel.move(obj, device)"
         mixed = mixed_tensors(error, _device_of, ("jax", "jaxlib", "flax", "keras", "equinox", "haiku", "optax"))
         problem = f"{f'node {mixed.node!r} in ' if mixed.node else ''}{subject}: arrays are on several devices{mixed}"
-        raise DeviceMismatchError(problem, available=first_line(error), hint=hint) from error
+        raise DeviceMismatchError(problem, cause=first_line(error), hint=hint) from error

@@ -68,7 +68,7 @@ class JaxExchange(JaxPlacement, Exchange):
         except TypeError as error:
             raise MoveError(
                 f"NumPy cannot hold an array of dtype {tensor.dtype}",
-                available=first_line(error),
+                cause=first_line(error),
                 hint="convert it first, for example with jax.random.key_data(keys)",
             ) from error
 
@@ -117,7 +117,7 @@ def _from_foreign(foreign: Any) -> Any:
     except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise MoveError(
             f"JAX cannot import a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
-            available=first_line(error),
+            cause=first_line(error),
             hint="pass a plain array without gradients, or go through host memory with from_host",
         ) from error
     _check_kept_dtype(array, foreign)
@@ -161,4 +161,4 @@ def _check_kept_dtype(array: Any, foreign: Any) -> None:
     name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     if name != array.dtype.name:
         check_dtype(name)
-        raise MoveError(f"JAX would convert {name} to {array.dtype}", available="moves keep dtypes")
+        raise MoveError(f"JAX would convert {name} to {array.dtype}", cause="moves keep dtypes")

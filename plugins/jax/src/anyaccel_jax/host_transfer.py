@@ -45,6 +45,6 @@ def check_dtype(dtype: Any) -> None:
     if kept != native:
         raise MoveError(
             f"JAX would convert {native} to {kept}, because its 64-bit types are not enabled",
-            available="moves keep dtypes",
+            cause="moves keep dtypes",
             hint=f"call {ENABLE_X64} (or set JAX_ENABLE_X64=1) before you use JAX, or convert first: astype('{kept}')",
         )

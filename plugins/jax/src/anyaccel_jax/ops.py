@@ -27,6 +27,7 @@ from anyaccel_jax.models.base import LIBRARIES, Model
 from anyaccel_jax.models.dispatch import as_model
 from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import optax_rule
+from anyaccel_jax.parameter_tree import ParameterTree
 from anyaccel_jax.step_loop import compile_loop, named_after
 from anyaccel_jax.transfers import put_like
 
@@ -272,6 +273,10 @@ class JaxOps(TracedOps):
         """A function of arrays that gives the mean, or a loss of Keras, whose mean is taken."""
         return super().custom_loss(scalar_loss(loss))
 
+    def parameter_tree(self, model: Any) -> ParameterTree:
+        """As in `Model`."""
+        return self.model(model).parameter_tree
+
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
         """By the formulas, by Optax, or by Keras."""
         if optimizer.own is None:
@@ -299,7 +304,7 @@ def _jit(function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callabl
 def _lost_values(model: Any) -> StateError:
     return StateError(
         f"the trained values of a {type(model).__name__} were lost in a step that failed",
-        available="the model has its values from the beginning of the phase, or from the last checkpoint in it",
+        cause="the model has its values from the beginning of the phase, or from the last checkpoint in it",
         hint="see the error of that step, and train again from there",
     )
 

@@ -11,12 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from anyaccel.adapter import UpdateRule
-from anyaccel.errors import SpecError
+from anyaccel.adapter.compile_switch import first_line
+from anyaccel.errors import AnyaccelError, SpecError
 from anyaccel.specs import Optimizer
+from anyaccel_jax.parameter_tree import ParameterTree
 from anyaccel_jax.transfers import put_like
 
 Arrays = Mapping[str, Any]
 Slots = Mapping[str, Mapping[str, Any]]
+
+_WHILE_TRACING = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)  # values that are not known yet: run eagerly
 
 
 def optax_rule(optimizer: Optimizer) -> UpdateRule:
@@ -29,11 +33,23 @@ def optax_rule(optimizer: Optimizer) -> UpdateRule:
 
 
 class OptaxRule(UpdateRule):
-    """A gradient transformation over the parameters of one node, a dict by name.
+    """A gradient transformation over the parameters of one node, in the tree in which the model's library holds them.
 
     The state of the transformation that belongs to a parameter is held with this parameter, named by the path in the
     state that leads to it; what belongs to all of them is held with the first parameter by name.
     """
+
+    def __init__(self, optimizer: Optimizer, tree: ParameterTree | None = None) -> None:
+        super().__init__(optimizer)
+        transformation = self._transformation(optimizer.lr)
+        _check_transformation(transformation, optimizer)
+        if tree is not None:
+            self._tree = tree
+            self.needs_value = self._check_update()
+
+    def for_tree(self, tree: ParameterTree) -> OptaxRule:
+        """With the parameters in a tree, without which it computes nothing."""
+        return type(self)(self.optimizer, tree)
 
     def coefficients(self, step: int) -> dict[str, float]:
         """The learning rate, or for a transformation that has its own, a factor on the updates."""
@@ -44,44 +60,108 @@ class OptaxRule(UpdateRule):
         raise NotImplementedError
 
     def _initial_state(self, parameters: Arrays) -> Any:
-        return self._transformation(self.optimizer.lr).init(dict(parameters))
+        """The state of the transformation before the first step.
+
+        Raises:
+            SpecError: it cannot be created, as the transformation expects parameters in another tree.
+        """
+        transformation = self._transformation(self.optimizer.lr)
+        try:
+            return self._tree.initial_state(transformation.init, parameters)
+        except AnyaccelError:
+            raise
+        except Exception as error:
+            raise self._tree_error(error) from error
+
+    def _tree_error(self, error: Exception) -> SpecError:
+        tree = self._tree
+        return SpecError(
+            f"the optimizer {self.optimizer.name} does not take the parameters of its model: they are {tree}",
+            cause=first_line(error),
+            hint=f"give it labels and masks as functions of such a tree, or create them by jax.tree.map from "
+            f"{tree.source}; labels in a module that can be called, as one of Equinox, are given as lambda _: labels",
+        )
+
+    def _check_update(self) -> bool:
+        """Whether an update needs the value of the loss, as that of `optax.contrib.reduce_on_plateau`.
+
+        Raises:
+            SpecError: it needs anything else, or cannot work with such parameters.
+        """
+        tree, transformation = self._tree, self._transformation(self.optimizer.lr)
+
+        def update(arrays: Arrays, **more: Any) -> Any:
+            updates, _ = transformation.update(
+                tree.join(arrays), self._initial_state(arrays), tree.join(arrays), **more
+            )
+            return tree.split(updates, arrays)
+
+        try:
+            jax.eval_shape(update, tree.specs)
+        except AnyaccelError:
+            raise
+        except _WHILE_TRACING:
+            return False
+        except TypeError:
+            try:
+                jax.eval_shape(partial(update, value=jnp.float32(0)), tree.specs)
+            except _WHILE_TRACING:
+                return False
+            except TypeError as error:
+                raise SpecError(
+                    f"the update of the optimizer {self.optimizer.name} needs more than gradients, state, parameters "
+                    "and the value of the loss",
+                    cause=first_line(error),
+                    hint="use an optimizer that needs nothing else",
+                ) from error
+            return True
+        except AttributeError as error:
+            raise SpecError(
+                f"the update of the optimizer {self.optimizer.name} needs other parameters than {tree}",
+                cause=first_line(error),
+                hint="use an optimizer that takes parameters like their gradients",
+            ) from error
+        except Exception as error:
+            raise self._tree_error(error) from error
+        return False
 
     def slots(self, xp: Any, kept: Slots, parameters: Arrays) -> Slots:
         """What was kept; for other parameters their part of the initial state, on their devices."""
         known = {name: kept[name] for name in parameters if name in kept}
         if len(known) == len(parameters):
             return known
+        given = {id(array) for array in parameters.values()}  # a step may destroy parameters and slots
         # Values of another sharding would have steps compiled twice.
         initial = {
-            name: {slot: put_like(value, parameters[name]) for slot, value in slots.items()}
-            for name, slots in split_state(self._initial_state(parameters), parameters).items()
+            name: {
+                slot: put_like(jnp.copy(value) if id(value) in given else value, parameters[name])
+                for slot, value in slots.items()
+            }
+            for name, slots in self._tree.split_state(self._initial_state(parameters), parameters).items()
         }
         return {**initial, **known}
 
     def fits(self, slots: Slots, parameters: Arrays) -> bool:
         """Whether slots are what the transformation keeps for these parameters."""
-        expected = jax.eval_shape(lambda given: split_state(self._initial_state(given), given), dict(parameters))
+        split = self._tree.split_state
+        expected = jax.eval_shape(lambda arrays: split(self._initial_state(arrays), arrays), dict(parameters))
         return _shapes({name: slots.get(name, {}) for name in expected}) == _shapes(expected)
 
     def step(
         self, xp: Any, parameters: Arrays, gradients: Arrays, slots: Slots, coefficients: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Slots]:
         """One update of all parameters."""
-        updated = {name: parameters[name] for name in gradients}
-        state = join_state(jax.eval_shape(self._initial_state, updated), updated, slots)
-        transformation = self._transformation(coefficients["rate"])
+        tree, rate, before = self._tree, coefficients["rate"], {name: parameters[name] for name in gradients}
+        state = self._with_rate(tree.join_state(jax.eval_shape(self._initial_state, before), before, slots), rate)
+        transformation = self._transformation(rate)
         more = {"value": coefficients["value"]} if self.needs_value else {}
-        try:
-            updates, after = transformation.update(dict(gradients), state, updated, **more)
-        except TypeError as error:
-            raise SpecError(
-                f"the update of the optimizer {self.optimizer.name} needs more than gradients, state, parameters and "
-                "the value of the loss",
-                available=str(error),
-                hint="use an optimizer that needs nothing else",
-            ) from error
-        scaled = self._scale(updates, coefficients["rate"])
-        return {name: value + scaled[name] for name, value in updated.items()}, split_state(after, updated)
+        updates, after = transformation.update(tree.join(gradients), state, tree.join(before), **more)
+        scaled = self._scale(tree.split(updates, before), rate)
+        return {name: value + scaled[name] for name, value in before.items()}, tree.split_state(after, before)
+
+    def _with_rate(self, state: Any, rate: Any) -> Any:
+        """The state for a step with a learning rate."""
+        return state
 
     def _scale(self, updates: Arrays, rate: Any) -> Arrays:
         return updates
@@ -90,16 +170,13 @@ class OptaxRule(UpdateRule):
 class FactoryRule(OptaxRule):
     """A factory such as `optax.adamw`, which gets the learning rate of each step."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer)
+    def __init__(self, optimizer: Optimizer, tree: ParameterTree | None = None) -> None:
         if "learning_rate" not in _parameter_names(optimizer.own):
             raise SpecError(
                 f"the optimizer {optimizer.name} has no parameter learning_rate",
                 hint=f"pass a transformation, Optimizer({optimizer.name}(...)), or a function of learning_rate",
             )
-        transformation = self._transformation(optimizer.lr)
-        _check_transformation(transformation, optimizer)
-        self.needs_value = _needs_value(transformation)
+        super().__init__(optimizer, tree)
 
     def _transformation(self, rate: Any) -> Any:
         try:
@@ -108,14 +185,26 @@ class FactoryRule(OptaxRule):
             problem = f"cannot create the optimizer {self.optimizer.name}: {error}"
             raise SpecError(problem, hint="correct its settings") from error
 
+    def _with_rate(self, state: Any, rate: Any) -> Any:
+        """With the rate where `optax.inject_hyperparams` keeps it, and reads it in place of that of its factory."""
+
+        def is_injected(node: Any) -> bool:
+            return "learning_rate" in getattr(node, "hyperparams", ()) and hasattr(node, "_replace")
+
+        def replaced(node: Any) -> Any:
+            if not is_injected(node):
+                return node
+            like = node.hyperparams["learning_rate"]
+            return node._replace(hyperparams={**node.hyperparams, "learning_rate": jnp.asarray(rate, like.dtype)})
+
+        return jax.tree.map(replaced, state, is_leaf=is_injected)
+
 
 class TransformationRule(OptaxRule):
     """A transformation such as `optax.adam(1e-3)`, which has its own learning rate; that of the spec is a factor."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer)
-        _check_transformation(optimizer.own, optimizer)
-        self.needs_value = _needs_value(optimizer.own)
+    def __init__(self, optimizer: Optimizer, tree: ParameterTree | None = None) -> None:
+        super().__init__(optimizer, tree)
         if optimizer.settings:
             raise SpecError(
                 f"the optimizer {optimizer.name} is a finished transformation, but got settings: "
@@ -137,27 +226,6 @@ def _parameter_names(function: Any) -> set[str]:
         return set()
 
 
-def _needs_value(transformation: Any) -> bool:
-    """Whether an update needs the value of the loss, and nothing else, as that of `optax.contrib.reduce_on_plateau`."""
-
-    def update(parameters: Any, **more: Any) -> Any:
-        return transformation.update(parameters, transformation.init(parameters), parameters, **more)
-
-    struct: Any = jax.ShapeDtypeStruct
-    given = {"w": struct((2, 2), jnp.float32)}
-    try:
-        jax.eval_shape(update, given)
-    except TypeError:
-        try:
-            jax.eval_shape(partial(update, value=jnp.float32(0)), given)
-        except Exception:  # the first step has the right error
-            return False
-        return True
-    except Exception:  # it may want other parameters
-        return False
-    return False
-
-
 def _check_transformation(value: Any, optimizer: Optimizer) -> None:
     if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
         raise SpecError(
@@ -165,33 +233,6 @@ def _check_transformation(value: Any, optimizer: Optimizer) -> None:
             available="gradient transformations with init and update, as Optax creates them",
             hint="use one of these, or a named optimizer",
         )
-
-
-# -- state by parameter ----------------------------------------------------------------------------------------------
-
-
-def split_state(state: Any, parameters: Arrays) -> dict[str, dict[str, Any]]:
-    """The leaves of a state of Optax over a dict of parameters, by parameter and by name of slot."""
-    slots: dict[str, dict[str, Any]] = {name: {} for name in parameters}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        name, slot = _owner_and_slot(path, parameters)
-        slots[name][slot] = leaf
-    return slots
-
-
-def join_state(like: Any, parameters: Arrays, slots: Slots) -> Any:
-    """The state with these slots, of the structure of another one."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    places = [_owner_and_slot(path, parameters) for path, _ in paths]
-    return jax.tree.unflatten(structure, [slots[name][slot] for name, slot in places])
-
-
-def _owner_and_slot(path: Any, parameters: Arrays) -> tuple[str, str]:
-    """The parameter that a leaf of the state belongs to, and the name of the slot: the path without the parameter."""
-    at = next((i for i in reversed(range(len(path))) if getattr(path[i], "key", None) in parameters), None)
-    rest = path if at is None else (*path[:at], *path[at + 1 :])
-    slot = jax.tree_util.keystr(rest, simple=True, separator=".").replace("/", "|")
-    return (min(parameters) if at is None else path[at].key), slot
 
 
 def _shapes(slots: Slots) -> dict[str, dict[str, tuple[int, ...]]]:

@@ -139,7 +139,7 @@ class JaxReplicaGroup(ReplicaGroup):
         except (RuntimeError, ValueError) as error:
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {first_line(error)}",
-                available="errors of the other replicas, above or in their logs",
+                cause="errors of the other replicas, above or in their logs",
                 hint="another replica has ended, or does not answer; start all again with their launcher",
             ) from error
 

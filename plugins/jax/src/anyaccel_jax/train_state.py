@@ -146,7 +146,7 @@ class TrainState:
                 "their gradients are clipped together",
                 hint="give each node its own: ModelNode(..., optimizer=Optimizer(..., clip_norm=...))",
             )
-        if value is None and functions.optimizer.rules[functions.group].needs_value:
+        if value is None and functions.optimizer.rule_of(functions.group, functions.label).needs_value:
             hint = "write apply_gradients(grads, value=loss)"
             raise PhaseError(f"{problem}: its optimizer needs the value of the loss", hint=hint)
 
@@ -184,7 +184,7 @@ def _check_same(label: str, before: TrainState, after: TrainState) -> None:
         if _specs(old) != _specs(new):
             raise PhaseError(
                 f"the step gave {name} of node {label!r} with other names, shapes or dtypes",
-                available=_text(old),
+                cause=_text(old),
                 hint="give arrays like those in the state",
             )
         unchanged = all(map(lambda x, y: x is y, jax.tree.leaves(old), jax.tree.leaves(new)))

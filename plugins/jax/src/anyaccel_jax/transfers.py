@@ -18,7 +18,7 @@ def single_device(array: Any) -> Any:
     device, *others = array.devices()
     if others:
         hint = "put it on one: jax.device_put(array, device)"
-        raise DeviceMismatchError("the array is on several devices", available=str(array.sharding), hint=hint)
+        raise DeviceMismatchError("the array is on several devices", cause=str(array.sharding), hint=hint)
     return device
 
 

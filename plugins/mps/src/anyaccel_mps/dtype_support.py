@@ -33,7 +33,7 @@ def check_tensors(obj: Any, device: object, unsupported: frozenset[str]) -> None
             closest, tensor_call, module_call = _CLOSEST.get(dtype, _DEFAULT)
             raise MoveError(
                 f"{tensor_name or 'a tensor'} is {dtype}, which {device} does not support{reason and f': {reason}'}",
-                available=f"{closest}, which is closest; moves keep dtypes",
+                available=closest,
                 hint=f"convert it first: {module_call if in_module else tensor_call}",
             )
 
@@ -48,7 +48,7 @@ def check_array(dtype: Any, device: object, unsupported: frozenset[str]) -> None
         closest = _CLOSEST.get(dtype.name, _DEFAULT)[0]
         raise MoveError(
             f"the array is {dtype.name}, which {device} does not support",
-            available=f"{closest}, which is closest; moves keep dtypes",
+            available=closest,
             hint=f"convert it first: array.astype({closest!r})",
         )
 

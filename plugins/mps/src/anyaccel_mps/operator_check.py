@@ -41,7 +41,7 @@ def check_operators(segment: Segment, support: OperatorSupport) -> None:
     n_supported = len(operators) - len(missing)
     raise PhaseError(
         f"segment {segment.label!r} cannot run on mps:0, which lacks operators that it needs: {named}",
-        available=f"{n_supported} of its {len(operators)} operators in torch {torch.__version__}",
+        cause=f"{n_supported} of its {len(operators)} operators in torch {torch.__version__}",
         hint="give the node accelerator='cpu', use other layers, or start Python with "
         f"{SWITCH}=1 to compute these operators on the CPU, slowly and with a warning",
     )

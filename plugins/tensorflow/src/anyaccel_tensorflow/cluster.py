@@ -29,7 +29,7 @@ def join_cluster(rank: int, size: int) -> None:
     if runtime_config.is_started():
         raise FrameworkError(
             f"TensorFlow has started in replica {rank} of {size} before it was joined with the others",
-            available="its devices get other names with them, also those of tensors that are there",
+            cause="its devices get other names with them, also those of tensors that are there",
             hint="write at the top of the script: from anyaccel.replicas import join; join('tensorflow')",
         )
     runtime_config.allow_memory_growth()
@@ -39,7 +39,7 @@ def join_cluster(rank: int, size: int) -> None:
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise FrameworkError(
             f"replica {rank} of {size} could not join the others by TensorFlow: {first_line(error)}",
-            available=f"the address {host}:{port}, at which they meet",
+            cause=f"the address {host}:{port}, at which they meet",
             hint="start all processes with one launcher, or set MASTER_PORT to a port after which two more are free",
         ) from error
 

@@ -64,7 +64,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         except (BufferError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise MoveError(
                 f"TensorFlow cannot import a {type(foreign).__module__}.{type(foreign).__name__} through DLPack",
-                available=first_line(error),
+                cause=first_line(error),
                 hint="pass a plain array without gradients, or go through host memory with from_host",
             ) from error
         return self.move(tensor, device)

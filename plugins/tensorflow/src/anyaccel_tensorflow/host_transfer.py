@@ -51,7 +51,7 @@ def adopt_on_cpu(array: np.ndarray) -> tf.Tensor:
 
 def _no_dtype(array: np.ndarray, reason: str) -> MoveError:
     hint = "convert the array first, for example with array.astype('float32')"
-    return MoveError(f"TensorFlow has no dtype for NumPy's {array.dtype}", available=reason, hint=hint)
+    return MoveError(f"TensorFlow has no dtype for NumPy's {array.dtype}", cause=reason, hint=hint)
 
 
 def slice_rows(column: tf.Tensor, start: int, stop: int) -> tf.Tensor:

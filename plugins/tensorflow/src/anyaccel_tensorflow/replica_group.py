@@ -149,7 +149,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         except tf.errors.OpError as error:
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {_what_ended(error)}",
-                available="errors of the other replicas, above or in their logs",
+                cause="errors of the other replicas, above or in their logs",
                 hint="another replica has ended, or does not answer; start all again with their launcher",
             ) from error
 

@@ -44,7 +44,7 @@ def move_tensor(tensor: tf.Tensor, name: str) -> tf.Tensor:
     if tensor.dtype in _DTYPES_WITHOUT_VALUES:
         raise MoveError(
             f"a tensor of dtype {tensor.dtype.name} cannot be moved to {name}",
-            available="devices hold numbers and booleans",
+            cause="devices hold numbers and booleans",
             hint="encode it as numbers first",
         )
     runtime_config.allow_memory_growth()
@@ -171,7 +171,7 @@ def _refuse_what_cannot_follow(obj: Any) -> None:
                 raise MoveError(
                     f"{type(part).__name__} cannot be moved: its tf.function {name!r} was traced with the current "
                     "variables, and would go on using them",
-                    available="TensorFlow cannot move a variable, so that a moved model has new ones",
+                    cause="TensorFlow cannot move a variable, so that a moved model has new ones",
                     hint="place the model before it is called for the first time, or create it inside "
                     "anyaccel.scope(device)",
                 )

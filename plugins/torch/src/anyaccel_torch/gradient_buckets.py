@@ -62,7 +62,7 @@ def agreed_bucket_bytes(gather: Callable[[float], list[float]]) -> float:
         raise ConfigError(
             f"{BUCKET_VARIABLE} is not the same in all replicas: {every[0] / 2**20:g} in replica 0, and another in "
             f"replica {', '.join(others)}; here it is {own / 2**20:g}",
-            available="buckets of one size in all replicas",
+            cause="buckets of one size in all replicas",
             hint=f"set {BUCKET_VARIABLE} alike in every process, or unset it in all",
         )
     return own

@@ -167,6 +167,6 @@ def _came_twice(parameter: Tensor) -> FrameworkError:
     return FrameworkError(
         f"the gradient of a parameter of shape {list(parameter.shape)} came twice in one backward pass, and did not in "
         "the first step",
-        available="gradients in one backward pass each, which are exchanged while it goes on",
+        cause="gradients in one backward pass each, which are exchanged while it goes on",
         hint=f"checkpoint with use_reentrant=False, or exchange all gradients after the pass: {BUCKET_VARIABLE}=inf",
     )

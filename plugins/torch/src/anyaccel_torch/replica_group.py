@@ -263,7 +263,7 @@ class TorchReplicaGroup(ReplicaGroup):
             who = f"{ended} {', '.join(map(str, silent))} ended, or did not answer" if silent else ""
             raise FrameworkError(
                 f"replica {self.rank} of {self.size} could not {what}: {who or str(error).splitlines()[0]}",
-                available="errors of the other replicas, above or in their logs",
+                cause="errors of the other replicas, above or in their logs",
                 hint=_HINTS.get(what, _HINT),
             ) from error
 

@@ -167,7 +167,7 @@ def test_a_text_tag_is_not_read_as_an_array() -> None:
 def test_values_that_are_not_numeric_are_refused(values: object, arrow_type: str) -> None:
     message = refusal(values)
     assert f"column 'x' cannot be read as numbers: it is of type {arrow_type}" in message
-    assert "Available: features and targets are of bool, int8" in message
+    assert "; features and targets are of bool, int8" in message
     is_text = arrow_type in ("<U1", "string", "dictionary")
     remedy = "name it in tag_cols/tag_keys, then fit_transform(OneHotEncoder(), 'x', fit_on='train', role='feature')"
     assert f"Hint: {remedy if is_text else 'convert it to numbers first, or pass it as a tag'}" in message
@@ -245,7 +245,7 @@ def test_a_sparse_matrix_is_refused_with_what_makes_it_dense() -> None:
             return np.eye(2)
 
     message = refusal(Sparse())
-    assert "column 'x' is a sparse Sparse. Available: columns are dense arrays [n, *shape]" in message
+    assert "column 'x' is a sparse Sparse; columns are dense arrays [n, *shape]" in message
     assert "Hint: write 'x': x.toarray()" in message
 
 
@@ -261,7 +261,7 @@ def test_no_rows_are_refused(values: object) -> None:
 
 
 def test_unequal_lengths_are_refused() -> None:
-    with pytest.raises(ColumnError, match=r"the columns of 'fs' differ in length. Available: a: 2, b: 3"):
+    with pytest.raises(ColumnError, match=r"the columns of 'fs' differ in length; a: 2, b: 3"):
         FeatureSet.from_dict("fs", {"a": [1, 2], "b": [1, 2, 3]}, ["a"], ["b"])
 
 
@@ -280,7 +280,7 @@ def test_long_lists_of_columns_are_cut() -> None:
 
 
 def test_one_role_per_column() -> None:
-    with pytest.raises(ColumnError, match=r"column 'a' of 'fs' cannot be a target. Available: it is already a feature"):
+    with pytest.raises(ColumnError, match=r"column 'a' of 'fs' cannot be a target; it is already a feature"):
         FeatureSet.from_dict("fs", {"a": [1]}, ["a"], ["a"])
     with pytest.raises(ColumnError, match=r"cannot be a feature"):
         FeatureSet.from_dict("fs", {"a": [1]}, ["a", "a"])
@@ -294,7 +294,7 @@ def test_at_least_one_feature() -> None:
 
 
 def test_names_are_text() -> None:
-    with pytest.raises(ColumnError, match=r"3 is not the name of a column. Available: names of columns are text"):
+    with pytest.raises(ColumnError, match=r"3 is not the name of a column; names of columns are text"):
         FeatureSet.from_dict("fs", {3: [1]}, [3])  # type: ignore[dict-item, list-item]
 
 
@@ -312,7 +312,7 @@ def test_data_is_a_mapping() -> None:
 
 @pytest.mark.parametrize("label", ["", "a.b", 3, None])
 def test_labels(label: object) -> None:
-    with pytest.raises(DataError, match=r"is not a label of a feature set. Available: labels are text without a dot"):
+    with pytest.raises(DataError, match=r"is not a label of a feature set; labels are text without a dot"):
         FeatureSet.from_dict(label, {"x": [1]}, ["x"])  # type: ignore[arg-type]
 
 

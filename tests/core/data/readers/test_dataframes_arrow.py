@@ -114,9 +114,7 @@ def test_keys_override_the_roles_of_the_schema() -> None:
 
 
 def test_no_keys_and_no_roles() -> None:
-    with pytest.raises(
-        ColumnError, match=r"no column of 'fs' has a role. Available: columns: x; none has 'anyaccel.role'"
-    ):
+    with pytest.raises(ColumnError, match=r"no column of 'fs' has a role; columns: x; none has 'anyaccel.role'"):
         FeatureSet.from_arrow("fs", pa.table({"x": [1]}))
 
 
@@ -201,7 +199,7 @@ def test_lists_of_one_length_have_a_shape() -> None:
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        ([[1, 2], [3]], r"'x' is ragged: its samples differ in shape. Available: lists of 1 to 2 entries, but all"),
+        ([[1, 2], [3]], r"'x' is ragged: its samples differ in shape; lists of 1 to 2 entries, but all"),
         ([[[1], [2]], [[3], []]], r"'x' is ragged: .*lists of 0 to 1 entries"),
         ([[1], None], r"'x' has nulls in 1 of 2 rows, the first in row 1"),
         ([[1, 2], [3, None]], r"'x' has nulls in 1 of 2 rows, the first in row 1"),
@@ -228,7 +226,7 @@ def test_two_columns_of_one_name() -> None:
 def test_not_a_table() -> None:
     with pytest.raises(
         DataError,
-        match=r"'fs' is a dict, not an Arrow table. Available: from_arrow takes.*give a pyarrow.Table",
+        match=r"'fs' is a dict, not an Arrow table. Available: tables.*give a pyarrow.Table",
     ):
         FeatureSet.from_arrow("fs", {"x": [1]}, "x")
 

@@ -106,7 +106,7 @@ def test_a_phase_takes_a_data_set_and_asks_for_one_of_several() -> None:
     with pytest.raises(DataError, match=r"is a DatasetDict, not a data frame.*Hint: use from_arrow, which makes its"):
         FeatureSet.from_pandas("d", by_name, "x")
     wide = datasets.Dataset.from_dict({name: values.tolist() for name, values in columns.items()})
-    with pytest.raises(ColumnError, match=r"float64\[\] in these data.*float32\[\]\. Hint: give data of this shape"):
+    with pytest.raises(ColumnError, match=r"float64\[\] in these data.*float32\[\]\. Hint: give data of this dtype"):
         trained(wide)
 
 

@@ -56,9 +56,7 @@ def test_counts(size: int, drop: bool, n: int, batches: tuple[int, int], steps: 
 
 def test_drop_last_that_leaves_no_batch() -> None:
     sampler = SimpleSampler(16, drop_last=True)
-    message = (
-        "drop_last leaves no batch of 16. Available: 10 rows. Hint: use a batch size of at most 10, or drop_last=False"
-    )
+    message = "drop_last leaves no batch of 16; 10 rows. Hint: use a batch size of at most 10, or drop_last=False"
     for count in (sampler.batches, sampler.steps):
         with pytest.raises(SamplerError, match=message):
             count(10)

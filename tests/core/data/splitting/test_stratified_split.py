@@ -204,7 +204,7 @@ def test_a_view_is_stratified_by_its_own_rows() -> None:
 def test_a_stratum_of_one_is_named_with_its_count_and_the_remedy() -> None:
     message = refusal(make(["a"] * 5 + ["b"] + ["c"] * 4), "label")
     assert "stratum label='b' of 'fs' cannot be cut into 2 splits" in message
-    assert "Available: rows: 1; splits: a, b; strata too small: 1 of 3" in message
+    assert "; rows: 1; splits: a, b; strata too small: 1 of 3" in message
     assert "Hint: leave its rows out with filter(), or join it with another stratum" in message
     assert make(["a", "b"]).split_random({"whole": 1.0}, stratify_by="label")["whole"].name == "whole"
 
@@ -212,9 +212,7 @@ def test_a_stratum_of_one_is_named_with_its_count_and_the_remedy() -> None:
 def test_a_stratum_smaller_than_the_splits() -> None:
     thirds = {"a": 0.4, "b": 0.3, "c": 0.3}
     message = refusal(make([1.5] * 10 + [2.5] * 2, other=[3] * 12), ["label", "other"], thirds)
-    assert (
-        "stratum label=2.5, other=3 of 'fs' cannot be cut into 3 splits. Available: rows: 2; splits: a, b, c" in message
-    )
+    assert "stratum label=2.5, other=3 of 'fs' cannot be cut into 3 splits; rows: 2; splits: a, b, c" in message
 
 
 def test_times_of_nanoseconds_in_a_message() -> None:
@@ -256,7 +254,7 @@ def test_categories_that_are_null() -> None:
 )
 def test_columns_without_scalars(values: Any, result: str) -> None:
     message = refusal(make(values), "label", kind=ColumnError)
-    assert f"stratify_by cannot use column 'label': it has {result}. Available: strata and groups are told" in message
+    assert f"stratify_by cannot use column 'label': it has {result}; strata and groups are told" in message
 
 
 def test_names_of_columns() -> None:

@@ -349,7 +349,7 @@ def test_an_invalid_batch_is_named(second: Any, message: str) -> None:
 
 
 def test_a_new_column_by_name() -> None:
-    with pytest.raises(SourceError, match=r"batch 1 .* has a new column 'w'\. Available: the first batch has x, y, z"):
+    with pytest.raises(SourceError, match=r"batch 1 .* has a new column 'w'; the first batch has x, y, z"):
         taken(source([{"x": X, "y": Y, "z": 1}, {"x": X, "y": Y, "z": 1, "w": 2}]))
 
 

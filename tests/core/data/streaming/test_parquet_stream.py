@@ -160,7 +160,7 @@ def test_tags_of_numbers_with_nulls_and_empty_row_groups(tmp_path: Path) -> None
 
 def test_a_buffer_larger_than_the_data(path: Path) -> None:
     with pytest.raises(
-        SourceError, match=r"buffer_size=101 is larger than the data. Available: 100 rows. Hint: write buffer_size=100"
+        SourceError, match=r"buffer_size=101 is larger than the data; 100 rows. Hint: write buffer_size=100"
     ):
         stream(path, buffer_size=101)
 
@@ -209,7 +209,7 @@ def test_schemas_that_differ(tmp_path: Path, path: Path) -> None:
 
 def test_no_rows_at_all(tmp_path: Path) -> None:
     pq.write_table(columns(0), tmp_path / "none.parquet")
-    with pytest.raises(SourceError, match=r"source 's' has no rows. Available: 1 Parquet files without a row"):
+    with pytest.raises(SourceError, match=r"source 's' has no rows; 1 Parquet files without a row"):
         stream(tmp_path / "none.parquet")
 
 

@@ -118,7 +118,7 @@ def test_categories_unseen_in_fitting_are_named(make: Any, first: str) -> None:
         fs.fit_transform(make(), ["grade", "kind"], fit_on="train", role="feature", into="code")
     message = str(caught.value)
     assert message.startswith(f"{first} on grade, kind of 'parts' has not seen 'c', 'd' of column 'kind' in fitting: ")
-    assert "Available: fitted to 'a', 'b'" in message and "give the encoder handle_unknown=" in message
+    assert "; fitted to 'a', 'b'" in message and "give the encoder handle_unknown=" in message
     assert isinstance(caught.value.__cause__, ValueError)
     done = fs.fit_transform(make(), ["grade", "kind"], fit_on="all", role="feature", into="code")
     other = FeatureSet.from_dict("new", {**data, "kind": ["a", "b", "c", "e"]}, "x", (), ["grade", "kind"])
@@ -129,9 +129,7 @@ def test_categories_unseen_in_fitting_are_named(make: Any, first: str) -> None:
 def test_numbers_unseen_in_fitting_are_named_as_numbers() -> None:
     fs = FeatureSet.from_dict("parts", {"x": np.arange(3.0), "size": [1, 2, 5]}, ["x", "size"])
     fs.add_split("train", [0, 1])
-    with pytest.raises(
-        TransformError, match=r"has not seen 5 of column 'size' in fitting: .*Available: fitted to 1, 2\."
-    ):
+    with pytest.raises(TransformError, match=r"has not seen 5 of column 'size' in fitting: .*; fitted to 1, 2\."):
         fs.fit_transform(pre.OneHotEncoder(), "size", fit_on="train")
 
 

@@ -222,6 +222,39 @@ def test_a_source_that_gives_other_rows_is_refused_and_the_hint_helps(experiment
     like(run(by_epoch, tmp_path / "epoch"), expected)
 
 
+def test_an_iterator_is_told_and_refused_after_its_first_epoch_and_the_hint_helps(
+    experiment, train, tmp_path, break_off, like
+):
+    def batches():
+        rng = np.random.default_rng(0)
+        while True:
+            yield {"x": rng.normal(size=(4, 3)).astype("float32"), "y": np.ones(4, "float32")}
+
+    def run(given, folder, callback=None):
+        source = IterableSource("data", given, features="x", targets="y", steps=4)
+        graph = ModelGraph([ModelNode("net", SequentialMLP(), source.example.reference())], "adam")
+        checkpoint = None if folder is None else Checkpoint(folder)
+        callbacks = [callback] if callback else []
+        phase = train(data={"data": source}, n_epochs=3, checkpoint=checkpoint, callbacks=callbacks)
+        return experiment(graph).run_phase(phase, resume="auto" if folder else "never")
+
+    folders = [tmp_path / name for name in "abc"]
+    expected = run(batches(), None)
+    with pytest.raises(KeyboardInterrupt):
+        run(batches(), folders[0], break_off("step_end", 3))
+    with pytest.warns(RuntimeWarning, match=r"'data' is an iterator, and no run can go on"):
+        like(run(batches(), folders[0]), expected)
+    with pytest.raises(KeyboardInterrupt), pytest.warns(RuntimeWarning, match="is an iterator"):
+        run(batches(), folders[1], break_off("step_end", 6))
+    with pytest.raises(SourceError, match="'data' is an iterator: no run can go on with epoch 1") as told:
+        run(batches(), folders[1])
+    assert "the generator function itself" in told.value.hint
+    expected = run(batches, None)
+    with pytest.raises(KeyboardInterrupt):
+        run(batches, folders[2], break_off("step_end", 6))
+    like(run(batches, folders[2]), expected)
+
+
 def test_a_generator_that_is_gone_is_refused(experiment, train, tmp_path, break_off):
     def run(draw, callback=None):
         source = MapSource("data", Noisy(draw), features="x", targets="y")

@@ -374,7 +374,7 @@ def train(**settings: Any) -> TrainPhase:
 def test_strict_schedules_need_equal_numbers_of_batches(schedule: str) -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 2, "b": 2}, schedule=schedule)))
     assert message == (
-        f"phase 't' has schedule={schedule!r}, and its samplers give different numbers of batches. Available: a: 5, "
+        f"phase 't' has schedule={schedule!r}, and its samplers give different numbers of batches; a: 5, "
         f"b: 3. Hint: change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}."
     )
 
@@ -409,7 +409,7 @@ def test_samplers_for_unknown_sets_are_refused() -> None:
 
 def test_one_sampler_needs_as_many_rows() -> None:
     message = refused(PhaseError, lambda: run(apart(), train(sampler=4)))
-    assert "phase 't' has different numbers of rows. Available: a: 10, b: 6" in message
+    assert "phase 't' has different numbers of rows; a: 10, b: 6" in message
     assert "give each feature set the same number of rows, or a sampler of its own" in message
 
 
@@ -425,15 +425,15 @@ TOP = [AppliedLoss("mse", "top", ["outputs", "a.y"])]
 def test_nodes_that_combine_sets_need_equal_batches() -> None:
     message = refused(PhaseError, lambda: run(joined(8, 4), train(losses=TOP, sampler={"a": 4, "b": 2})))
     assert message == (
-        "phase 't': node 'j' combines a and b, and a step takes unequal numbers of rows. Available: a: 4, b: 2. "
+        "phase 't': node 'j' combines a and b, and a step takes unequal numbers of rows; a: 4, b: 2. "
         "Hint: give their samplers one batch size (and drop_last=True), and the data as many rows."
     )
     message = refused(
         PhaseError, lambda: run(joined(), train(losses=TOP, sampler={"a": 4, "b": 4}, schedule="alternate_strict"))
     )
-    assert "Available: a: 4, b: none. Hint: combine them by schedule='zip_strict'" in message
+    assert "; a: 4, b: none. Hint: combine them by schedule='zip_strict'" in message
     message = refused(PhaseError, lambda: run(joined(8, 7), train(losses=TOP, sampler={"a": 4, "b": 4})))
-    assert "Available: a: 4, b: 3" in message
+    assert "; a: 4, b: 3" in message
     assert run(joined(8, 7), train(losses=TOP, sampler={
         name: SimpleSampler(3, drop_last=True) for name in "ab"
     })).epochs[0].steps == 2  # fmt: skip
@@ -449,7 +449,7 @@ def test_losses_and_metrics_that_combine_sets_need_equal_batches() -> None:
     assert "the metric 'odd' combines a and b" in refused(PhaseError, lambda: run(apart(), metrics))
     whole = EvalPhase("e", data="all", outputs=["top"])
     message = refused(PhaseError, lambda: run(joined(8, 6), whole))
-    assert "node 'j' combines a and b, and a step takes unequal numbers of rows. Available: a: 8, b: 6" in message
+    assert "node 'j' combines a and b, and a step takes unequal numbers of rows; a: 8, b: 6" in message
     assert "Hint: give the data of each as many rows" in message
 
 

@@ -179,7 +179,7 @@ def test_residency_resident_is_an_error_if_data_do_not_fit(owned: Callable[..., 
         with pytest.raises(OutOfMemoryError) as caught:
             run(made, phase(residency="resident"))
         assert str(caught.value) == (
-            "the data of t: not enough memory for 120000 bytes on sim:0. Available: 29972 bytes free of 31000; "
+            "the data of t: not enough memory for 120000 bytes on sim:0; 29972 bytes free of 31000; "
             "all rows take 121.1 KiB on sim:0 (numpy). Hint: write residency='auto', so that rows that do not fit are "
             "streamed."
         )

@@ -47,6 +47,6 @@ def test_rows_that_are_padded_with_another_value_than_the_graphs_are_refused():
         return FeatureSet.from_dict("d", {"x": ragged, "y": np.ones(3)}, ["x"], ["y"], pad={"x": Pad(value, length=4)})
 
     experiment = Experiment("e", ModelGraph([ModelNode("net", Dense(1), rows(0).reference())]), progress="none")
-    with pytest.raises(PhaseError, match=r"column 'x' is padded with 9\.0\. Available: .* with 0\.0\. Hint: .*pad="):
+    with pytest.raises(PhaseError, match=r"column 'x' is padded with 9\.0; .* with 0\.0\. Hint: .*pad="):
         experiment.run_phase(EvalPhase("e", data=rows(9)))
     assert len(experiment.run_phase(EvalPhase("e", data=rows(0, (4, 2, 2)))).prediction("net")) == 3

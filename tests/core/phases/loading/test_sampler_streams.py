@@ -382,10 +382,10 @@ def test_a_custom_sampler_trains(source: FeatureSet) -> None:
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (Stubborn(np.arange(4)), "Stubborn drew int64[4]. Available: streams first, second, 4 rows of each"),
+        (Stubborn(np.arange(4)), "Stubborn drew int64[4]; streams first, second, 4 rows of each"),
         (Stubborn(np.arange(4), np.arange(3)), "Stubborn drew int64[4], int64[3]"),
         (Stubborn(np.arange(4), np.arange(4) * 1.0), "Stubborn drew int64[4], float64[4]"),
-        (Stubborn(np.arange(4), np.arange(4) + 9), "Stubborn drew row 12 for 'second'. Available: 12 rows"),
+        (Stubborn(np.arange(4), np.arange(4) + 9), "Stubborn drew row 12 for 'second'; 12 rows"),
         (Stubborn(np.arange(4) - 1, np.arange(4)), "Stubborn drew row -1 for 'first'"),
     ],
 )

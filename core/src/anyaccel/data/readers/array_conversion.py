@@ -109,7 +109,7 @@ def _numbers(name: str, values: Any) -> np.ndarray:
     if array.ndim == 0 and callable(getattr(values, "toarray", None)):
         raise ColumnError(
             f"column {name!r} is a sparse {type(values).__name__}",
-            available="columns are dense arrays [n, *shape]",
+            cause="columns are dense arrays [n, *shape]",
             hint=f"write {name!r}: x.toarray(), or make fewer columns of it first (TruncatedSVD)",
         )
     if array.ndim == 0:

@@ -17,7 +17,17 @@ from anyaccel.data.readers.hf_datasets import are_splits, arrow_table, has_table
 from anyaccel.data.readers.lazy_tables import computed
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.plain_layout import plain_table
-from anyaccel.data.roles import ROLES, RoleNames, assign_roles, check_rest, chosen_roles, listed, open_roles, stamp
+from anyaccel.data.roles import (
+    ROLES,
+    RoleNames,
+    assign_roles,
+    check_encodable,
+    check_rest,
+    chosen_roles,
+    listed,
+    open_roles,
+    stamp,
+)
 from anyaccel.errors import ColumnError, DataError
 
 _ARROW = (pa.Table, pa.RecordBatch, pa.RecordBatchReader)
@@ -36,7 +46,7 @@ def check_table(label: str, table: Any) -> None:
         call = "from_pandas(label, df, feature_cols=[...])"
     raise DataError(
         f"FeatureSet({label!r}, ...) needs an Arrow table, got a {type(table).__name__}",
-        available="the from_ constructors make a table whose columns carry their roles",
+        cause="the from_ constructors make a table whose columns carry their roles",
         hint=f"write FeatureSet.{call}",
     )
 
@@ -47,7 +57,7 @@ def one_spelling(label: str, cols: RoleNames, keys: RoleNames) -> RoleNames:
         if by_cols is not None and by_keys is not None:
             raise ColumnError(
                 f"the {role}s of {label!r} are named twice: by {role}_cols and by {role}_keys",
-                available="both mean the same",
+                cause="both mean the same",
                 hint=f"keep {role}_cols",
             )
     given = (by_keys if by_cols is None else by_cols for by_cols, by_keys in zip(cols, keys, strict=True))
@@ -61,6 +71,8 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
             f"the data of {label!r} must be a mapping of column names to arrays, got a {type(data).__name__}",
             hint="write {'name': array, ...}, or use from_pandas, from_arrow or from_parquet",
         )
+    for name in filter(lambda key: isinstance(key, str), data):
+        check_encodable(name)
     roles = assign_roles(label, list(data), given)
     _check_order_of_rows(label, data, roles)
     pads = checked_pads(label, pad, roles)
@@ -70,7 +82,7 @@ def table_from_dict(label: str, data: Mapping[str, Any], given: RoleNames, pad: 
     if len(set(lengths.values())) > 1:
         raise ColumnError(
             f"the columns of {label!r} differ in length",
-            available=listed(f"{name}: {length}" for name, length in lengths.items()),
+            cause=listed(f"{name}: {length}" for name, length in lengths.items()),
             hint="give every column one entry per sample",
         )
     return padded_table(stamp(pa.table(columns), roles), pads)
@@ -87,7 +99,7 @@ def _check_order_of_rows(label: str, data: Mapping[str, Any], roles: Mapping[str
         if not len(index.symmetric_difference(other, sort=False)):
             raise ColumnError(
                 f"the columns {first!r} and {name!r} of {label!r} have the same index in another order",
-                available="rows are taken by position, whatever the index",
+                cause="rows are taken by position, whatever the index",
                 hint=f"bring one into the order of the other, {name!r}: b.loc[a.index]; or, if positions are meant, "
                 f"give {name!r}: b.to_numpy()",
             )
@@ -129,7 +141,7 @@ def table_from_frame(label: str, df: Any, given: RoleNames, pad: Any = None) -> 
     converters = [name for name in _CONVERTERS if callable(getattr(df, name, None))]
     raise DataError(
         f"the data of {label!r} is a {type(df).__name__}, not a data frame",
-        available="from_pandas takes pandas and Polars data frames, DuckDB relations, and objects with "
+        available="pandas and Polars data frames, DuckDB relations, and objects with "
         "__arrow_c_stream__ or __dataframe__",
         hint="use from_arrow, which makes its splits"
         if are_splits(df)
@@ -179,7 +191,7 @@ def _imported(label: str, source: Any) -> Any:
     if hasattr(source, "iloc") or not (exports_arrow or isinstance(source, _ARROW)):
         raise DataError(
             f"the data of {label!r} is a {type(source).__name__}, not an Arrow table",
-            available="from_arrow takes tables, record batches, readers of them, and objects with __arrow_c_stream__",
+            available="tables, record batches, readers of them, and objects with __arrow_c_stream__",
             hint="give a pyarrow.Table, or use from_dict or from_pandas",
         )
     try:
@@ -189,7 +201,7 @@ def _imported(label: str, source: Any) -> Any:
     except (pa.ArrowException, TypeError, ValueError, OSError) as error:
         raise DataError(
             f"the {type(source).__name__} of {label!r} cannot be imported by Arrow: {error}",
-            available=f"pyarrow {pa.__version__}",
+            cause=f"pyarrow {pa.__version__}",
             hint="update pyarrow, or convert the data to a pyarrow.Table yourself",
         ) from error
 

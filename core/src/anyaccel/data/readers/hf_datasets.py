@@ -94,7 +94,7 @@ def _split_tables(label: str, data: Mapping[Any, Any]) -> dict[str, Any]:
         if not table.schema.equals(tables[first].schema):
             raise DataError(
                 f"the data sets {first!r} and {name!r} of {label!r} have different columns",
-                available="; ".join(f"{key}: {listed(map(str, tables[key].schema))}" for key in (first, name)),
+                cause="; ".join(f"{key}: {listed(map(str, tables[key].schema))}" for key in (first, name)),
                 hint=f"give the ones that are alike, or each by itself: from_arrow({label!r}, data[{first!r}], ...)",
             )
     return tables

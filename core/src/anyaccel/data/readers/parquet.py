@@ -71,7 +71,7 @@ def table_from_parquet(
     if row_groups is not None and len(files) > 1:
         raise DataError(
             f"row groups of {label!r} were chosen from {len(files)} files",
-            available="row groups are counted within one file",
+            cause="row groups are counted within one file",
             hint="give one file, or leave row_groups out",
         )
     chosen = _choose(label, files, given)
@@ -93,6 +93,13 @@ def _choose(label: str, files: Sequence[DataFile], given: RoleNames) -> ParquetF
     for name in roles.keys() - partitions.keys():
         _check_one_type(name, files, schemas)
     return ParquetFiles(files, roles, partitions, stamp(merged.empty_table(), roles).schema)
+
+
+def names_of_columns(label: str, path: Paths) -> list[str]:
+    """The names of all columns of Parquet files, those of folders `key=value` too; only the schemas are read."""
+    files = discover_files(label, path)
+    schemas = [_schema(file) for file in files]
+    return list(_merged_schema(schemas, _partition_columns(files, schemas)).names)
 
 
 def read_parquet(label: str, source: Any, shown: str, given: RoleNames) -> Any:
@@ -140,7 +147,7 @@ def _partition_columns(files: Sequence[DataFile], schemas: Sequence[Any]) -> dic
         if list(file.keys) != list(files[0].keys):
             raise ColumnError(
                 f"{files[0].path} and {file.path} lie in folders of different columns",
-                available=f"{listed(files[0].keys)} and {listed(file.keys)}",
+                cause=f"{listed(files[0].keys)} and {listed(file.keys)}",
                 hint="lay all files out alike, or give a list of files",
             )
     stored = {name for schema in schemas for name in schema.names}
@@ -161,14 +168,14 @@ def _check_one_type(name: str, files: Sequence[DataFile], schemas: Sequence[Any]
         if name not in schema.names:
             raise ColumnError(
                 f"column {name!r} is in {files[first].path} but not in {file.path}",
-                available=f"the latter has {listed(schema.names)}",
+                cause=f"the latter has {listed(schema.names)}",
                 hint="write all files with the same columns, or leave this one out",
             )
         if schema.names.count(name) > 1 or schema.field(name).type != first_type:
             other = "there twice" if schema.names.count(name) > 1 else f"of type {schema.field(name).type}"
             raise ColumnError(
                 f"column {name!r} is of type {first_type} in {files[first].path} and {other} in {file.path}",
-                available="a column is of one type in all files",
+                cause="a column is of one type in all files",
                 hint="write the files with one schema, or read them apart and cast()",
             )
 

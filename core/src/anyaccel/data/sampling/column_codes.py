@@ -65,7 +65,7 @@ def single_values(rows: Rows, name: str) -> np.ndarray:
     if math.prod(array.shape[1:]) != 1:
         raise SamplerError(
             f"{name!r} of {rows.label!r} has {list(array.shape[1:])} numbers in a row",
-            available="rows are compared by one value each",
+            cause="rows are compared by one value each",
             hint="make a column of what is to be compared",
         )
     return array.reshape(len(array))

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import listed
 from anyaccel.data.rows import Rows
@@ -28,6 +29,7 @@ MaskFunction = Callable[[Any, np.ndarray], Any]
 """From an anchor's value and an array of candidates' values to a bool mask of the candidates."""
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True)
 class PairCondition(ABC):
     """A condition on a column of any role: Same, Different, Within, Beyond or Where.
@@ -76,6 +78,7 @@ class _Equality(PairCondition):
         return encoded(*find_column(self, self.column, rows))
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class Same(_Equality):
     """The candidate has the anchor's value."""
@@ -87,6 +90,7 @@ class Same(_Equality):
         return np.asarray(compared.values[anchors, None] == compared.values[None])
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class Different(_Equality):
     """The candidate has another value than the anchor."""
@@ -133,6 +137,7 @@ class _Distance(PairCondition):
         return np.logical_and(values[None] >= least, values[None] <= greatest)
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class Within(_Distance):
     """The candidate's number differs from the anchor's by at most `distance`."""
@@ -144,6 +149,7 @@ class Within(_Distance):
         return self._near(compared.values, anchors)
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, repr=False)
 class Beyond(_Distance):
     """The candidate's number differs from the anchor's by more than `distance`."""
@@ -155,6 +161,7 @@ class Beyond(_Distance):
         return ~self._near(compared.values, anchors)
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True)
 class Where(PairCondition):
     """A function decides which candidates fit, each by its value alone.
@@ -202,7 +209,7 @@ class Where(PairCondition):
         if mask.shape != candidates.shape or mask.dtype != bool:
             raise SamplerError(
                 f"the function of {self} gave {mask.dtype}{list(mask.shape)}, not a mask of the candidates",
-                available=f"{len(candidates)} candidates' values; a mask is bool{list(candidates.shape)}",
+                cause=f"{len(candidates)} candidates' values; a mask is bool{list(candidates.shape)}",
                 hint="compare the array of candidates with the anchor",
             )
         return mask

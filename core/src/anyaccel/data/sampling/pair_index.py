@@ -47,7 +47,7 @@ def pair_index(conditions: Sequence[PairCondition], rows: Mapping[str, Rows], pa
         shares = ", ".join(f"{condition}: {int(np.count_nonzero(counts))}" for condition, counts in alone)
         raise SamplerError(
             f"no row of {', '.join(map(repr, rows))} has a {partner} by {' and '.join(map(str, conditions))}",
-            available=f"{n} rows; of these have one by {shares}",
+            cause=f"{n} rows; of these have one by {shares}",
             hint="loosen a condition, or take other rows",
         )
     return index

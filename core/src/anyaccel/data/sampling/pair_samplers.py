@@ -10,6 +10,7 @@ import numpy as np
 
 from anyaccel import rng
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.rows import Rows
 from anyaccel.data.sampling.pair_conditions import (
     Conditions,
@@ -23,6 +24,7 @@ from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler, 
 from anyaccel.errors import ConfigError, SamplerError
 
 
+@constructor_hints
 class _ConditionSampler(Sampler):
     """Samplers by conditions: how they are written as configurations and read.
 
@@ -69,6 +71,7 @@ class _ConditionSampler(Sampler):
         return cls(**{name: value for name, value in given.items() if value or name not in cls.optional})
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class PairSampler(_ConditionSampler):
     """Pairs of an anchor and a partner that meet conditions; streams `anchor` and `pair`.
@@ -147,6 +150,7 @@ class PairSampler(_ConditionSampler):
         return EpochOrders(len(first), orders)
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class TripletSampler(_ConditionSampler):
     """An anchor, a row that fits it and one that does not; streams `anchor`, `positive` and `negative`.
@@ -244,6 +248,6 @@ def _without_both(rows: Mapping[str, Rows], positive: PairIndex, negative: PairI
     counts = [int(np.count_nonzero(index.counts)) for index in (positive, negative)]
     return SamplerError(
         f"no row of {', '.join(map(repr, rows))} has both a positive and a negative",
-        available=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
+        cause=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
         hint="loosen a condition, or take other rows",
     )

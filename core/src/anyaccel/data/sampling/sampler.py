@@ -12,10 +12,12 @@ import numpy as np
 
 from anyaccel import arguments, rng
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.rows import Rows
 from anyaccel.errors import ConfigError, SamplerError
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True)
 class EpochOrders:
     """The orders in which a sampler takes some rows, for each epoch.
@@ -91,7 +93,7 @@ class Sampler(ABC):
         if self.drop_last and full == 0:
             raise SamplerError(
                 f"drop_last leaves no batch of {self.batch_size}",
-                available=f"{n} rows",
+                cause=f"{n} rows",
                 hint=f"use a batch size of at most {n}, or drop_last=False",
             )
         return full, 0 if self.drop_last else last
@@ -106,6 +108,7 @@ class Sampler(ABC):
         return full + (last > 0)
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True)
 class SimpleSampler(Sampler):
     """Every row once per epoch, in batches of one size.

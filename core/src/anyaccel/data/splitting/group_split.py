@@ -105,7 +105,7 @@ def check_together(label: str, groups: GroupKeys, positions: Mapping[str, np.nda
         rows_by_split = zip(counts[inside].tolist(), (pairs[inside] % len(names)).tolist(), strict=True)
         raise SplitError(
             f"group {groups.shown(int(crossing[0]))} of {label!r} crosses splits",
-            available=", ".join(f"{count} of its rows in {names[split]!r}" for count, split in rows_by_split),
+            cause=", ".join(f"{count} of its rows in {names[split]!r}" for count, split in rows_by_split),
             hint="put all rows of a group into one split; split_random(group_by=...) does",
         )
 
@@ -119,6 +119,6 @@ def check_nested(label: str, groups: GroupKeys, strata: GroupKeys) -> None:
         first, second = (int(pair) % len(strata) for pair in pairs[crossing[0] : crossing[0] + 2])
         raise SplitError(
             f"group {groups.shown(int(group_of_pair[crossing[0]]))} of {label!r} has rows of two strata",
-            available=f"{strata.shown(first)} and {strata.shown(second)}",
+            cause=f"{strata.shown(first)} and {strata.shown(second)}",
             hint="stratify by what is the same in all rows of a group, or leave stratify_by or group_by out",
         )

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from anyaccel.arguments import shown
-from anyaccel.data.roles import listed
+from anyaccel.data.roles import has_surrogates, listed
 from anyaccel.data.rows import Rows
 from anyaccel.errors import SplitError
 from anyaccel.suggestions import did_you_mean
@@ -64,7 +64,7 @@ class NamedSplits(Generic[View]):
         Raises:
             SplitError: it is not text, or `"all"`.
         """
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or has_surrogates(name):
             problem = f"the name of a split of {self._label!r} must be text, got {shown(name)}"
             raise SplitError(problem, hint="write add_split('NAME', rows)")
         if name == ALL:

@@ -86,7 +86,7 @@ def _conditional_positions(rows: Rows, conditions: Mapping[str, Mapping[str, Any
             numbers = both if rows.indices is None else rows.indices[both]
             raise SplitError(
                 f"splits {first!r} and {second!r} of {rows.label!r} overlap",
-                available=f"{len(both)} rows meet the conditions of both: {listed(numbers.tolist())}",
+                cause=f"{len(both)} rows meet the conditions of both: {listed(numbers.tolist())}",
                 hint="narrow the conditions until no row meets two of them",
             )
     return positions
@@ -99,7 +99,7 @@ def _check_distinct(label: str, name: str, indices: np.ndarray) -> None:
     if repeated:
         raise SplitError(
             f"{name!r} of {label!r} has rows more than once and cannot be cut at random",
-            available=f"rows {listed(repeated)}, whose copies would get into several splits",
+            cause=f"rows {listed(repeated)}, whose copies would get into several splits",
             hint="take each row once: take(np.unique(positions)); draw with repetition inside a split",
         )
 
@@ -121,7 +121,7 @@ def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fracti
         if not _is_positive(ratio):
             raise SplitError(
                 f"the ratio of split {name!r} of {label!r} must be a positive number, got {ratio!r}",
-                available="ratios add up to 1",
+                cause="ratios add up to 1",
                 hint="write {'train': 0.8, 'test': 0.2}",
             )
     exact = {name: Fraction(float(ratio)) for name, ratio in ratios.items()}
@@ -129,7 +129,7 @@ def _checked_shares(label: str, ratios: Mapping[str, float]) -> dict[str, Fracti
     if abs(total - 1) > _TOLERANCE:
         raise SplitError(
             f"the ratios of a split of {label!r} add up to {float(total):g}, not to 1",
-            available=", ".join(f"{name}: {float(ratio):g}" for name, ratio in exact.items()),
+            cause=", ".join(f"{name}: {float(ratio):g}" for name, ratio in exact.items()),
             hint="change them, or add a split for the remaining rows" if total < 1 else "make them smaller",
         )
     return {name: ratio / total for name, ratio in exact.items()}
@@ -174,7 +174,7 @@ def _check_sizes(
     others = "" if strata is None else f"; strata too small: {int((sizes < len(shares)).sum())} of {len(sizes)}"
     raise SplitError(
         f"{stratum}{label!r} cannot be cut into {len(shares)} splits",
-        available=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
+        cause=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
         hint="leave its rows out with filter(), or join it with another stratum" if stratum else "make fewer splits",
     )
 
@@ -183,7 +183,7 @@ def _continuous(label: str, sizes: np.ndarray, strata: GroupKeys) -> SplitError:
     names = [name for name, _, _ in strata.columns]
     return SplitError(
         f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} rows",
-        available="every stratum needs a row for each split",
+        cause="every stratum needs a row for each split",
         hint="stratify by bins of it, such as a tag with pandas.qcut(values, 10, labels=False)",
     )
 
@@ -203,7 +203,7 @@ def _counts(label: str, n: int, ratios: Mapping[str, Fraction]) -> dict[str, int
         if count == 0:
             raise SplitError(
                 f"split {name!r} of {label!r} would be empty",
-                available=f"{n} rows, of which {float(ratios[name]):g} is less than one",
+                cause=f"{n} rows, of which {float(ratios[name]):g} is less than one",
                 hint="make its ratio larger or leave it out",
             )
     return counts

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.feature_set import FeatureSet, Reference
 from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names, RoleNames, WithRoles, assign_roles, check_label, listed, names_of
@@ -23,6 +24,7 @@ Columns = Mapping[str, np.ndarray]
 """Arrays in host memory by column name, [rows, *shape]."""
 
 
+@constructor_hints
 class Source(WithRoles, ABC):
     """Rows that are read while a phase runs: a `BatchSource` gives batches, a `MapSource` the rows it is asked for.
 
@@ -138,6 +140,7 @@ class Source(WithRoles, ABC):
         return self._example
 
 
+@constructor_hints
 class BatchSource(Source):
     """A source that itself decides which rows make a batch, and in which order they come."""
 

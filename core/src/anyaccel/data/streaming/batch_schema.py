@@ -60,7 +60,7 @@ class BatchSchema:
             known = listed(sorted(self._keys)) if self._keys else "its columns by position"
             raise SourceError(
                 f"{position} has a new column {new[0]!r}",
-                available=f"the first batch has {known}",
+                cause=f"the first batch has {known}",
                 hint="give every batch the same columns",
             )
 
@@ -78,7 +78,7 @@ def _check_lengths(position: object, arrays: Mapping[str, np.ndarray]) -> None:
     if len(set(lengths.values())) > 1:
         raise SourceError(
             f"the columns of {position} differ in length",
-            available=listed(f"{name}: {length}" for name, length in lengths.items()),
+            cause=listed(f"{name}: {length}" for name, length in lengths.items()),
             hint="give every column one entry per row",
         )
     if not next(iter(lengths.values())):
@@ -90,7 +90,7 @@ def _check_batched(position: object, values: Mapping[str, object]) -> None:
         if isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
             raise SourceError(
                 f"column {name!r} of {position} is a single {type(value).__name__}",
-                available="a column of a batch has one entry for each row",
+                cause="a column of a batch has one entry for each row",
                 hint="make batches of the rows (source.batch(32), DataLoader(...)), or give a data set to "
                 "MapSource(...)",
             )
@@ -116,7 +116,7 @@ class RowSpec:
         if rows.shape[1:] != self.shape or rows.dtype != self.dtype:
             raise SourceError(
                 f"column {name!r} of {position} is {RowSpec.of(rows)}",
-                available=f"it is {self} in the rows before, and rows of a column have one shape and dtype",
+                cause=f"it is {self} in the rows before, and rows of a column have one shape and dtype",
                 hint=f"give all rows one shape and one dtype; if batches differ in length, say so: pad={{{name!r}: 0}}"
                 if rows.shape[2:] == self.shape[1:] and rows.dtype == self.dtype and rows.ndim > 1
                 else "give all rows one shape (pad or cut) and one dtype",

@@ -101,7 +101,7 @@ def _by_position(position: object, given: Sequence[Any], names: Sequence[str]) -
         )
         raise SourceError(
             f"{position} has {shown} for {len(names)} columns",
-            available=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
+            cause=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
             hint="name one column for each part (features=, targets=, tags=), or give mappings by name"
             + weights * (len(given) == 3 and len(names) == 2),
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import SourceError
 from anyaccel.registry import registry
 
@@ -20,6 +21,7 @@ ENDED_HINT = (
 _EPOCH_OWNERS = ("", "sampler", "batch_sampler", "dataset")
 
 
+@call_hints
 def suggested_num_workers(devices: int = 1, cores: int | None = None) -> int:
     """How many workers should read for each device: one core is left to the loop, the others are shared evenly.
 
@@ -70,8 +72,7 @@ def check_fork(label: str, source: Any) -> None:
     if threaded:
         raise SourceError(
             f"the {workers_of(source)} workers of source {label!r} would be forked beside {' and '.join(threaded)}",
-            available="their threads are not copied into a fork, which may wait forever for a lock that one of them "
-            "held",
+            cause="their threads are not copied into a fork, which may wait forever for a lock that one of them held",
             hint="make the loader with multiprocessing_context='forkserver' (or 'spawn'), or with num_workers=0",
         )
 
@@ -90,7 +91,7 @@ def check_no_share(label: str, source: Any) -> None:
                 raise SourceError(
                     f"the loader of source {label!r} reads 1 of {n_parts} parts of its rows: {type(part).__name__} "
                     f"with {count}={n_parts}, {index}={position}",
-                    available="rows of a batch are divided among processes here, so that a loader gives all of them",
+                    cause="rows of a batch are divided among processes here, so that a loader gives all of them",
                     hint="make the loader without it (leave a DistributedSampler out); to read one part on purpose, "
                     "give a function: lambda: loader",
                 )

@@ -13,6 +13,7 @@ import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.padding import Pad
 from anyaccel.data.roles import Names
 from anyaccel.data.sampling.sampler import integer
@@ -37,6 +38,7 @@ from anyaccel.errors import SourceError
 _END = object()
 
 
+@constructor_hints
 class IterableSource(BatchSource):
     """Batches that something else makes, in the order in which it gives them.
 
@@ -143,7 +145,7 @@ class IterableSource(BatchSource):
         if self._factory.once and self._was_read and self._limit is None:
             raise SourceError(
                 f"source {self._label!r} is an iterator ({type(self._source).__name__}) and was read before",
-                available="an iterator can be read once",
+                cause="an iterator can be read once",
                 hint="give a function that makes it, such as the generator function itself, without calling it",
             )
         return self._run(epoch)
@@ -241,7 +243,7 @@ class IterableSource(BatchSource):
         if number == 0:
             raise SourceError(
                 f"source {self._label!r} gave no batch in epoch {epoch}, after it had given some before",
-                available="it is exhausted: every epoch was given the same iterator, which can be read only once",
+                cause="it is exhausted: every epoch was given the same iterator, which can be read only once",
                 hint="give a function that makes a new iterator at each call",
             )
         if promised is not None and number < promised:

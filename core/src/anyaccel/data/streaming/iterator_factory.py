@@ -43,7 +43,7 @@ class IteratorFactory:
         if iterator is None:
             raise SourceError(
                 f"the function of source {self.label!r} gave a {type(iterable).__name__}, not an iterable of batches",
-                available="it is called once for every epoch",
+                cause="it is called once for every epoch",
                 hint="yield batches, or return a list of them",
             )
         return iterator
@@ -124,7 +124,7 @@ def _function(label: str, source: Callable[..., Any]) -> Callable[[int], Any]:
     if required:
         raise SourceError(
             f"the function of source {label!r} needs {', '.join(required)}",
-            available="it is called without arguments, or with the number of the epoch as `epoch`",
+            cause="it is called without arguments, or with the number of the epoch as `epoch`",
             hint="write lambda: make_batches(...) with the arguments inside",
         )
     return call

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.padding import Pad, mask_dtype
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
@@ -28,6 +29,7 @@ _COLLATED = 256
 """Items that are collated together where all rows are read into memory."""
 
 
+@constructor_hints
 class MapSource(Source):
     """Rows of a map-style data set, such as torch's `Dataset`: `len(dataset)` of them, `dataset[i]` is one.
 
@@ -137,7 +139,7 @@ class MapSource(Source):
         if rows != len(numbers):
             raise SourceError(
                 f"{position}: collate gave {rows} rows of {len(numbers)} items",
-                available="a batch has one row for each item",
+                cause="a batch has one row for each item",
                 hint="keep every item, in its order",
             )
         return columns
@@ -227,7 +229,7 @@ class MapSource(Source):
         if len(items) != len(numbers):
             raise SourceError(
                 f"{what}: __getitems__ gave {len(items)} items for {len(numbers)} numbers",
-                available="it gives a list with one item for each number",
+                cause="it gives a list with one item for each number",
                 hint="correct __getitems__, or leave it out",
             )
         return items
@@ -296,7 +298,7 @@ def _length(label: str, dataset: Any) -> int:
     if hint or isinstance(dataset, Mapping) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise SourceError(
             f"the {type(dataset).__name__} of source {label!r} is not a map-style data set",
-            available="a map-style data set has __len__ and __getitem__, which gives one row",
+            cause="a map-style data set has __len__ and __getitem__, which gives one row",
             hint=hint or "write IterableSource(label, source, ...) for a source of batches",
         )
     try:

@@ -32,7 +32,7 @@ def source_pads(label: str, pad: Any, roles: Mapping[str, str], *, masks: bool =
         if own.mask is not None and not masks:
             raise SourceError(
                 f"source {label!r} cannot make a mask of {name!r}: what is padded already does not show its lengths",
-                available="a FeatureSet, and a MapSource without collate, make masks",
+                cause="a FeatureSet, and a MapSource without collate, make masks",
                 hint=f"let the source give {own.mask!r} too, and name it in features= and pad=",
             )
     return pads
@@ -91,7 +91,7 @@ class PaddedBatches:
         if pad.length is not None and longest > pad.length:
             raise SourceError(
                 f"column {name!r} of {position} has a row of {longest} entries",
-                available=f"it is padded to {pad.length}",
+                cause=f"it is padded to {pad.length}",
                 hint=f"give a length that holds all, Pad(..., length={longest}), or cut the rows",
             )
         return Padding(pad.value, pad.multiple_of, pad.length or longest, pad.length is not None)
@@ -110,7 +110,7 @@ class PaddedBatches:
             shape, dtype = self.entries[name]
             raise SourceError(
                 f"column {name!r} of {position} has entries {row.dtype}{list(row.shape[1:])}",
-                available=f"they are {dtype}{list(shape)} in the rows before; rows may differ in length only",
+                cause=f"they are {dtype}{list(shape)} in the rows before; rows may differ in length only",
                 hint="give all entries one shape and one dtype",
             )
 
@@ -125,6 +125,6 @@ def rows_of(name: str, values: Any) -> list[np.ndarray]:
 def _no_rows(name: str, position: object, shape: tuple[int, ...]) -> SourceError:
     return SourceError(
         f"column {name!r} of {position} has the shape {list(shape)}, which has no axis to pad",
-        available="rows of different length are lists, or arrays [length, *shape]",
+        cause="rows of different length are lists, or arrays [length, *shape]",
         hint=f"leave {name!r} out of pad=",
     )

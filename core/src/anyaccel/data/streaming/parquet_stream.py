@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anyaccel import rng
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.readers.parquet import choose_files
 from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
@@ -19,12 +22,13 @@ from anyaccel.data.streaming.base import EXAMPLE_ROWS, BatchSource, Columns
 from anyaccel.data.streaming.row_groups import PIECE_BYTES, ReadSpec, read_pieces, row_groups
 from anyaccel.data.streaming.shuffle_buffer import ShuffleBuffer, shuffled_batches
 from anyaccel.data.streaming.to_numpy import column_array
-from anyaccel.errors import ColumnError, DataError, SourceError
+from anyaccel.errors import ColumnError, DataError, MissingFileError, SourceError
 
 BUFFER_GROUPS = 4
 """Row groups, of the size of the largest, whose rows the shuffle buffer holds by default."""
 
 
+@constructor_hints
 class ParquetStream(BatchSource):
     """Batches from Parquet files of any size, read row group by row group and shuffled in a buffer of rows.
 
@@ -46,6 +50,7 @@ class ParquetStream(BatchSource):
         buffer_size: rows held at once; by default those of 4 row groups, or all if there are fewer.
 
     Raises:
+        MissingFileError: there is no such file.
         OSError: a file cannot be opened.
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles, or a column that is not of one type in all files.
@@ -68,7 +73,7 @@ class ParquetStream(BatchSource):
         buffer_size: int | None = None,
     ) -> None:
         with _source_errors(label):
-            self._files = choose_files(label, path, RoleNames(features, targets, tags))
+            self._files = choose_files(label, _absolute(path), RoleNames(features, targets, tags))
         super().__init__(label, *(of_role(self._files.roles, role) for role in ROLES))
         self._sampler = _checked_sampler(label, sampler)
         self._groups = row_groups(label, self._files)
@@ -132,13 +137,13 @@ class ParquetStream(BatchSource):
         if not self._sampler.shuffle:
             raise SourceError(
                 f"{given}, but nothing is shuffled",
-                available="rows come in the order of the files",
+                cause="rows come in the order of the files",
                 hint="leave it out, or write sampler=SimpleSampler(..., shuffle=True)",
             )
         if buffer_size > self._rows:
             raise SourceError(
                 f"{given} is larger than the data",
-                available=f"{self._rows} rows",
+                cause=f"{self._rows} rows",
                 hint=f"write buffer_size={self._rows} to shuffle all rows together, or use FeatureSet.from_parquet",
             )
         return int(buffer_size)
@@ -148,7 +153,7 @@ class ParquetStream(BatchSource):
 def _source_errors(label: str) -> Iterator[None]:
     try:
         yield
-    except ColumnError:
+    except (ColumnError, MissingFileError):
         raise
     except DataError as error:
         raise SourceError(f"source {label!r}: {error.problem}", available=error.available, hint=error.hint) from error
@@ -160,7 +165,15 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
     if not is_integer(sampler):
         raise SourceError(
             f"source {label!r} cannot be read by {shown(sampler)}",
-            available="rows of a stream have no numbers, which other samplers need",
+            cause="rows of a stream have no numbers, which other samplers need",
             hint="give a SimpleSampler or a batch size",
         )
     return SimpleSampler(int(sampler), shuffle=True)
+
+
+def _absolute(path: Any) -> Any:
+    """The same files after the working folder has changed: they are opened as their rows are needed."""
+    if isinstance(path, (str, os.PathLike)) and os.fspath(path) and "://" not in os.fspath(path):
+        return str(Path(path).absolute())
+    is_list = isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path)
+    return [str(Path(part).absolute()) for part in path] if is_list else path

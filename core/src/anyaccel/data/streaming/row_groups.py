@@ -49,7 +49,7 @@ def row_groups(label: str, files: ParquetFiles) -> tuple[RowGroup, ...]:
     if not groups:
         raise SourceError(
             f"source {label!r} has no rows",
-            available=f"{len(files.files)} Parquet files without a row",
+            cause=f"{len(files.files)} Parquet files without a row",
             hint="give files with rows",
         )
     return groups
@@ -133,7 +133,7 @@ def _check_spec(name: str, arrow_type: Any, specs: Mapping[str, TensorSpec], gro
     if actual != specs.get(name, actual):
         raise SourceError(
             f"column {name!r} of {group} is {actual}",
-            available=f"it is {specs[name]} in the rows before, and rows of a column have one shape and dtype",
+            cause=f"it is {specs[name]} in the rows before, and rows of a column have one shape and dtype",
             hint="write files whose samples have one shape (pad or cut)",
         )
 

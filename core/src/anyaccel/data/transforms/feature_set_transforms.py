@@ -106,7 +106,7 @@ def transform_like(rows: Rows, log: Log, other: Any) -> tuple[Any, Log]:
     if not transforms:
         raise TransformError(
             f"{rows.label!r} cannot be transformed like {other!r}",
-            available="it has no transforms",
+            cause="it has no transforms",
             hint="give the feature set that fit_transform returned; the one that it was called on stays as it is",
         )
     own = fitted_transforms(log)
@@ -143,7 +143,7 @@ def undo_transforms(rows: Rows, log: Log, count: int | None = None) -> tuple[Any
     if not log:
         raise TransformError(
             f"{rows.label!r} has no transform to undo",
-            available="its columns are as they came",
+            cause="its columns are as they came",
             hint="undo each transform once; predictions come back with inverse() or prediction(..., undo=True)",
         )
     kept = 0 if count is None else len(log) - count

@@ -125,7 +125,7 @@ def result_layout(
     if not same:
         raise TransformError(
             f"{what} gives rows of width {width}, which do not fit into these {len(columns)} columns",
-            available=f"together they are of width {sum(map(math.prod, shapes))}",
+            cause=f"together they are of width {sum(map(math.prod, shapes))}",
             hint="name the one new column with into='NAME', or transform the columns one by one",
         )
     return tuple(columns), tuple(shapes)
@@ -153,7 +153,7 @@ def split_joined(values: np.ndarray, shapes: Sequence[Shape], what: str) -> list
     if not values.ndim or len(leads) > 1 or _without_ones(values.shape[1:]) != _without_ones(joined):
         raise TransformError(
             f"values of shape {['n', *values.shape[1:]] if values.ndim else []} are not those of {what}",
-            available=f"shapes per sample: {', '.join(str(list(shape)) for shape in shapes)}",
+            cause=f"shapes per sample: {', '.join(str(list(shape)) for shape in shapes)}",
             hint="name the columns that these values stand for",
         )
     if len(shapes) == 1:

@@ -28,13 +28,38 @@ def check_transform(transform: Any) -> None:
     if missing:
         raise TransformError(
             f"a {type(transform).__name__} is not a transform: it has no {' and no '.join(missing)}",
-            available="a transform has fit(X), transform(X) and, to bring predictions back, inverse_transform(X)",
+            cause="a transform has fit(X), transform(X) and, to bring predictions back, inverse_transform(X)",
             hint="give an object in the style of scikit-learn, such as StandardScaler()",
         )
 
 
-def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
+def columns_by_name(transform: Any) -> list[str]:
+    """The columns that a ColumnTransformer, or one inside an object, names by text: here they come as an array."""
+    try:
+        parts = [transform, *transform.get_params(deep=True).values()]
+    except Exception:  # of a user's class: its fit says what is wrong
+        return []
+    chosen = [
+        item[2] for part in parts for item in getattr(part, "transformers", None) or () if isinstance(item, tuple)
+    ]
+    lists = [[choice] if isinstance(choice, str) else choice for choice in chosen if isinstance(choice, (str, list))]
+    return list(dict.fromkeys(name for names in lists for name in names if isinstance(name, str)))
+
+
+def by_position(names: Sequence[str], columns: Sequence[str]) -> str:
+    """What to write instead of columns by name, where these columns of one number each come as an array."""
+    positions = [columns.index(name) for name in names if name in columns]
+    if len(positions) < len(names):
+        return f"choose columns by their positions in the array, 0 to {len(columns) - 1} for {listed(columns)}"
+    return f"choose them by their positions in the array: {positions} for {list(names)}"
+
+
+def fitted_copy(transform: Any, x: np.ndarray, what: str, columns: Sequence[str] | None = None) -> Any:
     """A copy of a transform, fitted to `x` [n, numbers]; the given one stays unfitted."""
+    names = columns_by_name(transform)
+    if names and columns is not None:
+        problem = f"{what} chooses columns by name, and gets an array [n, {x.shape[1]}], which has none"
+        raise TransformError(problem, hint=by_position(names, columns))
     try:
         own = copy.deepcopy(transform)
     except ENVIRONMENT_ERRORS as error:
@@ -43,7 +68,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
     except Exception as error:
         raise TransformError(
             f"{what} cannot be copied: {_text(error)}",
-            available="a copy is fitted, so that one object can be used twice",
+            cause="a copy is fitted, so that one object can be used twice",
             hint="give a transform that copy.deepcopy takes",
         ) from error
     try:
@@ -56,7 +81,7 @@ def fitted_copy(transform: Any, x: np.ndarray, what: str) -> Any:
     except Exception as error:
         raise TransformError(
             f"{what} cannot be fitted: {_text(error)}",
-            available=f"it was called with fit(X) alone, X {list(x.shape)} of {x.dtype}",
+            cause=f"it was called with fit(X) alone, X {list(x.shape)} of {x.dtype}",
             hint="choose columns that it takes, or another transform",
         ) from error
     return own
@@ -82,7 +107,7 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
     except Exception as error:
         raise _unseen(transform, x, owners, what, error) or TransformError(
             f"{what} cannot be applied: {_text(error)}",
-            available=f"X {list(x.shape)} of {x.dtype}",
+            cause=f"X {list(x.shape)} of {x.dtype}",
             hint="choose columns that it takes, or another transform",
         ) from error
     rows = _as_rows(output, len(x), what, "transform")
@@ -91,7 +116,7 @@ def transformed(transform: Any, x: np.ndarray, owners: Sequence[str], what: str)
         raise TransformError(
             f"{what} gives NaN or infinity in {int(broken.sum())} of {len(broken)} rows, the first in row "
             f"{int(broken.argmax())}",
-            available="before it, these rows are complete and finite",
+            cause="before it, these rows are complete and finite",
             hint="choose another transform, or other settings of this one",
         )
     return rows
@@ -102,7 +127,7 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
     if not _has_inverse(transform):
         raise TransformError(
             f"{what} cannot be inverted: it has no inverse_transform that undoes it",
-            available="the columns of the data come back without one: undo_transform()",
+            cause="the columns of the data come back without one: undo_transform()",
             hint="for predictions, choose a transform with one (a FunctionTransformer needs inverse_func=)",
         )
     try:
@@ -115,13 +140,13 @@ def inverted(transform: Any, y: np.ndarray, width: int, what: str) -> np.ndarray
     except Exception as error:
         raise TransformError(
             f"{what} cannot be inverted for these values: {_text(error)}",
-            available=f"inverse_transform(X) with X {list(y.shape)} of {y.dtype}",
+            cause=f"inverse_transform(X) with X {list(y.shape)} of {y.dtype}",
         ) from error
     rows = _as_rows(output, len(y), what, "inverse_transform")
     if rows.shape[1] != width:
         raise TransformError(
             f"{what}: inverse_transform gives rows of width {rows.shape[1]}",
-            available=f"it was fitted to rows of {width}",
+            cause=f"it was fitted to rows of {width}",
         )
     return rows
 
@@ -150,7 +175,7 @@ def _as_rows(output: np.ndarray, n: int, what: str, method: str) -> np.ndarray:
     if rows.ndim != 2 or len(rows) != n or not rows.shape[1]:
         raise TransformError(
             f"{what}: {method} gives an array of shape {list(output.shape)} for {n} rows",
-            available=f"it must give [{n}, numbers], one row for each row of its input",
+            cause=f"it must give [{n}, numbers], one row for each row of its input",
             hint="leave rows out beforehand, with filter()",
         )
     return rows
@@ -186,7 +211,7 @@ def _unseen(transform: Any, x: np.ndarray, owners: Sequence[str], what: str, err
         if unseen:
             return TransformError(
                 f"{what} has not seen {listed(unseen)} of column {owner!r} in fitting: {_text(error)}",
-                available=f"fitted to {listed(seen)}",
+                cause=f"fitted to {listed(seen)}",
                 hint="give the encoder handle_unknown= ('ignore', or 'use_encoded_value' with unknown_value=), "
                 "or fit it on rows that have all categories",
             )

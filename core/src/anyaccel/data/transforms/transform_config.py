@@ -114,7 +114,7 @@ def _check_probe(fitted: FittedTransform, expected: np.ndarray | None, library: 
         return
     raise ConfigError(
         f"{fitted!r} does not give the numbers that it gave when it was saved",
-        available=f"saved with {library}; installed is {library_version(fitted.transform)}",
+        cause=f"saved with {library}; installed is {library_version(fitted.transform)}",
         hint=f"install {library.replace(' ', '==').replace('sklearn', 'scikit-learn')}, "
         "or give data that are transformed so: feature_sets=[data]",
     )

@@ -87,7 +87,7 @@ def fit(table: Any, request: FitRequest) -> tuple[FittedTransform, np.ndarray]:
     """A fitted copy of a transform, and its output for all rows of a table."""
     names, what = request.columns, request.what
     x = _matrix(table, names, request.transform)
-    own = fitted_copy(request.transform, x[request.fit_rows], what)
+    own = fitted_copy(request.transform, x[request.fit_rows], what, request.columns)
     output = transformed(own, x, _owners(table, names), what)
     shapes = tuple(_sample_shape(table, name) for name in names)
     results, result_shapes = result_layout(names, shapes, output.shape[1], request.into, what)
@@ -119,13 +119,13 @@ def apply(table: Any, fitted: FittedTransform, what: str) -> np.ndarray:
         if _sample_shape(table, name) != shape:
             raise TransformError(
                 f"{what}: column {name!r} has samples of shape {list(_sample_shape(table, name))}",
-                available=f"in fitting they had {list(shape)}",
+                cause=f"in fitting they had {list(shape)}",
                 hint="give data of the same columns",
             )
     names = fitted.columns
     output = transformed(fitted.transform, _matrix(table, names, fitted.transform), _owners(table, names), what)
     if output.shape[1] != fitted.width:
-        raise TransformError(f"{what} gives rows of width {output.shape[1]}", available=f"in fitting: {fitted.width}")
+        raise TransformError(f"{what} gives rows of width {output.shape[1]}", cause=f"in fitting: {fitted.width}")
     return output
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from anyaccel import arguments, saved_folder
 from anyaccel.arguments import shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel.graph.weight_matching import Change, Names
+from anyaccel.phases.callbacks import mode_of
 from anyaccel.suggestions import did_you_mean
 
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
@@ -22,6 +24,7 @@ _WANTED = "'epoch', a number of steps, or a duration such as '10min'"
 ON_FAILURE = ("warn", "stop")
 
 
+@constructor_hints
 class Checkpoint:
     """Where and how often a TrainPhase writes checkpoints, from which another process goes on.
 
@@ -30,13 +33,17 @@ class Checkpoint:
     process is asked to end (SIGTERM), too. The training waits for a copy of its state in memory, not for the disk.
 
     Args:
-        folder: of this one phase; made if it is not there; or a URL that fsspec opens. Each checkpoint is a folder in
-            it, which `ModelGraph.load` reads as well (unless a node has an optimizer of a framework), with the values
-            after the last step; the file `latest` has the name of the newest.
+        folder: of this one phase; made if it is not there; or a URL that fsspec opens. A relative one is below the
+            working folder in which the Checkpoint was made, wherever the script goes later. Each checkpoint is a folder
+            in it, which `ModelGraph.load` reads as well (unless a node has an optimizer of a framework), with the
+            values after the last step; the file `latest` has the name of the newest.
         every: `"epoch"`; or a number of optimizer steps, counted over the whole run; or a duration: a timedelta, or
             text such as `"30s"`, `"10min"` and `"2h"`. One that is due while another is being written is late.
         keep: the newest so many are kept.
         keep_best: name of a value of an epoch, such as `"val_loss"`: the checkpoint of the best epoch is kept, too.
+            An epoch in which it is NaN is never the best.
+        mode: `"min"` or `"max"`: which values of `keep_best` are better. `"auto"` knows it of losses and of metrics by
+            name; for a metric of your own write it: `Checkpoint("runs/a", keep_best="val_profit", mode="max")`.
         on_failure: what to do when one cannot be written (a full disk): `"warn"` goes on training; `"stop"` raises
             the error, after a step.
         wait: whether the training waits until each is written. Then a process that is killed loses at most the steps
@@ -46,6 +53,9 @@ class Checkpoint:
             whose framework has changed since the checkpoint are mapped.
         change: likewise: called with the name in the model and an array of the checkpoint, gives the array in the
             model's order of axes.
+
+    Attributes:
+        location: where the checkpoints are: the absolute folder, or the URL.
 
     Raises:
         PhaseError: a setting out of range.
@@ -58,6 +68,7 @@ class Checkpoint:
         every: str | int | timedelta = "epoch",
         keep: int = 3,
         keep_best: str | None = None,
+        mode: str = "auto",
         on_failure: str = "warn",
         wait: bool = False,
         names: Names = None,
@@ -67,6 +78,7 @@ class Checkpoint:
         is_name = lambda it: isinstance(it, (str, os.PathLike)) and str(it)  # noqa: E731
         given = arguments.check(PhaseError, _WHERE, "folder", folder, is_name, wanted, "'runs/a'")
         self.folder: Path | str = given if saved_folder.is_url(given) else Path(given)
+        self.location: Path | str = self.folder.absolute() if isinstance(self.folder, Path) else self.folder
         self.every = every
         self.every_n_steps, self.every_seconds = _interval(every)
         self.keep = arguments.integer(PhaseError, _WHERE, "keep", keep, 1, 3)
@@ -74,6 +86,10 @@ class Checkpoint:
         if keep_best is not None:
             wanted = "the name of a value of an epoch"
             self.keep_best = arguments.text(PhaseError, _WHERE, "keep_best", keep_best, wanted, "'val_loss'")
+        self.mode = mode_of(keep_best or "", mode, _WHERE)
+        if keep_best is None and mode != "auto":
+            problem = f"{_WHERE}mode={mode!r} says which values of keep_best are better, and there is no keep_best"
+            raise PhaseError(problem, hint=f"write keep_best='val_accuracy', mode={mode!r}")
         if on_failure not in ON_FAILURE:
             hint = did_you_mean(on_failure, ON_FAILURE, "use one of these")
             problem = f"{_WHERE}unknown on_failure={shown(on_failure)}"
@@ -90,7 +106,7 @@ class Checkpoint:
         """The arguments as plain data, without `names` and `change`; a timedelta as text."""
         every = f"{self.every_seconds}s" if isinstance(self.every, timedelta) else self.every
         kept = {"keep": self.keep, "keep_best": self.keep_best, "on_failure": self.on_failure, "wait": self.wait}
-        return {"folder": str(self.folder), "every": every, **kept}
+        return {"folder": str(self.folder), "every": every, **kept, "mode": self.mode or "auto"}
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.folder)!r}, every={self.every!r})"

@@ -14,7 +14,7 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, PhaseError, StateError
 from anyaccel.graph.framework_versions import versions_of
-from anyaccel.phases.callbacks import Callback, mode_of, unknown_mode
+from anyaccel.phases.callbacks import Callback, unknown_mode
 from anyaccel.phases.checkpointing.callback_states import CallbackStates, callback_states, load_callback_states
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.checkpointing.framework_change import changed_frameworks, translated
@@ -68,7 +68,7 @@ class Checkpointer:
         self._checkpoint, self._run, self._callbacks = checkpoint, run, tuple(callbacks)
         self._writes = writes
         self._replicated: ReplicatedTraining | None = None
-        self._folder = RunFolder(checkpoint.folder)
+        self._folder = RunFolder(checkpoint.location)
         self._writer = BackgroundWriter()
         self._schedule = CheckpointSchedule(checkpoint, run)
         self._best = BestState()
@@ -321,7 +321,7 @@ class Checkpointer:
         if name is None or not self._run.history:
             return None
         value = monitored_value("Checkpoint(keep_best=...)", name, self._run)
-        mode = mode_of(name, "auto", "Checkpoint: ")
+        mode = self._checkpoint.mode
         if not mode:
             raise unknown_mode(name, "Checkpoint: ")
         return None if value is None or math.isnan(value) else value if mode == "min" else -value

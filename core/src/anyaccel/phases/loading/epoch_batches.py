@@ -117,7 +117,7 @@ class SampledBatches:
         if schedule.endswith("strict") and min(counts.values()) < most:
             raise PhaseError(
                 f"phase {label!r} has schedule={schedule!r}, and its samplers give different numbers of batches",
-                available=", ".join(f"{name}: {count}" for name, count in counts.items()),
+                cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
                 hint=f"change batch sizes, or write schedule={schedule.replace('strict', 'cycle')!r}",
             )
         self._samplers = {name: replace(one, cycles=-(-most // counts[name])) for name, one in self._samplers.items()}
@@ -201,11 +201,11 @@ def _checked(sampler: Sampler, n: int, n_rows: int, orders: Sequence[np.ndarray]
     if [(len(order), order.ndim, order.dtype.kind) for order in arrays] != [(n, 1, "i")] * len(sampler.streams):
         raise SamplerError(
             f"{type(sampler).__name__} drew {', '.join(f'{o.dtype}{list(o.shape)}' for o in arrays) or 'nothing'}",
-            available=f"streams {', '.join(sampler.streams)}, {n} rows of each",
+            cause=f"streams {', '.join(sampler.streams)}, {n} rows of each",
             hint="let its draws give an order int64 [n] for each stream",
         )
     for stream, order in zip(sampler.streams, arrays, strict=True):
         if order.min() < 0 or order.max() >= n_rows:  # some frameworks would silently clip it
             wrong = order.min() if order.min() < 0 else order.max()
-            raise SamplerError(f"{type(sampler).__name__} drew row {wrong} for {stream!r}", available=f"{n_rows} rows")
+            raise SamplerError(f"{type(sampler).__name__} drew row {wrong} for {stream!r}", cause=f"{n_rows} rows")
     return arrays

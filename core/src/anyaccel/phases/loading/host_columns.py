@@ -18,10 +18,10 @@ from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
 from anyaccel.graph.loss_columns import class_axis
 from anyaccel.phases.accumulation import ignored_target
-from anyaccel.phases.user_level import user_level
 from anyaccel.printable import printable
 from anyaccel.segment import LossTerm, TensorSpec
 from anyaccel.specs import LossTargets
+from anyaccel.user_level import user_level
 
 Batch = Mapping[str, np.ndarray]
 """Columns of a batch in host memory by name, [rows, *shape]."""
@@ -102,7 +102,7 @@ def _check_transformed(column: Column, rows: Rows, known: FeatureSet | None) -> 
     if makers and not any(missing[0] in transform.columns for transform in makers):
         raise ColumnError(
             f"{rows.label!r} has no column {missing[0]!r}, which the graph's data have from a transform",
-            available=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
+            cause=f"columns: {listed(rows.columns)}; the transform: {makers[0]}",
             hint="give fresh.transform_like(data), where fresh has the columns that the transform takes",
         )
 
@@ -113,10 +113,12 @@ def _host_column(column: Column, rows: Rows, target_range: TargetRange | None) -
     if ragged is not None and replace(stored, shape=stored.shape[1:]) == _of_entry(column):
         return _ragged_column(column, ragged, rows, target_range)
     if stored != column.stored:
+        hint = "give data of this dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself"
+        if stored.shape != column.stored.shape:
+            hint = f"give rows of this shape: an array of shape {['rows', *column.stored.shape]}".replace("'", "")
+            hint += "; a row alone is an array of one row: x[None]" if column.stored.shape[1:] == stored.shape else ""
         raise ColumnError(
-            f"{column.shown} is {stored} in these data",
-            available=f"the graph was built for {column.stored}",
-            hint="give data of this shape and dtype: feature_set.cast({'COLUMN': 'DTYPE'}); a source casts them itself",
+            f"{column.shown} is {stored} in these data", cause=f"the graph was built for {column.stored}", hint=hint
         )
     _check_integers(column, rows.array)
     try:
@@ -168,7 +170,7 @@ def _too_large(column: Column, array_of: Callable[[str], np.ndarray]) -> ColumnE
         if first is not None:
             return ColumnError(
                 f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}, which would be infinite",
-                available=f"{dtype} holds numbers up to {np.finfo(held).max}",
+                cause=f"{dtype} holds numbers up to {np.finfo(held).max}",
                 hint="scale the column, as with fit_transform() and a scaler, or give the model a wider dtype",
             )
     return ColumnError(f"{column.shown} has numbers that are too large for {dtype}", hint="scale the column")
@@ -188,7 +190,7 @@ def _check_integers(column: Column, array_of: Callable[[str], np.ndarray]) -> No
         if first is not None:
             raise ColumnError(
                 f"column {name!r} is loaded as {dtype}: row {first[0]} holds {first[1]}",
-                available=f"{dtype} holds integers from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}",
+                cause=f"{dtype} holds integers from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}",
                 hint="number what they stand for from 0 on: np.unique(values, return_inverse=True)",
             )
 
@@ -210,7 +212,7 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
     if target_range.weights and low < 0:
         raise ColumnError(
             f"{column.shown} has the weight {low}",
-            available="weights of a loss are at least 0, and 0 where a row or position does not count",
+            cause="weights of a loss are at least 0, and 0 where a row or position does not count",
             hint="give weights of at least 0",
         )
     if (target_range.probabilities and (low < 0 or high > 1)) or (target_range.non_negative and low < 0):
@@ -218,7 +220,7 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
         what = "probabilities of classes" if of_classes else "targets"
         raise ColumnError(
             f"{column.shown} has the target {low if low < 0 else high}",
-            available=f"{target_range.loss} takes {what} {'from 0 to 1' if bounded else 'of at least 0'}",
+            cause=f"{target_range.loss} takes {what} {'from 0 to 1' if bounded else 'of at least 0'}",
             hint="give probabilities that add up to 1, or class indices as integers"
             if of_classes
             else "write 0 for no and 1 for yes, or use 'mse' for numbers of any size"
@@ -230,13 +232,13 @@ def _check_range(column: Column, array: np.ndarray, target_range: TargetRange) -
         if wrong == wrong:  # NaN is told elsewhere
             raise ColumnError(
                 f"{column.shown} has the target {wrong}",
-                available=f"{target_range.loss} takes the targets -1 and 1",
+                cause=f"{target_range.loss} takes the targets -1 and 1",
                 hint="write -1 for no and 1 for yes: 2 * column - 1, if it has 0 and 1",
             )
     if n_classes is not None and (low < 0 or high >= n_classes):
         raise ColumnError(
             f"{column.shown} has the class index {low if low < 0 else high}",
-            available=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
+            cause=f"the model gives {n_classes} classes, 0 to {n_classes - 1}",
             hint=_class_hint(int(low), int(high), n_classes),
         )
     if target_range.excluded is not None and (array == target_range.excluded).any():
@@ -356,6 +358,6 @@ def _check_exact(column: Column, name: str, part: np.ndarray, dtype: np.dtype[An
     if first is not None:
         raise ColumnError(
             f"column {name!r} is joined with floats as {dtype}: row {first[0]} holds {first[1]}",
-            available=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
+            cause=f"{dtype} holds integers to 2**{np.finfo(dtype).nmant + 1} exactly",
             hint=f"make them smaller in the source, or leave {name!r} out of this reference",
         )

@@ -18,7 +18,7 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.prefetch import prefetch
-from anyaccel.phases.user_level import user_level
+from anyaccel.user_level import user_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def input_data(
 def _only_one_source(label: str, source: Source, sets: Mapping[str, FeatureSet]) -> PhaseError:
     return PhaseError(
         f"phase {label!r} was given only the source {source.label!r}",
-        available=f"the graph takes {', '.join(sets)}",
+        cause=f"the graph takes {', '.join(sets)}",
         hint="give data={'LABEL': ..., ...} with rows for each feature set",
     )
 
@@ -199,7 +199,7 @@ def _streamed_source(
     if len(sets) > 1:
         raise PhaseError(
             f"phase {label!r} trains on {', '.join(sets)}, and one of their data is a source",
-            available="a streamed source feeds a graph that has one feature set",
+            cause="a streamed source feeds a graph that has one feature set",
             hint="put all columns into one source, or read it into memory: FeatureSet.from_dict(...)",
         )
     return next(iter(sources.values()))
@@ -211,7 +211,7 @@ def _check_untransformed(label: str, source: Source, known: FeatureSet) -> None:
     if transforms:
         raise PhaseError(
             f"phase {label!r} was given the source {source.label!r}, whose rows are not transformed",
-            available=f"the features of the graph's data were transformed: {listed(transforms[::-1])}",
+            cause=f"the features of the graph's data were transformed: {listed(transforms[::-1])}",
             hint=f"read it into memory, FeatureSet.from_dict(...).transform_like({known.label}), "
             "or build the graph on the source: source.reference()",
         )
@@ -226,7 +226,7 @@ def _check_source_labels(label: str, given: Mapping[str, Any], sets: Mapping[str
         if isinstance(value, Source) and name not in sets:
             raise PhaseError(
                 f"phase {label!r} was given the source {name!r}",
-                available=f"the graph takes {', '.join(sets)}",
+                cause=f"the graph takes {', '.join(sets)}",
                 hint=f"if these are such data, say so: data={{{next(iter(sets), 'LABEL')!r}: source}}",
             )
 
@@ -241,7 +241,7 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
     if unknown or missing:
         raise PhaseError(
             f"phase {label!r} has data for {', '.join(sorted(given)) or 'nothing'}",
-            available=f"the graph takes {', '.join(sets)}",
+            cause=f"the graph takes {', '.join(sets)}",
             hint=_splits_hint(data) or _labels_hint(unknown, missing, sorted(set(given) - set(unknown))),
         )
     rows = {name: sets[name].split(one) if isinstance(one, str) else _rows(label, one) for name, one in given.items()}
@@ -249,13 +249,13 @@ def _rows_of(label: str, data: Any, sets: Mapping[str, FeatureSet], equal_length
     if equal_lengths and len(set(counts.values())) > 1:
         raise PhaseError(
             f"phase {label!r} has different numbers of rows",
-            available=", ".join(f"{name}: {count}" for name, count in counts.items()),
+            cause=", ".join(f"{name}: {count}" for name, count in counts.items()),
             hint="batches are drawn together: give each feature set the same number of rows, or a sampler of its own",
         )
     if not counts:
         raise PhaseError(
             f"phase {label!r} has nothing to compute",
-            available="no losses, metrics or outputs",
+            cause="no losses, metrics or outputs",
             hint="leave outputs out to keep those of all output nodes, or name some",
         )
     if not all(counts.values()):

@@ -50,7 +50,7 @@ class BatchShare:
             raise PhaseError(
                 f"phase {self._label!r}: the source {self._source!r} gave a batch of {n_rows} rows for {self._size} "
                 "replicas",
-                available="each replica takes a share of every batch, also of the last one of an epoch",
+                cause="each replica takes a share of every batch, also of the last one of an epoch",
                 hint="let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)",
             )
         self._on_batch(fingerprint(batch))
@@ -178,7 +178,7 @@ def _check_sizes(label: str, sizes: set[int], n_replicas: int) -> None:
     if min(sizes) < n_replicas:
         raise PhaseError(
             f"phase {label!r} has a batch of {min(sizes)} rows for {n_replicas} replicas",
-            available="each replica takes a share of every batch, also of the last one of an epoch",
+            cause="each replica takes a share of every batch, also of the last one of an epoch",
             hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
         )
 
@@ -187,7 +187,7 @@ def _check_equal(label: str, sizes: set[int], n_replicas: int) -> None:
     if any(n % n_replicas for n in sizes):
         raise PhaseError(
             f"phase {label!r} takes batches of {_listed(sizes)} rows in one step, for {n_replicas} replicas",
-            available="batches of several sizes in one step are shared where each is a multiple of the replicas",
+            cause="batches of several sizes in one step are shared where each is a multiple of the replicas",
             hint=f"let the samplers draw multiples of {n_replicas} rows, with drop_last=True",
         )
 

@@ -175,7 +175,7 @@ def _no_room(name: str, needs: Mapping[Place, int], error: OutOfMemoryError) -> 
     rows = ", ".join(f"{size(nbytes)} on {device} ({framework})" for (framework, device), nbytes in needs.items())
     return OutOfMemoryError(
         f"{name}: {error.problem}",
-        available=f"{error.available}; all rows take {rows}" if error.available else f"all rows take {rows}",
+        cause=f"all rows take {rows}",
         hint="write residency='auto', so that rows that do not fit are streamed",
     )
 

@@ -34,7 +34,7 @@ def check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collectio
         if own is not None and expected is not None and own != expected:
             raise PhaseError(
                 f"phase {label!r} was given {rows.label!r}, whose column {name!r} is padded with {own}",
-                available=f"the graph's data are padded with {expected}",
+                cause=f"the graph's data are padded with {expected}",
                 hint=f"make it with pad={{{name!r}: {expected}}}",
             )
 
@@ -46,7 +46,7 @@ def _check_transforms(label: str, given: FeatureSet, known: FeatureSet, names: l
     difference = "with other transforms than" if applied else "as it was before the transforms of"
     raise PhaseError(
         f"phase {label!r} was given {given.label!r} {difference} the graph's data",
-        available=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
+        cause=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
         hint="name a split of the graph's feature set, or give fresh.transform_like(data) of untransformed data",
     )
 

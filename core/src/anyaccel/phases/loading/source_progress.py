@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +14,7 @@ from anyaccel.phases.loading.epoch_plan import EpochSteps, StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loading.source_position import Sample, SourcePosition, is_close
 from anyaccel.phases.loading.source_randomness import SourceRandomness, warn_of_seed
+from anyaccel.user_level import user_level
 
 
 class SourceProgress:
@@ -34,6 +36,7 @@ class SourceProgress:
         self._held: States | None = None
         self._began: States = {}
         self._expected: Sample = {}
+        self._has_warned = False
         self._first_step = 0
         self._steps: tuple[StepRange, ...] = ()
         self._sample: Sample = {}
@@ -51,6 +54,12 @@ class SourceProgress:
         if source.passes_thread_rng is None:
             source.example  # noqa: B018 - the first rows tell it
         again, self._epoch, self.resumed = self._epoch == epoch, epoch, None
+        if resumed is not None and epoch and isinstance(source, BatchSource) and source.once:
+            raise SourceError(
+                f"source {source.label!r} is an iterator: no run can go on with epoch {epoch}, of which it would read "
+                "the batches of the first",
+                hint="give a function that makes the iterator, such as the generator function itself, not called",
+            )
         if resumed is not None:
             self.draws, self._expected = self.draws or resumed.draws, resumed.sample
             if resumed.states:  # older checkpoints have none
@@ -93,6 +102,14 @@ class SourceProgress:
         """As of `BatchLoader`."""
         source = self._source
         now = source.random_states()
+        if epoch and not self._has_warned and isinstance(source, BatchSource) and source.once:
+            self._has_warned = True
+            warnings.warn(
+                f"source {source.label!r} is an iterator, and no run can go on from a checkpoint after its first "
+                "epoch. Hint: give a function that makes the iterator",
+                RuntimeWarning,
+                stacklevel=user_level(),
+            )
         if not step:
             return SourcePosition(
                 self.draws, now, source.held_states(epoch) if isinstance(source, BatchSource) else None

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from anyaccel.data.streaming.random_states import imported_backends
-from anyaccel.phases.user_level import user_level
+from anyaccel.user_level import user_level
 
 
 class SourceRandomness:
@@ -68,7 +68,7 @@ def warn_of_seed(what: str) -> None:
     warnings.warn(
         f"{what}: a framework's global generator was seeded while rows were read ahead, and not at the first of them: "
         "rows of this epoch that follow from that seed may be other ones. From the next epoch on they are read between "
-        "steps. Hint: draw from a generator that is made of the row's number, such as torch.Generator().manual_seed(i)",
+        "steps. Hint: draw each row from a generator object that is seeded with the row's number",
         RuntimeWarning,
         stacklevel=user_level(),
     )

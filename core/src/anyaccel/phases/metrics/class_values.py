@@ -7,6 +7,18 @@ import numpy as np
 from anyaccel.errors import SpecError
 
 
+class UndefinedValue(float):
+    """What a metric gives where it is not defined: the number that scikit-learn gives, and the `cause`."""
+
+    cause: str
+
+    def __new__(cls, value: float, cause: str) -> UndefinedValue:
+        """The number, with the cause."""
+        undefined = super().__new__(cls, value)
+        undefined.cause = cause
+        return undefined
+
+
 def aligned(targets: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Targets in the shape of the outputs if that differs only in axes of size 1; anything else would broadcast.
 

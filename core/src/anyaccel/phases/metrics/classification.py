@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from anyaccel.errors import SpecError
-from anyaccel.phases.metrics.class_values import classes, is_scores
+from anyaccel.phases.metrics.class_values import UndefinedValue, classes, is_scores
 
 AVERAGES = ("macro", "micro", "weighted")
 
@@ -64,7 +64,7 @@ def cohen_kappa(outputs: np.ndarray, targets: np.ndarray) -> float:
     counts = _Counts("cohen_kappa", outputs, targets)
     by_chance = (counts.predicted / counts.n) @ (counts.true / counts.n)
     if by_chance == 1:
-        return float("nan")
+        return UndefinedValue(float("nan"), "outputs and targets have one class alone, the same")
     return float((counts.hits.sum() / counts.n - by_chance) / (1 - by_chance))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,19 @@ import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
-from anyaccel.errors import ConfigError, SpecError
+from anyaccel.call_hints import constructor_hints
+from anyaccel.errors import ConfigError, SpecError, UndefinedMetricWarning
+from anyaccel.phases.metrics.class_values import UndefinedValue
 from anyaccel.phases.metrics.metric_calls import Call, call_of, can_measure, label_of, number_of
 from anyaccel.phases.metrics.named import CLASS_METRICS, METRICS, SYNONYMS
 from anyaccel.phases.metrics.positions import counted, flattened, mask_of, within, without_class_axis
+from anyaccel.printable import printable
 from anyaccel.specs import LOSS_ALIASES, LOSSES, assign_fields
 from anyaccel.suggestions import did_you_mean
+from anyaccel.user_level import user_level
 
 
+@constructor_hints
 @dataclass(frozen=True, slots=True, init=False)
 class Metric:
     """A metric, computed once over all predictions of a phase.
@@ -48,7 +53,8 @@ class Metric:
     matthews_corrcoef, cohen_kappa, roc_auc (of two classes; roc_auc_ovr, roc_auc_ovo and both with _weighted of
     several), average_precision, log_loss, brier_score; mse, rmse, mae, r2, root_mean_squared_error,
     median_absolute_error, max_error, mean_absolute_percentage_error, mean_squared_log_error,
-    root_mean_squared_log_error, explained_variance. Of outputs with NaN all are NaN.
+    root_mean_squared_log_error, explained_variance. Of outputs with NaN all are NaN. Where one is not defined (roc_auc
+    where all targets are of one class) it is what scikit-learn gives, NaN, with an UndefinedMetricWarning.
 
     Raises:
         SpecError: an unknown name, or something that cannot be called.
@@ -107,6 +113,7 @@ class Metric:
         *,
         mask: np.ndarray | None = None,
         lengths: np.ndarray | None = None,
+        if_undefined: Callable[[str], object] | None = None,
     ) -> float:
         """The value for all outputs of a node, and the targets of the same samples.
 
@@ -115,6 +122,7 @@ class Metric:
             targets: [n, ...].
             mask: the values of the column `mask`, which are over the first axes of the targets.
             lengths: of the targets of each sample, int [n], where these differ.
+            if_undefined: called with a text if the metric is not defined for them; None for an UndefinedMetricWarning.
 
         Raises:
             SpecError: shapes or values that a named metric does not take, or what the metric gave is not one number.
@@ -127,7 +135,14 @@ class Metric:
             return float("nan")
         if name in CLASS_METRICS and outputs.dtype.kind == "f" and outputs.size == len(outputs) > 0:
             outputs = self._single(outputs)
-        return float(self._call(outputs, targets))
+        value = METRICS[name](outputs, targets) if len(outputs) else UndefinedValue(float("nan"), "no sample counts")
+        if isinstance(value, UndefinedValue):
+            text = f"metric {self.label!r} is not defined: {value.cause}. It is {float(value):g}, as in scikit-learn"
+            if if_undefined is None:
+                warnings.warn(printable(text), UndefinedMetricWarning, stacklevel=user_level())
+            else:
+                if_undefined(text)
+        return float(value)
 
     def _counted(
         self, name: str | None, outputs: np.ndarray, targets: np.ndarray, mask: Any, lengths: Any

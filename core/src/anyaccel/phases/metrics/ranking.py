@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from anyaccel.errors import SpecError
-from anyaccel.phases.metrics.class_values import is_scores, probabilities, scored_classes
+from anyaccel.phases.metrics.class_values import UndefinedValue, is_scores, probabilities, scored_classes
 
 
 def roc_auc(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -20,7 +20,7 @@ def roc_auc(outputs: np.ndarray, targets: np.ndarray) -> float:
             available="roc_auc_ovr, roc_auc_ovo, roc_auc_ovr_weighted, roc_auc_ovo_weighted",
             hint="use 'roc_auc_ovr', each class against the rest",
         )
-    return _area("roc_auc", scores, truth == 1)
+    return _area(scores, truth == 1)
 
 
 def roc_auc_ovr(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -72,72 +72,63 @@ def top_k(k: int) -> Callable[[np.ndarray, np.ndarray], float]:
         _, truth = scored_classes("top_k_accuracy", outputs, targets)
         n_classes = outputs.shape[1] if is_scores(outputs) else 2
         if n_classes <= k:
-            raise SpecError(
-                f"the accuracy among the {k} highest scores is always 1: there are {n_classes} classes",
-                hint="use 'accuracy'",
-            )
+            return UndefinedValue(1.0, f"of {n_classes} classes the true one is always among {k}")
         best = np.argsort(outputs, axis=1, kind="stable")[:, ::-1][:, :k]  # of equal scores, the last class first
         return float(np.mean((best == truth[:, None]).any(axis=1)))
 
     return top_k_accuracy
 
 
-Area = Callable[[str, np.ndarray, np.ndarray], float]
+Area = Callable[[np.ndarray, np.ndarray], float]
 
 
 def _over_classes(name: str, area: Area, outputs: np.ndarray, targets: np.ndarray, *, weighted: bool) -> float:
+    """The mean over classes; as in scikit-learn one without targets makes it undefined, unless it has no weight."""
     scores, truth = scored_classes(name, outputs, targets)
     if scores.ndim == 1:
-        return area(name, scores, truth == 1)
-    counts = _counts(name, scores, truth)
-    areas = [area(name, scores[:, index], truth == index) for index in range(len(counts))]
-    return float(np.average(areas, weights=counts if weighted else None))
+        return area(scores, truth == 1)
+    counts = np.bincount(truth, minlength=scores.shape[1])
+    taken = np.flatnonzero(counts) if weighted else range(len(counts))
+    areas = [area(scores[:, index], truth == index) for index in taken]
+    mean = float(np.average(areas, weights=counts[taken] if weighted else None))
+    return UndefinedValue(mean, _absent(counts)) if not counts.all() else mean
 
 
 def _over_pairs(name: str, outputs: np.ndarray, targets: np.ndarray, *, weighted: bool) -> float:
+    """The mean over the pairs of the classes that targets have, as in scikit-learn."""
     scores, truth = scored_classes(name, outputs, targets)
     if scores.ndim == 1:
-        return _area(name, scores, truth == 1)
-    counts = _counts(name, scores, truth)
+        return _area(scores, truth == 1)
+    counts = np.bincount(truth, minlength=scores.shape[1])
     areas, weights = [], []
-    for first, second in combinations(range(len(counts)), 2):
+    for first, second in combinations(np.flatnonzero(counts), 2):
         rows = (truth == first) | (truth == second)
-        both = (_area(name, scores[rows, index], truth[rows] == index) for index in (first, second))
+        both = (_area(scores[rows, index], truth[rows] == index) for index in (first, second))
         areas.append(sum(both) / 2)
         weights.append(counts[first] + counts[second])
-    return float(np.average(areas, weights=weights if weighted else None))
+    mean = float(np.average(areas, weights=weights if weighted else None)) if areas else float("nan")
+    return UndefinedValue(mean, _absent(counts)) if not counts.all() else mean
 
 
-def _counts(name: str, scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """How often each class is true; each must be."""
-    counts = np.bincount(truth, minlength=scores.shape[1])
-    if not counts.all():
-        raise _one_class(name, f"no target is of class {int(np.argmin(counts > 0))}")
-    return counts
+def _absent(counts: np.ndarray) -> str:
+    return f"no target is of class {int(np.argmin(counts > 0))}"
 
 
-def _area(name: str, scores: np.ndarray, positive: np.ndarray) -> float:
+def _area(scores: np.ndarray, positive: np.ndarray) -> float:
     """Chance that a positive sample has a higher score than a negative one; equal scores count half."""
     n_positive = int(positive.sum())
     n_negative = len(positive) - n_positive
     if not n_positive or not n_negative:
-        raise _one_class(name, f"all targets are of class {int(bool(n_positive))}")
+        return UndefinedValue(float("nan"), f"all targets are of class {int(bool(n_positive))}")
     _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2  # of equal scores, the mean rank
     return float((ranks[places][positive].sum() - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative))
 
 
-def _precision_over_recall(name: str, scores: np.ndarray, positive: np.ndarray) -> float:
+def _precision_over_recall(scores: np.ndarray, positive: np.ndarray) -> float:
     if not positive.any():
-        raise _one_class(name, "no target is of class 1")
+        return UndefinedValue(0.0, "no target is of class 1")
     values, places = np.unique(scores, return_inverse=True)
     hits = np.cumsum(np.bincount(places, weights=positive, minlength=len(values))[::-1])  # from the highest score on
     total = np.cumsum(np.bincount(places, minlength=len(values))[::-1])
     return float(np.sum(np.diff(hits, prepend=0) / hits[-1] * (hits / total)))
-
-
-def _one_class(name: str, what: str) -> SpecError:
-    return SpecError(
-        f"{name} is not defined: {what}",
-        hint="take rows of every class, for example by split_random(..., stratify_by='COLUMN')",
-    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from anyaccel.errors import SpecError
-from anyaccel.phases.metrics.class_values import aligned
+from anyaccel.phases.metrics.class_values import UndefinedValue, aligned
 
 
 def mse(outputs: np.ndarray, targets: np.ndarray) -> float:
@@ -51,20 +52,19 @@ def mean_absolute_percentage_error(outputs: np.ndarray, targets: np.ndarray) -> 
 
 def mean_squared_log_error(outputs: np.ndarray, targets: np.ndarray) -> float:
     """Mean squared error of log(1 + value)."""
-    predicted, truth = _logarithms("mean_squared_log_error", outputs, targets)
-    return float(np.mean((predicted - truth) ** 2))
+    return _of_logarithms(mse, outputs, targets)
 
 
 def root_mean_squared_log_error(outputs: np.ndarray, targets: np.ndarray) -> float:
     """Root mean squared error of log(1 + value)."""
-    return root_mean_squared_error(*_logarithms("root_mean_squared_log_error", outputs, targets))
+    return _of_logarithms(root_mean_squared_error, outputs, targets)
 
 
 def r2(outputs: np.ndarray, targets: np.ndarray) -> float:
     """Coefficient of determination; of constant targets 1 if they are met, else 0; NaN of fewer than two samples."""
     predicted, truth = _columns(outputs, targets)
     if len(truth) < 2:
-        return float("nan")
+        return UndefinedValue(float("nan"), "there is one sample")
     errors = np.sum((truth - predicted) ** 2, axis=0)
     return _explained(errors, np.sum((truth - truth.mean(axis=0)) ** 2, axis=0))
 
@@ -80,15 +80,15 @@ def _explained(errors: np.ndarray, variation: np.ndarray) -> float:
     return float(np.mean(np.where(np.isnan(errors), np.nan, parts)))
 
 
-def _logarithms(name: str, outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _of_logarithms(
+    measure: Callable[[np.ndarray, np.ndarray], float], outputs: np.ndarray, targets: np.ndarray
+) -> float:
+    """A measure of log(1 + value). A model may give values that have none: they end no training."""
     predicted, truth = _columns(outputs, targets)
     for whose, values in (("outputs", predicted), ("targets", truth)):
         if (values <= -1).any():
-            raise SpecError(
-                f"{name} needs values above -1, and the {whose} have {values.min():g}",
-                hint="use 'mse', or let the model end with a softplus",
-            )
-    return np.log1p(predicted), np.log1p(truth)
+            return UndefinedValue(float("nan"), f"it needs values above -1, and the {whose} have {values.min():g}")
+    return measure(np.log1p(predicted), np.log1p(truth))
 
 
 def _columns(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.precision import NodePrecision
 from anyaccel.segment import TensorSpec
+from anyaccel_jax.parameter_tree import ParameterTree
 
 Arrays = Mapping[str, Any]
 
@@ -126,6 +127,13 @@ class Model(ABC):
     def constraints(self) -> Mapping[str, Callable[[Any], Any]]:
         """As `ArrayOps.constraints`."""
         return {}
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """How the model's library holds its parameters, which Optax gets; a dict by name where it has no such tree."""
+        return ParameterTree(
+            {name: name for name in self.parameters}, self.parameters, "a dict by the names of graph.state()"
+        )
 
     @property
     def cache_key(self) -> Any:

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ShapeError
 from anyaccel_jax.models.base import (
     Arrays,
@@ -24,11 +25,13 @@ from anyaccel_jax.models.base import (
     split_floating,
 )
 from anyaccel_jax.models.data_format import flat_layers, is_activation, outer_formats
+from anyaccel_jax.parameter_tree import ParameterTree
 
 BATCH_AXIS = "batch"
 _STATE = "state."
 
 
+@constructor_hints
 class Equinox(Model):
     """An Equinox module, which cannot be changed, and its current values.
 
@@ -78,6 +81,12 @@ class Equinox(Model):
         """BatchNorm, wherever it is."""
         leaves = jax.tree.leaves(self._static, is_leaf=_is_batch_norm)
         return "BatchNorm" if any(map(_is_batch_norm, leaves)) else ""
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """The module with its floating arrays, as `eqx.filter(module, eqx.is_inexact_array)` gives it."""
+        names = {name: name if name in self.parameters else None for name in self._arrays.names}
+        return ParameterTree(self._arrays.unflatten(names), self.parameters, "eqx.filter(module, eqx.is_inexact_array)")
 
     @property
     def cache_key(self) -> Any:
@@ -135,7 +144,7 @@ def _with_state(module: Any) -> tuple[Any, Any]:
     except ValueError as error:
         raise ShapeError(
             f"the state of {type(module).__name__} is missing",
-            available="it was created by eqx.nn.make_with_state, which returns module and state",
+            cause="it was created by eqx.nn.make_with_state, which returns module and state",
             hint="give the node both: anyaccel_jax.Equinox(module, state)",
         ) from error
     return pair

@@ -10,9 +10,7 @@ from flax import linen as nn
 
 from anyaccel.errors import StateError
 from anyaccel.segment import NodeState
-from anyaccel_jax.models.base import named_leaves
 from anyaccel_jax.models.linen import Linen
-from anyaccel_jax.optimizers import join_state, split_state
 
 _COLLECTIONS = ("batch_stats",)
 
@@ -36,22 +34,20 @@ class FlaxTrainState(Linen):
         if not isinstance(module, nn.Module):
             raise StateError(
                 "the apply_fn of a TrainState is no method of a Linen module",
-                available=f"{state.apply_fn!r:.80}",
+                cause=f"{state.apply_fn!r:.80}",
                 hint="pass anyaccel_jax.Function(function, state.params), with optimizer=Optimizer(state.tx)",
             )
         self._given = state
         self._collections = [name for name in _COLLECTIONS if getattr(state, name, None) is not None]
         super().__init__(module, {"params": state.params, **{name: getattr(state, name) for name in self._collections}})
-        flat = jax.tree.map(self._by_name, state.opt_state, is_leaf=self._is_like_parameters)
-        self.optimizer_state = NodeState(int(state.step), split_state(flat, self.parameters))
+        opt_state = jax.tree.map(jnp.asarray, state.opt_state)
+        self.optimizer_state = NodeState(int(state.step), self.parameter_tree.split_state(opt_state, self.parameters))
 
     @property
     def train_state(self) -> Any:
         """The TrainState with the current values, step and optimizer state."""
         variables, state = self.variables, self._given
-        flat = jax.tree.map(self._by_name, state.opt_state, is_leaf=self._is_like_parameters)
-        joined = join_state(flat, self.parameters, self.optimizer_state.slots)
-        opt_state = jax.tree.map(self._as_tree, joined, is_leaf=self._is_by_name)
+        opt_state = self.parameter_tree.join_state(state.opt_state, self.parameters, self.optimizer_state.slots)
         changed = {name: variables[name] for name in self._collections}
         step = jnp.asarray(self.optimizer_state.step, jnp.int32) if hasattr(state.step, "dtype") else None
         return state.replace(
@@ -60,29 +56,3 @@ class FlaxTrainState(Linen):
             step=self.optimizer_state.step if step is None else step,
             **changed,
         )
-
-    def _is_like_parameters(self, tree: Any) -> bool:
-        structure: Any = jax.tree.structure(self._given.params)
-        return not _is_leaf(tree) and bool(jax.tree.structure(tree) == structure)
-
-    def _by_name(self, tree: Any) -> Any:
-        if _is_leaf(tree):
-            return jnp.asarray(tree)
-        names = (name.removeprefix("params.") for name in named_leaves({"params": tree}))
-        return dict(zip(names, map(jnp.asarray, jax.tree.leaves(tree)), strict=True))
-
-    def _is_by_name(self, tree: Any) -> bool:
-        return isinstance(tree, dict) and set(tree) == {*self._names}
-
-    def _as_tree(self, tree: Any) -> Any:
-        if not self._is_by_name(tree):
-            return tree
-        return jax.tree.unflatten(jax.tree.structure(self._given.params), [tree[name] for name in self._names])
-
-    @property
-    def _names(self) -> list[str]:
-        return [name.removeprefix("params.") for name in named_leaves({"params": self._given.params})]
-
-
-def _is_leaf(tree: Any) -> bool:
-    return bool(jax.tree_util.all_leaves([tree]))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from anyaccel.adapter import values_of
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
@@ -27,10 +28,12 @@ from anyaccel_jax.models.base import (
     outputs_of,
     split_floating,
 )
+from anyaccel_jax.parameter_tree import ParameterTree
 
 _STATE = "state."
 
 
+@constructor_hints
 class Function(Model):
     """A function `apply(parameters, *inputs)` of JAX, with its initial parameters.
 
@@ -85,6 +88,14 @@ class Function(Model):
             return ""
         way = "carry it: Function(apply, parameters, state=state) calls apply(parameters, state, *inputs)"
         return f"{self!r} calls a model of Haiku with state, and its state would not change; {way}"
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """The pytree that it was created with, without what is not trained."""
+        names = {name: name if name in self.parameters else None for name in self._tree.names}
+        return ParameterTree(
+            self._tree.unflatten(names), self.parameters, "the pytree of parameters that Function was given"
+        )
 
     @property
     def cache_key(self) -> Any:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.call_hints import constructor_hints
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
@@ -27,10 +28,12 @@ from anyaccel_jax.models.base import (
     zero_inputs,
 )
 from anyaccel_jax.models.data_format import flat_layers, outer_formats
+from anyaccel_jax.parameter_tree import ParameterTree
 
 _PARAMS = "params"
 
 
+@constructor_hints
 class Linen(Model):
     """A Linen module, which is a function, and its variables, which it does not hold itself.
 
@@ -82,6 +85,12 @@ class Linen(Model):
     def batch_coupling(self) -> str:
         """BatchNorm, which shows in its collection of variables."""
         return "BatchNorm" if any(name.startswith("batch_stats.") for name in self.buffers) else ""
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """The collection `params`."""
+        variables = self._join({name: name for name in self.parameters}, dict.fromkeys(self.buffers))
+        return ParameterTree(variables.get(_PARAMS, {}), self.parameters, "variables['params'] of the module")
 
     @property
     def cache_key(self) -> Any:

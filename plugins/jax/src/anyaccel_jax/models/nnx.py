@@ -25,6 +25,7 @@ from anyaccel_jax.models.base import (
     outputs_of,
 )
 from anyaccel_jax.models.data_format import flat_layers, outer_formats
+from anyaccel_jax.parameter_tree import ParameterTree
 
 _BOOKKEEPING = {"_pytree__state", "_object__state", "_pytree__nodes"}
 
@@ -60,6 +61,12 @@ class NnxModel(Model):
     def batch_coupling(self) -> str:
         """BatchNorm, wherever it is."""
         return "BatchNorm" if any(isinstance(node, nnx.BatchNorm) for _, node in nnx.iter_graph(self.module)) else ""
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """As `nnx.Optimizer(module, tx, wrt=nnx.Param)` has it: `nnx.state`, and of values alone in updates."""
+        state = self._parameter_tree.unflatten({name: name for name in self.parameters})
+        return ParameterTree(_pure(state), self.parameters, "nnx.state(module, nnx.Param)", boxed=state, unbox=_pure)
 
     @property
     def cache_key(self) -> Any:
@@ -105,7 +112,7 @@ class NnxModel(Model):
     def _writing_error(self, name: str) -> PhaseError:
         return PhaseError(
             f"a {self!r} cannot be trained: its call writes to {name}, which would be lost",
-            available="a call may write to variables that are no nnx.Param",
+            cause="a call may write to variables that are no nnx.Param",
             hint="keep it in an nnx.Variable, use a layer that leaves its parameters as they are, or freeze the node",
         )
 
@@ -118,6 +125,15 @@ class NnxModel(Model):
         """Into the module's own variables."""
         nnx.update(self.module, self._parameter_tree.unflatten(parameters), self._buffer_tree.unflatten(buffers))
         super().write(parameters, buffers)
+
+
+def _pure(tree: Any) -> Any:
+    """A tree with values in place of variables."""
+
+    def value(leaf: Any) -> Any:
+        return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+
+    return jax.tree.map(value, tree, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
 def _restart(state: Any, key: Any, number: int) -> Any:

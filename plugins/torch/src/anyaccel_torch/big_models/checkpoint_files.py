@@ -168,7 +168,7 @@ def _cast(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
         short = str(dtype).removeprefix("torch.")
         raise StateError(
             f"{name} holds {values[lost][0].item()} in the checkpoint, which would be infinite in {short}",
-            available=f"{short} holds numbers up to {torch.finfo(dtype).max}",
+            cause=f"{short} holds numbers up to {torch.finfo(dtype).max}",
             hint="load with dtype=torch.bfloat16, or keep this part wide: keep_in_fp32=['PART']",
         )
     return cast

@@ -52,7 +52,7 @@ def _check_torch() -> None:
     if missing:
         raise CapabilityError(
             f"torch {torch.__version__} does not support simulated devices: it has no {', '.join(missing)}",
-            available="torch 2.13.0, whose private names they use",
+            cause="torch 2.13.0, whose private names they use",
             hint="install that version for these tests",
         )
     name = torch._C._get_privateuse1_backend_name()

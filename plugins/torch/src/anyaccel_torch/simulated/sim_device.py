@@ -113,8 +113,11 @@ def running() -> Sequence[SimulatedDevice]:
     """The simulated devices of this process; creates those that the environment variable asks for."""
     with _lock:
         text = os.environ.get(SWITCH, "")
-        if not _running and text.isdecimal():
-            _running.extend(SimulatedDevice(index, None) for index in range(min(int(text), _MAX_DEVICES)))
+        if not _running and text and not (text.isdecimal() and int(text) <= _MAX_DEVICES):
+            problem = f"the environment variable {SWITCH}={text!r} is not a count from 0 to {_MAX_DEVICES}"
+            raise ConfigError(problem, hint=f"set {SWITCH}=2, or unset it")
+        if not _running and text:
+            _running.extend(SimulatedDevice(index, None) for index in range(int(text)))
         return tuple(_running)
 
 

@@ -1,0 +1,169 @@
+"""Hints for calls that Python refuses: an argument that there is not, one that is missing, or too many by position."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, overload
+
+from anyaccel.errors import AnyaccelError, ArgumentError
+from anyaccel.suggestions import did_you_mean
+
+_Arguments = ParamSpec("_Arguments")
+_Value = TypeVar("_Value")
+_Class = TypeVar("_Class", bound=type)
+UnknownArgument = Callable[[Any, str], AnyaccelError]
+"""Gives the error for an argument that there is not: called with the object or class of a method, and the name."""
+
+_OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "nb_epoch", "n_epoch"), ("n_epochs", "epochs")),
+    **dict.fromkeys(("device", "devices", "device_map", "gpus", "where"), ("accelerator", "where", "devices")),
+    **dict.fromkeys(("learning_rate", "eta", "step_size"), ("lr", "optimizer")),
+    **dict.fromkeys(("lr", "optim", "opt", "solver"), ("optimizer",)),
+    **dict.fromkeys(("loss_fn", "criterion", "objective", "loss_function"), ("loss", "losses")),
+    **dict.fromkeys(("loss", "losses"), ("losses", "loss")),
+    **dict.fromkeys(("metric", "eval_metric", "scoring"), ("metrics", "measure", "figures")),
+    **dict.fromkeys(("batch", "bs", "batch_size"), ("batch_size", "sampler")),
+    **dict.fromkeys(
+        ("validation_data", "val", "val_data", "eval_set", "validation_split", "eval_data"), ("validation",)
+    ),
+    **dict.fromkeys(("random_state", "random_seed", "rng", "manual_seed"), ("seed",)),
+    **dict.fromkeys(
+        ("path", "filename", "file", "dir", "directory", "filepath", "dirpath", "log_dir", "logdir"), ("folder", "path")
+    ),
+    **dict.fromkeys(("verbose", "progress_bar", "verbosity"), ("progress",)),
+    **dict.fromkeys(("num_workers", "n_jobs", "n_workers"), ("workers", "count")),
+    **dict.fromkeys(("y", "targets", "target", "labels", "label_column"), ("targets", "target")),
+    **dict.fromkeys(("X", "x", "inputs", "input_columns"), ("features", "data", "inputs")),
+    **dict.fromkeys(("dataset", "train_data", "split"), ("data", "dataset")),
+    **dict.fromkeys(("name", "title", "id"), ("label", "name")),
+    **dict.fromkeys(("params", "weights", "variables"), ("parameters", "variables")),
+    **dict.fromkeys(("module", "net", "network", "estimator"), ("model", "estimator")),
+    **dict.fromkeys(("inputs", "input", "upstream", "source"), ("upstream_ref", "upstream_refs", "source")),
+    **dict.fromkeys(("save_best_only", "save_best", "save_top_k", "monitor"), ("keep_best", "monitor")),
+    **dict.fromkeys(("max_to_keep", "save_total_limit"), ("keep",)),
+    **dict.fromkeys(("save_freq", "save_steps", "every_n_epochs", "period"), ("every",)),
+    **dict.fromkeys(("restore_best_weights",), ("restore_best",)),
+    **dict.fromkeys(("dtype", "mixed_precision"), ("precision", "dtype")),
+    **dict.fromkeys(("scheduler", "lr_scheduler"), ("schedule",)),
+    **dict.fromkeys(("hidden", "hidden_size", "hidden_layer_sizes", "units"), ("hidden_dim",)),
+    **dict.fromkeys(("num_layers", "depth", "layers"), ("n_layers", "nodes")),
+    **dict.fromkeys(("standardize", "normalize", "preprocessing"), ("scaler",)),
+    **dict.fromkeys(("stratify", "stratify_on"), ("stratify_by",)),
+    **dict.fromkeys(("groups", "group_on"), ("group_by",)),
+}
+"""Words of other libraries, and the arguments that they may mean here; the first that a call has is the one."""
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@overload
+def call_hints(
+    function: Callable[_Arguments, _Value], *, unknown: UnknownArgument | None = None
+) -> Callable[_Arguments, _Value]: ...
+
+
+@overload
+def call_hints(
+    function: None = None, *, unknown: UnknownArgument | None = None
+) -> Callable[[Callable[_Arguments, _Value]], Callable[_Arguments, _Value]]: ...
+
+
+def call_hints(function: Any = None, *, unknown: UnknownArgument | None = None) -> Any:
+    """Let a call with wrong arguments be an ArgumentError that says which there are and which was meant.
+
+    The signature stays what it is, for editors and type checkers, and a call that Python takes is not looked at.
+
+    Args:
+        function: a function, a method, or `__init__`.
+        unknown: gives another error for an argument that there is not.
+    """
+    if function is None:
+        return functools.partial(call_hints, unknown=unknown)
+
+    @functools.wraps(function)
+    def hinted(*args: Any, **keywords: Any) -> Any:
+        try:
+            return function(*args, **keywords)
+        except TypeError:
+            error = _wrong_call(function, args, keywords, unknown)
+            if error is None:
+                raise
+        raise error
+
+    hinted.has_call_hints = True  # type: ignore[attr-defined]
+    return hinted
+
+
+def constructor_hints(cls: _Class) -> _Class:
+    """Give a class `call_hints` for its constructor, and for its class methods and static methods that are public."""
+    return _with_hints(cls, lambda name, value: isinstance(value, (classmethod, staticmethod)) and name[0] != "_")
+
+
+def class_hints(cls: _Class) -> _Class:
+    """Give a class `call_hints` for its constructor, and for all its public methods."""
+
+    def is_method(name: str, value: Any) -> bool:
+        return name[0] != "_" and (isinstance(value, (classmethod, staticmethod)) or inspect.isfunction(value))
+
+    return _with_hints(cls, is_method)
+
+
+def _with_hints(cls: _Class, wanted: Callable[[str, Any], bool]) -> _Class:
+    for name, value in list(vars(cls).items()):
+        if name not in ("__init__", "__new__") and not wanted(name, value):
+            continue
+        function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+        if getattr(function, "__isabstractmethod__", False) or hasattr(function, "has_call_hints"):
+            continue
+        hinted = call_hints(function)
+        setattr(cls, name, type(value)(hinted) if isinstance(value, (classmethod, staticmethod)) else hinted)
+    return cls
+
+
+def _wrong_call(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: Mapping[str, Any], unknown: UnknownArgument | None
+) -> AnyaccelError | None:
+    """The error for a call that does not fit the signature; None if it does, and something else was wrong."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        reason = str(error)
+    else:
+        return None
+    parameters = dict(signature.parameters)
+    name, first = function.__qualname__.rpartition("<locals>.")[2], next(iter(parameters), "")
+    if "." in name and first in ("self", "cls"):
+        del parameters[first]
+        if args:  # of a subclass, the name of the one that was called
+            owner = args[0] if isinstance(args[0], type) else type(args[0])
+            name = f"{owner.__name__}.{function.__name__}"
+    name = name.removesuffix(".__init__").removesuffix(".__new__")
+    available = ", ".join(parameters)
+    wrong = next((keyword for keyword in keywords if keyword not in parameters), None)
+    if wrong is not None and unknown is not None:
+        return unknown(args[0] if args else None, wrong)
+    if wrong is not None:
+        hint = _meant(wrong, parameters)
+        return ArgumentError(f"{name} has no argument {wrong!r}", available=available, hint=hint)
+    needed = [
+        f"{parameter.name}=..." if parameter.kind is inspect.Parameter.KEYWORD_ONLY else parameter.name
+        for parameter in parameters.values()
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in _STARRED
+    ]
+    if reason == "too many positional arguments":
+        positional = [key for key, parameter in parameters.items() if parameter.kind in _POSITIONAL]
+        others = [f"{key}=..." for key in parameters if key not in positional]
+        hint = f"write {name}({', '.join(positional + others[:1])}{', ...' if others[1:] else ''})"
+        return ArgumentError(f"{name}: {reason}", available=available, hint=hint)
+    more = ["..."] if len(needed) < len(parameters) else []
+    return ArgumentError(f"{name}: {reason}", hint=f"write {name}({', '.join([*needed, *more])})")
+
+
+def _meant(wrong: str, parameters: Mapping[str, inspect.Parameter]) -> str:
+    if not parameters:
+        return "it takes none"
+    other = next((word for word in _OTHER_WORDS.get(wrong, ()) if word in parameters and word != wrong), None)
+    return f"it is called {other!r}" if other else did_you_mean(wrong, parameters, "use one of these names")
