@@ -10,6 +10,7 @@ import pytest
 import anyaccel as aa
 from anyaccel import AppliedLoss, ModelGraph, ModelNode, TrainPhase
 
+pytest.importorskip("jax")
 linen = pytest.importorskip("flax.linen")
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
