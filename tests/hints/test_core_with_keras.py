@@ -170,3 +170,34 @@ def test_the_framework_of_keras(hint: Any, monkeypatch: pytest.MonkeyPatch) -> N
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
     assert "computes with numpy" in done.stdout and keras.config.backend() in str(caught.value)
+
+
+def test_optimizers_of_several(hint: Any) -> None:
+    optimizers = keras.optimizers
+    if not hasattr(optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has no MultiOptimizer")
+    rates = optimizers.OptimizerMap(optimizers.SGD(0.1))
+    rates[".*bias"] = optimizers.SGD(0.01)
+    with hint("give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes"):
+        trained(graph(line(), optimizer=aa.Optimizer(optimizers.MultiOptimizer(rates))))
+    groups = {"*bias": {"lr": 0.01}}
+    assert trained(graph(line(), optimizer=aa.Optimizer(optimizers.SGD, lr=0.1, groups=groups)))
+    assert trained(aa.ModelGraph([aa.ModelNode("net", line(), DATA.reference(), optimizer=optimizers.SGD(0.1))]))
+
+
+class Bare(keras.optimizers.SGD):
+    """An optimizer whose constructor does not take what get_config gives."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+
+
+class Settled(keras.optimizers.SGD):
+    def __init__(self, learning_rate: Any = 0.1, **settings: Any) -> None:
+        super().__init__(learning_rate, **settings)
+
+
+def test_optimizers_of_the_users_own(hint: Any) -> None:
+    with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
+        trained(graph(line(), optimizer=aa.Optimizer(Bare())))
+    assert Settled().get_config() and trained(graph(line(), optimizer=aa.Optimizer(Settled())))
