@@ -239,7 +239,7 @@ class Registry:
         backend = self.find(framework, device.kind)
         usable = self.ask(backend, "devices")
         if device not in usable:
-            available, reason = ", ".join(map(str, usable)) or "no device", self.unavailable_reason(framework, device)
+            available, reason = ", ".join(map(str, usable)), self.unavailable_reason(framework, device)
             problem = f"{device} is not on this machine for {framework}" + (f" ({reason})" if reason else "")
             raise DeviceUnavailableError(problem, available=available, hint=_device_hint(device, usable))
         actual = self.ask(backend, "device_info", device).vendor if vendor else ""
@@ -307,7 +307,7 @@ class Registry:
         meant = did_you_mean(name, self.frameworks, "check the spelling, or install its plugin")
         hint = install_line(distribution) if distribution and name not in self.frameworks else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
-        if allowed is not None and framework not in allowed and name not in self.frameworks:
+        if allowed is not None and str(framework) not in allowed and name not in self.frameworks:
             problem = f"no plugin for the framework {framework!r} is loaded, and {loader.SWITCH} says which are"
             hint = f"add it to {loader.SWITCH} ({','.join(sorted(allowed))!r} now), or {hint}"
         return FrameworkError(problem, available=available, hint=hint)
