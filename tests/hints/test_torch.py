@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,20 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("anyaccel_torch")
 
 from torch import Tensor, nn  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+from anyaccel.device import Device  # noqa: E402
+from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment  # noqa: E402
+from anyaccel.specs import Loss  # noqa: E402
+from anyaccel.segment import TensorSpec  # noqa: E402
 from anyaccel_torch import TorchSchedule  # noqa: E402
+from anyaccel_torch.backend import TorchBackend  # noqa: E402
+from anyaccel_torch.compiling import steps, strategies, toolchain_check  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
 Y = X[:, :1].copy()
 ON = "net"
+EVAL = aa.EvalPhase("eval", data="all", losses=[aa.AppliedLoss("mse", on=ON)], accelerator="cpu")
 
 
 def graph_of(model: Any, x: Any = X, y: Any = Y, optimizer: Any = "sgd", **settings: Any) -> aa.ModelGraph:
@@ -91,19 +101,20 @@ class Sparse(nn.Module):
         return self.layer(x @ self.table)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_modules_that_a_node_does_not_take(hint: Any) -> None:
     with hint("write __hash__ = nn.Module.__hash__ into {}, as defining __eq__ removes it"):
-        graph_of(Equal(3, 1))
+        graph_of(Equal(3, 1)).build()
     assert train(Hashed(3, 1)).loss.size
     assert Hashed.__hash__ is nn.Module.__hash__
     with hint("begin the __init__ of {} with super().__init__()"):
-        graph_of(NotBegun())
+        graph_of(NotBegun()).build()
     assert train(Begun()).loss.size  # which calls super().__init__()
     with hint(
         "make it dense: nn.Parameter(value.to_dense()); or a buffer, register_buffer('NAME', value, persistent=False), "
         "where it is not trained"
     ):
-        graph_of(Sparse("sparse"))
+        graph_of(Sparse("sparse")).build()
     assert train(Sparse("dense")).loss.size  # nn.Parameter(value.to_dense())
     assert train(Sparse("register_buffer, persistent=False")).loss.size
     with hint(
@@ -114,9 +125,10 @@ def test_modules_that_a_node_does_not_take(hint: Any) -> None:
     assert graph_of(Sparse("register_buffer(..., persistent=False)")).state()  # as its __init__() does
     scripted = torch.jit.script(linear())
     with hint("give the scripted module before it is frozen: torch.jit.script(module)"):
-        graph_of(torch.jit.freeze(scripted.eval()))
+        graph_of(torch.jit.freeze(scripted.eval())).build()
     assert train(torch.jit.script(linear())).loss.size
-    exported = torch.export.export(linear(), (torch.ones(2, 3),)).module()
+    shapes = ({0: torch.export.Dim("rows")},)
+    exported = torch.export.export(linear(), (torch.ones(2, 3),), dynamic_shapes=shapes).module()
     with hint(
         "give the module that it was made of; or, if it computes the same in both, set model.train = model.eval = "
         "lambda *mode: model"
@@ -125,7 +137,7 @@ def test_modules_that_a_node_does_not_take(hint: Any) -> None:
     assert train(linear()).loss.size
     model = exported
     model.train = model.eval = lambda *mode: model
-    assert train(model, sampler=aa.SimpleSampler(2)).loss.size
+    assert train(model).loss.size
 
 
 class Extra(nn.Linear):
@@ -191,17 +203,6 @@ class Slope(nn.Module):
         return slope
 
 
-class Flat(nn.Module):
-    """Has outputs of another shape for the targets than it says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
 def unreduced(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs, targets, reduction="none")
 
@@ -216,18 +217,20 @@ def test_losses(hint: Any) -> None:
         train(linear(), unreduced)
     assert train(linear(), nn.MSELoss(reduction="mean")).loss.size
     with hint("correct loss_kwargs, or give an instance"):
-        train(linear(), aa.AppliedLoss(nn.HuberLoss, on=ON, loss_kwargs={"sigma": 1}))
-    assert train(linear(), aa.AppliedLoss(nn.HuberLoss, on=ON, loss_kwargs={"delta": 1.0})).loss.size
+        train(linear(), aa.Loss(nn.HuberLoss, loss_kwargs={"sigma": 1}))
+    assert train(linear(), aa.Loss(nn.HuberLoss, loss_kwargs={"delta": 1.0})).loss.size
     assert train(linear(), nn.HuberLoss(delta=1.0)).loss.size
+    segment = segment_of(linear())
+    (term,) = segment.losses
     with hint("give two inputs, such as ['outputs', 'targets']"):
-        train(linear(), aa.AppliedLoss("mse", on=ON, inputs=["outputs"]))
+        TorchBackend().build(replace(segment, losses=(replace(term, inputs=(ON,)),)))
     assert train(linear(), aa.AppliedLoss("mse", on=ON, inputs=["outputs", "targets"])).loss.size
     with hint("give a class such as torch.nn.MSELoss"):
-        train(linear(), aa.AppliedLoss(type("Nothing", (), {}), on=ON))
+        TorchBackend().build(segment_of(linear(), Loss(type("Nothing", (), {}))))
     assert train(linear(), aa.AppliedLoss(torch.nn.MSELoss, on=ON)).loss.size
     with hint("let the model return floating values: output.float()"):
-        train(Function(lambda _, output: output.long()), y=Y.astype("int64"))
-    assert train(Function(lambda _, output: output.float())).loss.size
+        graph_of(Function(lambda _, output: output.long())).run(EVAL, progress="none")
+    assert graph_of(Function(lambda _, output: output.long().float())).run(EVAL, progress="none").losses
     with hint(
         "unfreeze a node before the loss, set requires_grad on its parameters, add a loss after it, or take detach() "
         "and no_grad() out of the model and the loss"
@@ -277,3 +280,244 @@ def test_embeddings_with_sparse_gradients(hint: Any) -> None:
         train(table(sparse=True), x=x, optimizer="adam")
     assert train(table(sparse=False), x=x, optimizer="adam").loss.size  # nn.Embedding(5, 2, sparse=False)
     assert train(table(sparse=True), x=x, optimizer=aa.Optimizer("sgd", lr=0.1)).loss.size
+
+
+def segment_of(model: Any, loss: Any = "mse", target: tuple[int, ...] = (1,)) -> Segment:
+    """A segment of a backend's own tests, `x -> net -> loss against y`, for what phases refuse before."""
+    cpu = Device("cpu")
+    return Segment(
+        "s",
+        (Operation(ON, model, ("x",), (ON,), cpu),),
+        {"x": (TensorSpec((3,), "float32"), cpu), "y": (TensorSpec(target, "float32"), cpu)},
+        (ON,),
+        (LossTerm("l", ON, loss if isinstance(loss, Loss) else Loss(loss), (ON, "y"), cpu),),
+        (ParameterGroup("g", aa.Optimizer("sgd", lr=0.1), (ON,)),),
+    )
+
+
+class Sometimes(nn.Module):
+    """Writes to its input if that is large."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.layer, self.copies = linear(), copies
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone() if self.copies else x
+        return self.layer(x.clamp_(max=1.0) if (x > 1).any() else x)
+
+
+def test_models_that_write_to_their_inputs(hint: Any) -> None:
+    small, large, target = torch.zeros(2, 3), torch.full((2, 3), 3.0), torch.zeros(2, 1)
+    program: Any = TorchBackend().build(segment_of(Sometimes(copies=False)))
+    program.forward((small, target))
+    with hint("copy the input before writing to it: x = x.clone()"):
+        program.forward((large, target))
+    x = large
+    x = x.clone()
+    program = TorchBackend().build(segment_of(Sometimes(copies=True)))
+    program.forward((small, target))
+    program.forward((large, target))
+
+    def train_two(model: nn.Module) -> None:
+        segment = segment_of(linear())
+        first = Operation("w", model, ("x",), ("w",), Device("cpu"))
+        operations, losses = (first, *segment.operations), (replace(segment.losses[0], inputs=(ON, "w")),)
+        program: Any = TorchBackend().build(replace(segment, operations=operations, losses=losses))
+        rows, order = [torch.cat([torch.zeros(2, 3), torch.full((2, 3), 3.0)]), torch.zeros(4, 1)], torch.arange(4)
+        program.train_steps(rows, [order, order], 0, 1, 2)
+        program.train_steps(rows, [order, order], 2, 1, 2)
+
+    with hint("copy the input before writing to it: x = x.clone()"):
+        train_two(Sometimes(copies=False))
+    x = x.clone()
+    train_two(Sometimes(copies=True))
+
+
+def test_shapes_of_losses(hint: Any) -> None:
+    for loss in ("mse", Loss("cross_entropy", class_weights=[1.0, 2.0])):
+        program: Any = TorchBackend().build(segment_of(linear(), loss, (3,)))
+        with hint("give the model the targets' shape per sample as output_shape, or reshape the target column"):
+            program.train_steps([torch.ones(4, 3), torch.ones(4, 3)], [torch.arange(4)] * 2, 0, 1, 4)
+    assert train(aa.SequentialMLP(output_shape=(3,)), y=X).loss.size
+    flat = np.ones(24, "float32")
+    assert train(linear(), y=flat.reshape(-1, 1)).loss.size
+    with hint("give an nn.Module"):
+        TorchBackend().build(segment_of(3)).forward((torch.ones(2, 3), torch.ones(2, 1)))
+    module: nn.Module = linear()
+    TorchBackend().build(segment_of(module)).forward((torch.ones(2, 3), torch.ones(2, 1)))
+
+
+class Batches:
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for size in self.sizes:
+            yield {"x": X[:size], "y": Y[:size]}
+
+
+def normalizing() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def run_on(source: Any) -> Any:
+    graph = aa.ModelGraph([aa.ModelNode(ON, normalizing(), source.reference())], "sgd")
+    phase = aa.TrainPhase(
+        "t", data=source, losses=[aa.AppliedLoss("mse", on=ON)], sampler=aa.SimpleSampler(8), accelerator="cpu"
+    )
+    return graph.run(phase, progress="none")
+
+
+def test_batches_and_shared_parameters(hint: Any) -> None:
+    def source(*sizes: int) -> Any:
+        return aa.IterableSource("d", Batches(*sizes), features="x", targets="y")
+
+    with hint("leave such a batch out, DataLoader(..., drop_last=True), or make batches of another size"):
+        run_on(source(8, 8, 1))
+    assert run_on(source(8, 8)).loss.size
+    rows = TensorDataset(torch.from_numpy(X[:17]), torch.from_numpy(Y[:17]))
+    aa.fit(normalizing(), DataLoader(rows, 8, drop_last=True), loss="mse", epochs=1, accelerator="cpu")
+    assert run_on(source(9, 8)).loss.size
+    shared = nn.Linear(3, 3)
+    given = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
+    losses = [aa.AppliedLoss("mse", on="taught")]
+    phase = aa.TrainPhase("t", data="all", losses=losses, accelerator="cpu")
+
+    def graph(first: Any, last: Any) -> aa.ModelGraph:
+        nodes = [aa.ModelNode("kept", first, given.reference()), aa.ModelNode("taught", last, "kept")]
+        return aa.ModelGraph(nodes, "sgd").freeze("kept")
+
+    with hint("freeze both, give each its own, or switch off requires_grad of what is not to be trained"):
+        graph(nn.Sequential(shared), nn.Sequential(shared, linear())).run(phase, progress="none")
+    both = graph(nn.Sequential(shared), nn.Sequential(shared, linear())).freeze("taught")
+    assert both.run(aa.EvalPhase("e", data="all", losses=losses, accelerator="cpu"), progress="none").losses
+    assert graph(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), linear())).run(phase, progress="none")
+    for parameter in shared.parameters():
+        parameter.requires_grad = False
+    assert graph(nn.Sequential(shared), nn.Sequential(shared, linear())).run(phase, progress="none")
+
+
+class Evil:
+    pass
+
+
+def test_files_of_weights(hint: Any, tmp_path: Path) -> None:
+    model, path = linear(), tmp_path / "other.pt"
+    graph = graph_of(model)
+    torch.save({"weight": Evil()}, path)
+    with hint("where you trust the file, load it with torch yourself, and give load_weights(model.state_dict())"):
+        graph.load_weights(path)
+    assert torch.load(path, weights_only=False)
+    graph.load_weights(model.state_dict())
+    torch.save([1, 2], path)
+    with hint("save it again with torch.save(model.state_dict(), 'weights.pt')"):
+        graph.load_weights(path)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    graph.load_weights(tmp_path / "weights.pt")
+    torch.save({"epoch": 3, "state_dict": model.state_dict()}, path)
+    with hint("give its part with the weights: load_weights({})"):
+        graph.load_weights(path)
+    graph.load_weights(torch.load(str(path), weights_only=True)["state_dict"])
+
+
+def test_arrays_and_tensors(hint: Any) -> None:
+    backend, cpu = TorchBackend(), Device("cpu")
+    array = np.array(["1", "2"])
+    with hint("convert the array first, such as with array.astype('float32')"):
+        backend.from_host(array, cpu)
+    backend.from_host(array.astype("float32"), cpu)
+    tensor = torch.eye(2).to_sparse()
+    with hint("convert it first: tensor.float(), or tensor.to_dense() if it is sparse"):
+        backend.to_host(tensor)
+    assert backend.to_host(tensor.to_dense()).sum() == 2
+    assert backend.to_host(torch.ones(2).to(torch.float8_e4m3fn).float()).sum() == 2
+    with hint("give a plain array without gradients, or copy it through host memory with from_host"):
+        backend.from_dlpack(object(), cpu)
+    backend.from_dlpack(np.ones(2), cpu)
+    backend.from_host(np.ones(2), cpu)
+
+
+@pytest.fixture
+def plain_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled functions are plain Python, which takes no time to compile."""
+    monkeypatch.setattr(strategies, "torch_compile", lambda function, options: function)
+    monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
+    monkeypatch.setattr(toolchain_check, "scan", lambda: None)
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", float("inf"))
+
+
+def compiled(model: Any, compile: str = "steps", batch: int = 8, **settings: Any) -> Any:
+    """Train with compiled steps; a warning that they are not is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", aa.errors.CompileWarning)
+        return train(model, compile=compile, sampler=batch, **settings)
+
+
+def counting(module: Function, output: Tensor) -> Tensor:
+    module.calls += 1
+    return output
+
+
+def counting_in_buffer(module: Function, output: Tensor) -> Tensor:
+    module.seen.add_(1)
+    return output
+
+
+def replacing(module: Function, output: Tensor) -> Tensor:
+    module.seen = module.seen + 1
+    return output
+
+
+def copying(module: Function, output: Tensor) -> Tensor:
+    module.seen.copy_(module.seen + 1)
+    return output
+
+
+@pytest.mark.usefixtures("plain_compiler")
+def test_steps_that_cannot_be_compiled(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with hint("keep what a step changes in a register_buffer, and change it in place"):
+        compiled(Function(counting))
+    assert compiled(Function(counting_in_buffer)).loss.size  # `seen` is given to register_buffer()
+    with hint("change it in place, such as with copy_"):
+        compiled(Function(replacing))
+    assert compiled(Function(copying)).loss.size
+
+    def table(sparse: bool) -> nn.Module:
+        return nn.Sequential(nn.Embedding(5, 2, sparse=sparse), nn.Flatten(), nn.Linear(6, 1))
+
+    x = np.zeros((24, 3), "int64")
+    with hint("create the embedding with sparse=False"):
+        compiled(table(True), x=x)
+    assert compiled(table(sparse=False), x=x).loss.size
+    with hint("use an available name, or set compile='off'"):
+        compiled(linear(), optimizer=aa.Optimizer(torch.optim.NAdam))
+    assert compiled(linear(), optimizer="adam").loss.size
+    assert compiled(linear(), compile="off", optimizer=aa.Optimizer(torch.optim.NAdam)).loss.size
+    program: Any = TorchBackend().build(segment_of(linear()))
+    rows = [torch.ones(24, 3), torch.ones(24, 1)]
+    with hint("use a batch_size that is a multiple of {}"):
+        program.compile(rows, [torch.arange(24)] * 2, 5, 2)
+    program.compile(rows, [torch.arange(24)] * 2, 6, 2)  # batch_size 6
+    with hint("use a smaller batch_size"):
+        program.compile(rows, [torch.arange(24)] * 2, 25)
+    program.compile(rows, [torch.arange(24)] * 2, 8)  # batch_size 8
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", 0.0)
+    with hint("set compile='off' or 'auto'"):
+        compiled(linear())
+    assert compiled(linear(), compile="off").loss.size and compiled(linear(), compile="auto").loss.size
+    monkeypatch.setattr(steps, "_MUCH_SLOWER", float("inf"))
+    monkeypatch.setattr(
+        strategies, "torch_compile", lambda function, options: lambda *args: [loss + 9 for loss in function(*args)]
+    )
+    monkeypatch.setattr(strategies, "_CACHE", OrderedDict())
+    with hint("set compile='off'; a module's own random numbers may be the cause"):
+        compiled(linear())
+    assert compiled(linear(), compile="off").loss.size
+
+
+def test_steps_that_cannot_be_traced(hint: Any, request: pytest.FixtureRequest) -> None:
+    with hint("avoid Python that depends on the values of tensors (if x.sum() > 0, x.item()), prints and the like"):
+        compiled(Function(lambda _, x: x if x.sum() > 0 else -x))
+    request.getfixturevalue("plain_compiler")
+    assert compiled(Function(lambda _, x: torch.where(x.sum() > 0, x, -x))).loss.size  # without item()
