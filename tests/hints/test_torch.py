@@ -21,9 +21,14 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from anyaccel.device import Device  # noqa: E402
-from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment  # noqa: E402
+from anyaccel.segment import (  # noqa: E402
+    LossTerm,
+    Operation,
+    ParameterGroup,
+    Segment,
+    TensorSpec,
+)
 from anyaccel.specs import Loss  # noqa: E402
-from anyaccel.segment import TensorSpec  # noqa: E402
 from anyaccel_torch import TorchSchedule  # noqa: E402
 from anyaccel_torch.backend import TorchBackend  # noqa: E402
 from anyaccel_torch.compiling import steps, strategies, toolchain_check  # noqa: E402
