@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -526,3 +529,115 @@ def test_steps_that_cannot_be_traced(hint: Any, request: pytest.FixtureRequest) 
         compiled(Function(lambda _, x: x if x.sum() > 0 else -x))
     request.getfixturevalue("plain_compiler")
     assert compiled(Function(lambda _, x: torch.where(x.sum() > 0, x, -x))).loss.size  # without item()
+
+
+def test_steps_that_are_not_compiled(hint: Any, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("plain_compiler")
+    segment, rows, order = segment_of(linear()), [torch.ones(24, 3), torch.ones(24, 1)], torch.arange(24)
+    program: Any = TorchBackend().build(replace(segment, compile="off"))
+    with hint(
+        "set compile='auto', and train at least one node, all on one CPU or CUDA device, and without constraints of "
+        "Keras"
+    ):
+        program.compile(rows, [order, order], 4)
+    program = TorchBackend().build(replace(segment, compile="auto"))
+    program.compile(rows, [order, order], 4)
+    (term,) = segment.losses
+    weighted = replace(term, loss=Loss("cross_entropy", class_weights=[1.0, 2.0]))
+    classes = {**segment.inputs, "y": (TensorSpec((), "int64"), Device("cpu"))}
+
+    def classifying() -> Any:
+        given = segment_of(nn.Linear(3, 2))
+        return TorchBackend().build(replace(given, losses=(weighted,), inputs=classes))
+
+    rows = [torch.ones(24, 3), torch.ones(24, dtype=torch.int64)]
+    with hint("use a smaller batch_size instead, or set compile='off'"):
+        classifying().compile(rows, [order, order], 4, 2)
+    classifying().compile(rows, [order, order], 2)  # batch_size 2
+    y = np.zeros((24,), "int64")
+    loss = aa.Loss("cross_entropy", class_weights=[1.0, 2.0])
+    assert train(nn.Linear(3, 2), loss, y=y, compile="off", accumulate=2).loss.size
+
+
+def test_dtypes_of_chips(hint: Any) -> None:
+    class Chip(TorchBackend):
+        unsupported_dtypes = frozenset({"float64"})
+
+    backend, tensor = Chip(), torch.ones(2, dtype=torch.float64)
+    with hint("cast it first: .float()"):
+        backend.move(tensor, Device("cpu"))
+    assert backend.move(tensor.float(), Device("cpu")).sum() == 2
+
+
+def test_variables(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyaccel_torch.gradient_buckets import bucket_bytes
+    from anyaccel_torch.simulated import SWITCH, running
+
+    monkeypatch.setenv("ANYACCEL_TORCH_BUCKET_MB", "many")
+    with hint("set it to a size such as {}=25, to inf for all gradients at once, or unset it"):
+        bucket_bytes()
+    for value in ("25", "inf"):
+        monkeypatch.setenv("ANYACCEL_TORCH_BUCKET_MB", value)
+        assert bucket_bytes() == float(value) * 2**20
+    monkeypatch.delenv("ANYACCEL_TORCH_BUCKET_MB")
+    assert bucket_bytes()
+    monkeypatch.setenv(SWITCH, "many")
+    with hint("set {}=2, or unset it"):
+        running()
+    monkeypatch.delenv(SWITCH)
+    assert not running()
+
+
+class Cache(nn.Module):
+    """Keeps what it has computed from one call for the next."""
+
+    def __init__(self, use_cache: bool) -> None:
+        super().__init__()
+        self.layer, self.config, self.kept = nn.Linear(3, 3), type("Config", (), {"use_cache": use_cache}), []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.config.use_cache:
+            self.kept.append(y.detach())
+            for other in self.kept:
+                y = (y * other.mean()).tanh()
+        return y
+
+
+def test_parts_that_are_computed_again(hint: Any) -> None:
+    def run(model: nn.Module, remat: Any, **settings: Any) -> Any:
+        layers = nn.Sequential(nn.Sequential(model, nn.Linear(3, 3)), linear())
+        graph = graph_of(layers, remat=remat)
+        losses = [aa.AppliedLoss("mse", on=ON)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", aa.errors.CompileWarning)
+            phase = aa.TrainPhase("train", data="all", losses=losses, accelerator="cpu", **settings)
+            return graph.run(phase, progress="none")
+
+    with hint(
+        "turn off what the model keeps from one call for the next, such as its cache of keys and values "
+        "(model.config.use_cache = False); or leave remat out"
+    ):
+        run(Cache(use_cache=True), "0", compile="off")
+    model = Cache(use_cache=True)
+    model.config.use_cache = False
+    assert run(model, "0", compile="off").loss.size
+    assert run(Cache(use_cache=True), None, compile="off").loss.size  # without remat
+    with hint("set compile='off', or leave remat out"):
+        run(nn.Linear(3, 3), "0", compile="steps", accumulate=2)
+    assert run(nn.Linear(3, 3), "0", compile="off", accumulate=2).loss.size
+    assert run(nn.Linear(3, 3), None, compile="auto", accumulate=2).loss.size  # without remat
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("test_torch_simulated.py", {"ANYACCEL_PLUGINS": "torch", "ANYACCEL_TORCH_SIMULATE": "2"}),
+        ("test_keras_on_torch.py", {"KERAS_BACKEND": "torch"}),
+    ],
+)
+def test_in_a_process_of_its_own(file: str, settings: dict[str, str]) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name(file))]
+    done = subprocess.run(command, env=kept | settings, capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout + done.stderr

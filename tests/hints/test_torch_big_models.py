@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -325,3 +326,16 @@ def test_nodes_with_maps(hint: Any, folder: Path) -> None:
     graph_of(chain(), device_map="auto", offload="cpu").run(TRAIN, progress="none")
     graph.freeze("net")
     graph.run(EVAL, progress="none")
+
+
+def test_an_offloaded_model_is_not_compiled(hint: Any) -> None:
+    def run(**settings: Any) -> Any:
+        losses = [aa.AppliedLoss("mse", on="net")]
+        phase = aa.TrainPhase("train", data="all", losses=losses, accelerator="cpu", **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", aa.errors.CompileWarning)
+            return graph_of(cpu_offload(chain())).run(phase, progress="none")
+
+    with hint("leave compile out: they run uncompiled"):
+        run(compile="steps")
+    assert run().loss.size  # without compile
