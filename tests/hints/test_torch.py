@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -611,7 +612,7 @@ def test_parts_that_are_computed_again(hint: Any) -> None:
         losses = [aa.AppliedLoss("mse", on=ON)]
         with warnings.catch_warnings():
             warnings.simplefilter("error", aa.errors.CompileWarning)
-            phase = aa.TrainPhase("train", data="all", losses=losses, accelerator="cpu", **settings)
+            phase = aa.TrainPhase("train", data="all", losses=losses, accelerator="cpu", sampler=4, **settings)
             return graph.run(phase, progress="none")
 
     with hint(
@@ -641,3 +642,20 @@ def test_in_a_process_of_its_own(file: str, settings: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name(file))]
     done = subprocess.run(command, env=kept | settings, capture_output=True, text=True)
     assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bucket", "tests"), [("0.002", ""), ("inf", "twice")])
+def test_in_two_processes(bucket: str, tests: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | place
+    kept["ANYACCEL_TORCH_BUCKET_MB"] = bucket
+    file = str(Path(__file__).with_name("test_torch_replicas.py"))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", tests, file]
+    both = [
+        subprocess.Popen(command, env={**kept, "RANK": rank}, stdout=subprocess.PIPE, text=True) for rank in ("0", "1")
+    ]
+    printed = [process.communicate(timeout=300)[0] for process in both]
+    assert all(process.returncode == 0 for process in both), "".join(printed)
