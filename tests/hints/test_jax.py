@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +23,10 @@ optax = pytest.importorskip("optax")
 import jax.numpy as jnp  # noqa: E402
 
 from anyaccel.device import Device  # noqa: E402
+from anyaccel_jax import runtime_config  # noqa: E402
 from anyaccel_jax.backend import JaxBackend  # noqa: E402
 from anyaccel_jax.big_models import OffloadedChain  # noqa: E402
+from anyaccel_jax.cluster import join_cluster, own_gpu  # noqa: E402
 from anyaccel_jax.error_translation import translate_errors  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
@@ -263,3 +269,71 @@ def test_arrays_on_several_devices(hint: Any) -> None:
     with translate_errors("a sum"):
         assert (here + aa.move(obj, Device("cpu", 0))).sum() == 4
         assert (here + jax.device_put(np.ones(2), device)).sum() == 4
+
+
+JOINS = """
+from anyaccel.replicas import join
+join('jax')
+import jax, os
+from anyaccel.errors import FrameworkError
+from anyaccel_jax.cluster import join_cluster
+assert jax.process_count() == 2
+try:
+    join_cluster(int(os.environ['RANK']), 3)
+except FrameworkError as error:
+    print(error.hint)
+join_cluster(int(os.environ['RANK']), int(os.environ['WORLD_SIZE']))  # without jax.distributed.initialize()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def replicas(script: str, ranks: Sequence[int] = (0, 1), **settings: str) -> list[str]:
+    """What two processes print that run a script, and how they end."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**os.environ, **place, **settings, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in ranks
+    ]
+    return [process.communicate(timeout=300)[0] + f" status {process.returncode}" for process in processes]
+
+
+@pytest.mark.slow
+def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert jnp.ones(2).sum() == 2  # JAX has started
+    with hint("write at the top of the script: from anyaccel.replicas import join; join('jax')"):
+        join_cluster(0, 2)
+    with (
+        socket.socket() as taken,
+        hint("start all processes with one launcher, or set {}=HOST:PORT to a port that is free") as printed,
+    ):
+        taken.bind(("", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        (printed.text,) = replicas(JOINS, [0], JAX_COORDINATOR_ADDRESS=address)
+    with hint("leave out jax.distributed.initialize, or give it the launcher's RANK and WORLD_SIZE") as printed:
+        first, second = replicas(JOINS, JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{free_port()}")
+        printed.text = first
+    assert first.endswith("status 0") and second.endswith("status 0"), first + second
+    given = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with monkeypatch.context() as patched, hint("start as many processes as there are GPUs, or set JAX_PLATFORMS=cpu"):
+        patched.setattr(runtime_config, "expected_count", lambda kind: 1)
+        own_gpu(1, 2)
+    assert own_gpu(1, 2) == {}  # with JAX_PLATFORMS=cpu
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime_config, "expected_count", lambda kind: 2)
+        assert own_gpu(1, 2) == {"local_device_ids": [1]}

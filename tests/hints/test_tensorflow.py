@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -295,3 +296,35 @@ def test_grouped_convolutions(hint: Any) -> None:
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
     done = subprocess.run([sys.executable, "-c", ON_JAX], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "jax" in done.stdout, done.stderr
+
+
+JOINS = "from anyaccel.replicas import join; print(join('tensorflow').size)"
+
+
+@pytest.mark.slow
+def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anyaccel_tensorflow import runtime_config
+    from anyaccel_tensorflow.cluster import join_cluster
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1] - 2)}
+    for name, value in {**place, "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert tf.constant(1.0) == 1  # TensorFlow has started
+    with hint("write at the top of the script: from anyaccel.replicas import join; join('tensorflow')"):
+        join_cluster(1, 2)
+    with (
+        monkeypatch.context() as patched,
+        hint("start all processes with one launcher, or set MASTER_PORT to a port after which two more are free"),
+    ):
+        patched.setattr(runtime_config, "is_started", lambda: False)
+        patched.setenv("ANYACCEL_REPLICA_TIMEOUT", "0.1")
+        join_cluster(1, 2)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOINS], env={**os.environ, **place, "RANK": rank}, stdout=subprocess.PIPE, text=True
+        )  # from anyaccel.replicas import join; join('tensorflow'), at one MASTER_PORT
+        for rank in ("0", "1")
+    ]
+    assert [process.communicate(timeout=300)[0].strip() for process in processes] == ["2", "2"]
