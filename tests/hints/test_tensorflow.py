@@ -139,7 +139,8 @@ def test_what_cannot_be_moved(hint: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     with aa.scope(device, "tensorflow"):
         assert backend.device_of(Noisy()) == SECOND
     with hint(
-        "place the model before it is called for the first time, or create it inside anyaccel.scope(device, 'tensorflow')"
+        "place the model before it is called for the first time, or create it inside "
+        "anyaccel.scope(device, 'tensorflow')"
     ):
         aa.place(traced, device)
     assert backend.device_of(aa.place(early, device)) == SECOND
@@ -149,7 +150,8 @@ def test_what_cannot_be_moved(hint: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     with (
         monkeypatch.context() as patched,
         hint(
-            "build the model inside anyaccel.scope(device, 'tensorflow'), and report this to the authors of anyaccel-tensorflow"
+            "build the model inside anyaccel.scope(device, 'tensorflow'), and report this to the authors of "
+            "anyaccel-tensorflow"
         ),
     ):
         patched.setattr(type(variable), "value", property(lambda self: held))

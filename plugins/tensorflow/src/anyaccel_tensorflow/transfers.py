@@ -129,7 +129,8 @@ def _refill(variable: Any, copy: tf.Variable) -> None:
     if variable.value is not copy:
         raise MoveError(
             f"variable {variable.path} cannot be moved: this version of Keras stores its values in another way",
-            hint="build the model inside anyaccel.scope(device, 'tensorflow'), and report this to the authors of anyaccel-tensorflow",
+            hint="build the model inside anyaccel.scope(device, 'tensorflow'), and report this to the authors of "
+            "anyaccel-tensorflow",
         )
 
 
