@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.errors import ColumnError, SourceError, SpecError
+from anyaccel.errors import ColumnError, SourceError
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 from keras import layers, losses, ops  # noqa: E402
@@ -170,14 +170,6 @@ def test_a_loss_from_the_output_trains_as_fit() -> None:
     phase = aa.TrainPhase("train", data="all", losses=loss, sampler=sampler, n_epochs=2)
     aa.Experiment("e", graph, progress="none").run_phase(phase)
     check_equal(model, own)
-
-
-def test_an_object_of_a_keras_optimizer_is_refused_with_its_class_as_the_hint() -> None:
-    data = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
-    with pytest.raises(SpecError, match=r"(?i)adam.*Hint: "):
-        graph = aa.ModelGraph([aa.ModelNode("net", linear(), data.reference())], aa.Optimizer(keras.optimizers.Adam()))
-        phase = aa.TrainPhase("train", data="all", losses=aa.AppliedLoss("mse", on="net"))
-        aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 
 # -- weights and texts -------------------------------------------------------------------------------------------------

@@ -29,13 +29,16 @@ _OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
         ("validation_data", "val", "val_data", "eval_set", "validation_split", "eval_data"), ("validation",)
     ),
     **dict.fromkeys(("random_state", "random_seed", "rng", "manual_seed"), ("seed",)),
-    **dict.fromkeys(("path", "filename", "file", "dir", "directory", "filepath", "dirpath"), ("folder", "path")),
+    **dict.fromkeys(
+        ("path", "filename", "file", "dir", "directory", "filepath", "dirpath", "log_dir", "logdir"), ("folder", "path")
+    ),
     **dict.fromkeys(("verbose", "progress_bar", "verbosity"), ("progress",)),
     **dict.fromkeys(("num_workers", "n_jobs", "n_workers"), ("workers", "count")),
     **dict.fromkeys(("y", "targets", "target", "labels", "label_column"), ("targets", "target")),
     **dict.fromkeys(("X", "x", "inputs", "input_columns"), ("features", "data", "inputs")),
     **dict.fromkeys(("dataset", "train_data", "split"), ("data", "dataset")),
     **dict.fromkeys(("name", "title", "id"), ("label", "name")),
+    **dict.fromkeys(("params", "weights", "variables"), ("parameters", "variables")),
     **dict.fromkeys(("module", "net", "network", "estimator"), ("model", "estimator")),
     **dict.fromkeys(("inputs", "input", "upstream", "source"), ("upstream_ref", "upstream_refs", "source")),
     **dict.fromkeys(("save_best_only", "save_best", "save_top_k", "monitor"), ("keep_best", "monitor")),

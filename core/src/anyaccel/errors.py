@@ -83,6 +83,10 @@ class DataError(AnyaccelError, ValueError):
     """Data that cannot be used as given."""
 
 
+class MissingFileError(DataError, FileNotFoundError):
+    """There is no file or folder of this name to read data from."""
+
+
 class ColumnError(DataError):
     """A column is missing, has nulls, or has an unsuitable shape or dtype."""
 

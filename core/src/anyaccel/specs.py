@@ -118,8 +118,9 @@ def _name_of(own: Any) -> str:
 
 
 def is_own_optimizer(given: Any) -> bool:
-    """Whether an object could be a framework's own optimizer: a class, a function, or an object with `update`."""
-    return callable(given) or (hasattr(given, "update") and not isinstance(given, Mapping))
+    """Whether an object could be a framework's own optimizer: a class, a function, or an object that updates."""
+    updates = any(hasattr(given, name) for name in ("update", "apply_gradients", "param_groups"))
+    return callable(given) or (updates and not isinstance(given, Mapping))
 
 
 @constructor_hints
@@ -129,12 +130,13 @@ class Optimizer(Spec):
 
     Args:
         name: `sgd`, `momentum`, `adam`, `adamw`; or a class, function or object of the node's framework, if its plugin
-            supports it (`torch.optim.NAdam`, `optax.lion`).
-        lr: learning rate, positive; 1e-3 by default. For an object with a rate of its own (`optax.adam(3e-4)`), a
-            factor on its updates; 1 by default.
+            supports it (`torch.optim.NAdam`, `optax.lion`, `keras.optimizers.Adam(1e-2)`).
+        lr: learning rate, positive; 1e-3 by default. For an object that has a rate (`optax.adam(3e-4)`), a factor on
+            its updates, or on that rate where it is an optimizer of Keras or torch; 1 by default.
         opt_kwargs: further settings as a dict; the same as keyword arguments.
         schedule: factor on `lr`, or on the rates that a class gives its groups, over the steps; None is constant.
         clip_norm: the largest global L2 norm of the gradients of this optimizer's parameters; larger ones are scaled.
+            By default the `global_clipnorm` of an object that has one.
         clip_value: the largest absolute value of each element of these gradients; give at most one of the two.
         groups: settings by pattern of names, or by function of (name, parameter): `{"*bias": {"weight_decay": 0.0}}`.
 
@@ -168,12 +170,30 @@ class Optimizer(Spec):
         settings = {**_checked("", "opt_kwargs", {} if opt_kwargs is None else opt_kwargs), **settings}
         lr = settings.pop("lr", lr)
         own = None if isinstance(name, str) else name
+        finished = None if callable(own) else own
         if own is not None and not is_own_optimizer(own):
             problem = f"an object of type {type(own).__name__} cannot be used as an optimizer"
             hint = "give a name, or the optimizer's class, so that every node gets an instance of its own"
             raise SpecError(problem, available=f"names: {', '.join(OPTIMIZERS)}", hint=hint)
         text = name.lower() if isinstance(name, str) else _name_of(name)
         where = f"optimizer {text!r}: "
+        rates = {"lr": lr} | {key: settings[key] for key in ("learning_rate",) if key in settings}
+        changing = next((key for key, rate in rates.items() if callable(rate)), None)
+        if changing is not None:
+            raise SpecError(
+                f"{where}{changing} is a {type(rates[changing]).__name__}, and lr is a number",
+                hint=f"write lr=1.0, schedule=... with what {changing} is here: a function of the step",
+            )
+        if own is not None and "learning_rate" in settings:
+            rate = settings["learning_rate"]
+            raise SpecError(f"{where}the learning rate is lr here", hint=f"write lr={rate!r}, without learning_rate")
+        if clip_norm is None and clip_value is None:
+            clip_norm = getattr(finished, "global_clipnorm", None) or None
+        elif getattr(finished, "global_clipnorm", None):
+            raise SpecError(
+                f"{where}it clips by its global_clipnorm, and here by {'clip_norm' if clip_norm else 'clip_value'}",
+                hint="leave one of them out",
+            )
         lr = _checked(where, "lr", lr if lr is not None else 1e-3 if own is None or callable(own) else 1.0)
         clipping = {key: _checked(where, key, v) for key, v in zip(_CLIPPING, (clip_norm, clip_value), strict=True)}
         if None not in clipping.values():

@@ -95,10 +95,10 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         r"nothing to train: net \(no parameters\)\. Hint: give a model parameters that can be trained",
         lambda: run(net()),
     ),
-    "an optimizer of Keras": (
-        lambda: run(net(), keras.optimizers.Adam()),
-        r"is an object of Adam\. Hint: write optimizer=Optimizer\('adam', lr=1e-3\)",
-        lambda: run(net(), aa.Optimizer("adam", lr=1e-3)),
+    "an optimizer of Keras that scales losses": (
+        lambda: run(net(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())),
+        r"has inner_optimizer.*Hint: give the inner one: Optimizer\(optimizer\.inner_optimizer\)",
+        lambda: run(net(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()).inner_optimizer),
     ),
     "a callback of Keras": (
         lambda: run(net(), callbacks=[keras.callbacks.EarlyStopping()]),

@@ -167,10 +167,10 @@ ROWS: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         r"reaches a trained parameter.*Hint: .*set requires_grad on its parameters",
         lambda: train(Net().requires_grad_(True)),
     ),
-    "an optimizer over parameters": (
+    "an optimizer over another model's parameters": (
+        lambda: train(Net(), optimizer=torch.optim.Adam(Net().parameters())),
+        r"the Adam that was given lacks a parameter of shape .*Hint: create it with all parameters of the node's model",
         lambda: train(model := Net(), optimizer=torch.optim.Adam(model.parameters())),
-        r"is an object of Adam\. Hint: write optimizer=Optimizer\('adam', lr=1e-3\)",
-        lambda: train(optimizer=aa.Optimizer("adam", lr=1e-3)),
     ),
     "a loss that is no scalar": (
         lambda: train(loss=nn.CrossEntropyLoss(reduction="none")),

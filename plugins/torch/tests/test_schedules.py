@@ -102,6 +102,7 @@ def test_the_same_factor_as_torch_for_any_values(
     plateau = aa.ReduceLROnPlateau("loss", mode=mode, threshold_mode=threshold_mode, **settings)  # type: ignore[arg-type]
     for value in values:
         run: Any = SimpleNamespace(history=[SimpleNamespace(figures={"loss": value})], log_event=lambda *_: None)
+        run.epoch, run.phase = 0, SimpleNamespace(on_nan="ignore")
         expected.step(value)
         plateau.epoch_end(run)
         assert plateau(0) == optimizer.param_groups[0]["lr"]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -367,6 +371,51 @@ def test_a_closed_standard_stream_is_no_traceback(python, tmp_path, closed, said
     answer = python(RUN.format(f"os.close({closed})"), "plugins", cwd=tmp_path)
     assert answer.stderr.startswith(said) and "Traceback" not in answer.stderr + answer.stdout
     assert answer.returncode == (2 if closed == 1 else 0)
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
+
+
+@FULL
+@pytest.mark.parametrize(
+    "arguments", ["devices", "--help", "resolve any --json", "completion bash", "resolve [ --json"]
+)
+def test_a_full_standard_output_is_an_error_in_one_line(environment, tmp_path, arguments):
+    command = [sys.executable, "-P", "-m", "anyaccel", *arguments.split()]
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path, check=False
+        )
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: standard output cannot be written: No space left on device. Hint: write it")
+    assert answer.stderr.count("\n") == 1
+    there = tmp_path / "answer.txt"  # a place with free space, and a pipe
+    with there.open("w") as file:
+        subprocess.run(command, stdout=file, stderr=subprocess.PIPE, env=environment(), check=False)
+    piped = subprocess.run(command, capture_output=True, env=environment(), check=False)
+    assert there.read_bytes() == piped.stdout != b""
+
+
+@pytest.mark.parametrize("arguments", ["devices", "resolve any --json"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(environment, arguments, unbuffered):
+    read, write = os.pipe()
+    os.close(read)
+    settings = environment(PYTHONUNBUFFERED=unbuffered)
+    command = [sys.executable, "-P", "-m", "anyaccel", *arguments.split()]
+    answer = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=settings, check=False)
+    os.close(write)
+    assert (answer.returncode, answer.stderr) == (2, "")
+
+
+@FULL
+@pytest.mark.parametrize(("arguments", "status"), [("resolve any", 0), ("resolve H100", 1), ("nonsense", 2)])
+def test_a_full_standard_error_leaves_output_and_status_as_they_are(environment, arguments, status):
+    command = [sys.executable, "-P", "-m", "anyaccel", *arguments.split()]
+    usual = subprocess.run(command, capture_output=True, env=environment(), check=False)
+    with Path("/dev/full").open("w") as full:
+        answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, env=environment(), check=False)
+    assert answer.returncode == usual.returncode == status and answer.stdout == usual.stdout
 
 
 @pytest.mark.parametrize("command", [("new-plugin", "chip"), ("conform", "numpy")])

@@ -76,7 +76,7 @@ DATA = [
     Row(
         "columns of different length",
         lambda: rows(CLASSES[:50]),
-        r"differ in length\. Available: x: 60, y: 50\. Hint: give every column one entry",
+        r"differ in length; x: 60, y: 50\. Hint: give every column one entry",
         rows,
     ),
     Row(

@@ -159,7 +159,7 @@ TRAINING = [
         "the class of a callback",
         lambda: train(callbacks=[aa.EarlyStopping]),
         r"Hint: create an instance: EarlyStopping\(\)",
-        lambda: train(callbacks=[aa.EarlyStopping()]),
+        lambda: train(validation="val", callbacks=[aa.EarlyStopping()]),
     ),
     Row(
         "a callback by name",
@@ -220,7 +220,7 @@ TRAINING = [
     Row(
         "class indices from 1",
         lambda: run(train(), graph(data(CLASSES + 1))),
-        r"has the class index 3\. .*0 to 2\. Hint: class indices begin at 0: subtract 1",
+        r"has the class index 3; .*0 to 2\. Hint: class indices begin at 0: subtract 1",
         lambda: run(train(), graph(data(CLASSES + 1 - 1))),
     ),
     Row(

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyaccel import Experiment, Optimizer
 from anyaccel.errors import PhaseError
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Sequential
-from anyaccel.phases import EarlyStopping
+from anyaccel.phases import Checkpoint, EarlyStopping, ReduceLROnPlateau
 from anyaccel.phases.metrics import Metric
 
 pytestmark = pytest.mark.filterwarnings("ignore::anyaccel.errors.NaNWarning")
@@ -250,22 +251,38 @@ VALIDATE = "add a validation: TrainPhase(validation='SPLIT'), or an EvalPhase wi
         ("accuracy", "monitor one of these, or add a metric to the validation."),
     ],
 )
-def test_a_figure_that_there_is_not_is_an_error_at_the_end_of_the_first_epoch(monitor, remedy, line, experiment, train):
-    ours = experiment(line())
-    with pytest.raises(PhaseError) as caught:
-        ours.run_phase(train(n_epochs=3, callbacks=[EarlyStopping(monitor)]))
-    assert str(caught.value) == (
-        f"EarlyStopping monitors {monitor!r}, which epochs of 'train' do not have. Available: loss, loss.net. "
-        f"Hint: {remedy}"
+@pytest.mark.parametrize("where", ["phase", "checkpoint", "experiment", "optimizer"])
+def test_a_figure_that_there_is_not_is_an_error_before_anything_is_trained(
+    monitor, remedy, where, line, experiment, train, tmp_path, values
+):
+    who = {"optimizer": "ReduceLROnPlateau", "checkpoint": "Checkpoint(keep_best=...)"}.get(where, "EarlyStopping")
+    message = (
+        f"{who} monitors {monitor!r}, which epochs of 'train' do not have. Available: loss, loss.net. Hint: {remedy}"
     )
-    assert len(ours.history[-1].epochs) == 1
+    if where in ("phase", "checkpoint"):
+        callbacks = [EarlyStopping(monitor, mode="min")] if where == "phase" else []
+        checkpoint = Checkpoint(tmp_path, keep_best=monitor, mode="min") if where == "checkpoint" else None
+        with pytest.raises(PhaseError) as caught:
+            train(callbacks=callbacks, checkpoint=checkpoint)
+        assert str(caught.value) == message
+        return
+    schedule = ReduceLROnPlateau(monitor, mode="min")
+    graph = line(optimizer=Optimizer("sgd", schedule=schedule)) if where == "optimizer" else line()
+    ours = experiment(graph)
+    if where == "experiment":
+        ours = Experiment("e", graph, progress="none", callbacks=[EarlyStopping(monitor, mode="min")])
+    before = values(graph.build())
+    with pytest.raises(PhaseError) as caught:
+        ours.run_phase(train(n_epochs=3))
+    assert str(caught.value) == message
+    assert not ours.history[-1].epochs
+    assert all(np.array_equal(value, before[name]) for name, value in values(graph).items())
 
 
-def test_a_misspelt_figure_of_the_validation_is_an_error_at_the_first_validation(line, experiment, train):
-    ours = experiment(line())
+def test_a_misspelt_figure_of_the_validation_is_an_error_when_the_phase_is_made(train):
     with pytest.raises(PhaseError, match=r"monitors 'val_los', .* Available: loss, loss.net, val_loss, val_loss.net"):
-        ours.run_phase(train(n_epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_los")]))
-    assert len(ours.history[-1].epochs) == 2
+        train(n_epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_los", mode="min")])
+    train(n_epochs=5, validation="val", validate_every=2, callbacks=[EarlyStopping("val_loss")])
 
 
 @pytest.mark.parametrize(

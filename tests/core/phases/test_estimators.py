@@ -488,7 +488,7 @@ def test_a_failed_refit_does_not_count_as_fitted(data, experiment):
 
 def test_a_fit_of_no_nodes_says_so(data, experiment):
     ours = experiment(ModelGraph([ModelNode("est", Own(None), data.reference(["x"], ["c"]))]))
-    with pytest.raises(PhaseError, match=r"has nothing to fit\. Available: nodes=\[\]"):
+    with pytest.raises(PhaseError, match=r"has nothing to fit; nodes=\[\]"):
         ours.run_phase(FitPhase("fit", data="train", nodes=[]))
 
 

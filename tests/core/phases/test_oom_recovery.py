@@ -476,7 +476,7 @@ def test_an_evaluation_that_does_not_fit_says_which_batch_would(device: Callable
         run(graph, phase)
     assert str(caught.value).startswith(
         "phase 'p': not enough memory for 30 rows at once, and micro-batches are ruled out by the loss 'net', which is "
-        "your own: the device has no room. Available: cpu:0 (numpy): parameters "
+        "your own: the device has no room; cpu:0 (numpy): parameters "
     )
     assert str(caught.value).endswith("; 11 rows would fit. Hint: use batches of at most 11, or a smaller model.")
 
@@ -503,7 +503,7 @@ def test_batch_normalization_ends_the_phase_with_a_memory_report(
     text = str(caught.value)
     assert text.startswith(
         "phase 't': not enough memory to train 16 rows at once, and micro-batches are ruled out by BatchNorm in node "
-        "'net': the device has no room. Available: cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
+        "'net': the device has no room; cpu:0 (numpy): parameters 232 B, gradients 232 B, optimizer "
         "state 464 B, data (streamed) 2.8 KiB; activations and the rest: what is left of "
     ), text
     assert text.endswith(
@@ -578,7 +578,7 @@ def test_nothing_is_retried_without_a_snapshot(
     with pytest.raises(OutOfMemoryError) as caught:
         ours.run_phase(train())
     assert str(caught.value).startswith(
-        "phase 't': not enough memory to train 16 rows at once: the device has no room. Available:"
+        "phase 't': not enough memory to train 16 rows at once: the device has no room; "
     )
     assert len(seen.asked) == after + 1 and unusual(ours.last_run) == []
     assert len(ours.last_run.epochs) == after // 6

@@ -160,7 +160,7 @@ def test_unequal_numbers_of_rows_are_refused(house):
     house(
         training(losses=[MSE, AppliedLoss("mse", on="far")], data={"data": "train", "other": "all"}),
         PhaseError,
-        "different numbers of rows. Available: data: 16, other: 8",
+        "different numbers of rows; data: 16, other: 8",
         "batches are drawn together",
     )
 

@@ -190,3 +190,14 @@ def test_it_is_saved_with_an_experiment(tmp_path):
 
 def test_names_have_no_character_that_profilers_write_as_it_is():
     assert trace_name('a"b\\c#d\ne') == "a_b_c_d_e"
+
+
+def test_a_relative_folder_is_where_the_profile_was_made(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    profile = aa.Profile(steps=(0, 2), folder="profiles")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run(profile)
+    assert [path.parent for path in profile.files] == [tmp_path / "profiles"] and profile.files[0].is_file()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert profile.get_config() == {"steps": [0, 2], "folder": "profiles"}, "saved as it was written"

@@ -17,8 +17,11 @@ pytest.importorskip("sklearn")
 
 from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import BaggingClassifier, StackingClassifier, VotingClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, PolynomialFeatures, StandardScaler
 from sklearn.utils import all_estimators, get_tags
@@ -189,3 +192,31 @@ def test_an_encoder_that_was_fitted_elsewhere_says_that_it_refuses_zeros() -> No
     with pytest.raises(ShapeError, match=r"unknown categories .*Hint: it was tried with zeros: give it un.*clone"):
         ModelGraph(nodes).build()
     np.testing.assert_array_equal(output(clone(fitted), "transform", KINDS, CLASSES), fitted.transform(KINDS).toarray())
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [
+        lambda inner: StackingClassifier([("a", inner), ("b", GaussianNB())]),
+        lambda inner: VotingClassifier([("a", inner)]),
+        lambda inner: make_pipeline(StandardScaler(), inner),
+        lambda inner: GridSearchCV(inner, {}),
+        lambda inner: BaggingClassifier(inner, random_state=0),
+        lambda inner: make_pipeline(StandardScaler(), VotingClassifier([("a", inner)])),
+    ],
+)
+def test_an_estimator_of_a_node_within_one_of_scikit_learn_is_refused(outer):
+    with pytest.raises(
+        EstimatorError,
+        match=r" has Estimator\(LogisticRegression\) in it, which scikit-learn cannot copy and fit\. "
+        r"Hint: give the estimator itself: LogisticRegression\(\.\.\.\) without Estimator\(\.\.\.\)\.",
+    ):
+        Estimator(outer(Estimator(LogisticRegression())))
+    data = FeatureSet.from_dict("d", {"x": X, "y": CLASSES}, ["x"], ["y"])
+    right = outer(LogisticRegression())  # the hint
+    graph = ModelGraph([ModelNode("net", right, data.reference())])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        Experiment(graph, progress="none").run_phase(FitPhase("fit", data=data))
+        alone = clone(right).fit(X, CLASSES)
+    assert np.array_equal(right.predict(X), alone.predict(X))

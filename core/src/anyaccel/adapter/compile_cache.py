@@ -106,7 +106,7 @@ def compiled_segment(
     shareable = ops.shareable()
     key = None if shareable is None else _cache_key(dataflow.segment, dataflow.layout, ops, as_a_whole)
     values = python_values(dataflow.segment, ops, lambda model: model)
-    is_alone = bool(optimizer.constraints) or any(isinstance(value, Incomparable) for _, value in values)
+    is_alone = not optimizer.shareable or any(isinstance(value, Incomparable) for _, value in values)
     if shareable is None or key is None or is_alone:
         functions = SegmentFunctions(dataflow, ops, flow, optimizer, lambda model: model)
         watch = CompileWatch(partial(python_values, dataflow.segment, ops, lambda model: model), values)

@@ -299,8 +299,9 @@ class LayerLibrary:
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def is_optimizer(self, own: Any) -> bool:
-        """Whether an optimizer is a class of the library."""
-        return self.module is not None and isinstance(own, type) and issubclass(own, self.module.optimizers.Optimizer)
+        """Whether an optimizer is a class of the library, or an object of one."""
+        own_class = own if isinstance(own, type) else type(own)
+        return self.module is not None and issubclass(own_class, self.module.optimizers.Optimizer)
 
     # -- losses ----------------------------------------------------------------------------------------------------
 

@@ -1,22 +1,28 @@
-"""LayerOptimizerRule: an optimizer class of a library of layers as an update rule, by its own formulas."""
+"""LayerOptimizerRule: an optimizer of a library of layers as an update rule, by its own formulas."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from copy import copy, deepcopy
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from anyaccel.adapter.optimizers import Slots, UpdateRule
 from anyaccel.errors import SpecError
 from anyaccel.specs import Optimizer
 
-_REFUSED = {
-    "use_ema": "give TrainPhase(callbacks=[WeightAveraging(0.999)])",
-    "gradient_accumulation_steps": "write TrainPhase(accumulate=...)",
-    "loss_scale_factor": "leave it out: losses are not scaled here",
-}
 _OF_ALL_NODES = "global_clipnorm"
+# What of an object is not copied: the rate, which `_rate_of` reads; the norm of all nodes, which the spec has; what it
+# has counted; and the variables that weights do not decay by, which stand-ins take the places of.
+_NOT_COPIED = ("_learning_rate", _OF_ALL_NODES, "built")
+_EXCLUDED = "_exclude_from_weight_decay"
+
+
+_Key = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 class _Built(NamedTuple):
@@ -24,26 +30,54 @@ class _Built(NamedTuple):
 
     Attributes:
         optimizer: the library's object.
+        rate: the variable that its rate is, or is multiplied by.
         parameters: its variables in place of the parameters, by name.
         slots: its other variables, by parameter and slot; what belongs to all is with the first parameter by name.
     """
 
     optimizer: Any
+    rate: Any
     parameters: dict[str, Any]
     slots: dict[str, dict[str, Any]]
 
 
+class _Identity(NamedTuple):
+    """What an optimizer sees of a variable besides its value.
+
+    Attributes:
+        name, path: of the variable, as it sees them when it is built.
+        name_in_steps: as it sees it in a step; TensorFlow's own variables have other names than those of the library.
+        decays: whether weight decay is applied to it.
+        is_overwritten: whether its gradient is its new value.
+    """
+
+    name: str
+    path: str
+    name_in_steps: str
+    decays: bool
+    is_overwritten: bool
+
+
+class _Tagged(str):
+    """A name of a variable that says which parameter it stands for."""
+
+    number: int
+
+
 class LayerOptimizerRule(UpdateRule):
-    """An optimizer class of the library, made with the settings of the spec; it sees the parameters of one node.
+    """An optimizer class of the library, made with the settings of the spec, or an object of one, which is copied.
+
+    It sees the parameters of one node. Those of a model of the library have the names and paths of the model's
+    variables where the class may read them.
 
     Args:
-        optimizer: its `own` is the class.
+        optimizer: its `own` is the class, or the object.
         module: the library.
         outside: entered where variables are made, so that no function that is being traced holds them.
         put: the value of a variable, copied to the device of a parameter.
 
     Raises:
-        SpecError: a class that cannot be made, or a setting that only the library's own loop heeds.
+        SpecError: an optimizer that cannot be made, or a setting that only the library's own loop heeds.
     """
 
     def __init__(
@@ -56,30 +90,132 @@ class LayerOptimizerRule(UpdateRule):
         super().__init__(optimizer)
         self._module, self._outside, self._put = module, outside, put
         self._built: dict[Any, _Built] = {}
-        self._class = _stateless(optimizer.own, module)
+        self._identities: Mapping[str, _Identity] = {}
+        self._given: Any = None if isinstance(optimizer.own, type) else optimizer.own
+        self._class = _stateless(optimizer.own if self._given is None else type(self._given), module)
+        self._excludes = self._given is not None and any(
+            value for name, value in vars(self._given).items() if name.startswith(_EXCLUDED)
+        )
+        if self._given is not None:
+            self._check_given()
         with outside():
-            made = self._made()
-        if getattr(made, _OF_ALL_NODES, None):
+            made, _ = self._made()
+        self._refuse(made)
+
+    def _check_given(self) -> None:
+        name, settings = self.optimizer.name, self.optimizer.settings
+        if settings:
             raise SpecError(
-                f"the optimizer {optimizer.name} has {_OF_ALL_NODES}, a norm over all nodes, and it sees those of one",
+                f"the optimizer {name} is an object already, but got settings: {', '.join(settings)}",
+                hint=f"give them to {name}(...), or give its class: Optimizer({name}, lr=..., {min(settings)}=...)",
+            )
+        if self._given.built:
+            raise SpecError(
+                f"the optimizer {name} has been used by its framework's own loop, whose state would be lost",
+                hint="give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))",
+            )
+        self._refuse(self._given)
+
+    def _refuse(self, made: Any) -> None:
+        """Refuse what only the library's own loop heeds."""
+        name = self.optimizer.name
+        if self._given is None and getattr(made, _OF_ALL_NODES, None):
+            raise SpecError(
+                f"the optimizer {name} has {_OF_ALL_NODES}, a norm over all nodes, and it sees those of one",
                 hint=f"write Optimizer(..., clip_norm={made.global_clipnorm!r}) in its place",
             )
-        setting = next((name for name in _REFUSED if getattr(made, name, None)), None)
-        if setting is not None or hasattr(made, "inner_optimizer"):
-            what, hint = setting or "inner_optimizer", _REFUSED.get(setting or "", "give the inner one")
+        refused = {
+            "inner_optimizer": "give the inner one: Optimizer(optimizer.inner_optimizer)",
+            "optimizers": "give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes",
+            "ema_overwrite_frequency": "leave it out: averages do not take the place of what is trained here",
+            "use_ema": "give averaging = WeightAveraging({ema_momentum}) to TrainPhase(callbacks=[averaging]) in its "
+            "place, and call averaging.apply(graph) afterwards",
+            "gradient_accumulation_steps": "write TrainPhase(accumulate={gradient_accumulation_steps}) in its place",
+            "loss_scale_factor": "leave it out: losses are not scaled here",
+        }
+        setting = next((key for key in refused if getattr(made, key, None)), None)
+        if setting is not None:
             raise SpecError(
-                f"the optimizer {optimizer.name} has {what}, which its framework's own loop heeds", hint=hint
+                f"the optimizer {name} has {setting}, which its framework's own loop heeds",
+                hint=refused[setting].format_map({**vars(made)}),
             )
 
-    def _made(self) -> Any:
+    def for_tree(self, tree: Any) -> LayerOptimizerRule:
+        """The rule with what the variables of a model are called, if the class may read it.
+
+        Args:
+            tree: the variables by the names of the parameters, or an object that has these as `variables`.
+        """
+        variables: Mapping[str, Any] = getattr(tree, "variables", tree)
+        if not variables or not (self._excludes or reads_names(self.optimizer.own, self._module)):
+            return self
+        identities = {}
+        for name, variable in variables.items():
+            in_steps = _seen_in_steps(variable)
+            identities[name] = _Identity(
+                name=str(variable.name),
+                path=str(getattr(variable, "path", variable.name)),
+                name_in_steps=str(in_steps.name),
+                decays=not self._excludes or bool(self._given._use_weight_decay(in_steps)),  # noqa: SLF001 - of Keras
+                is_overwritten=bool(getattr(variable, "overwrite_with_gradient", False)),
+            )
+        bound = copy(self)
+        vars(bound).update(_built={}, _identities=identities, shareable=False)
+        return bound
+
+    def _made(self) -> tuple[Any, Any]:
+        """A new optimizer, and the variable that its rate is, or is multiplied by."""
         try:
-            return self._class(learning_rate=self.optimizer.lr, **self.optimizer.settings)
+            if self._given is None:
+                made = self._class(learning_rate=self.optimizer.lr, **self.optimizer.settings)
+                return made, made.learning_rate
+            return self._copied()
         except (TypeError, ValueError) as error:
             problem = f"cannot create the optimizer {self.optimizer.name}: {str(error).splitlines()[0]}"
-            raise SpecError(problem, hint="correct its settings") from error
+            hint = "correct its settings"
+            if self._given is not None:
+                hint = "let its constructor take what get_config() gives, such as learning_rate and name, or **settings"
+            raise SpecError(problem, hint=hint) from error
+
+    def _copied(self) -> tuple[Any, Any]:
+        """A copy of the given object by its configuration, and by its attributes, which this may lack."""
+        given: Any = self._given
+        without_rate = object.__new__(type(given))  # a schedule of the user's own need not have a configuration
+        vars(without_rate).update({**vars(given), "_learning_rate": None})
+        made = self._class.from_config({**without_rate.get_config(), "learning_rate": 1.0, _OF_ALL_NODES: None})
+        usual = vars(made).copy()
+        for name, value in vars(given).items():
+            if name in _NOT_COPIED or name.startswith((_EXCLUDED, "_self_")):
+                continue
+            if _is_plain(value):
+                setattr(made, name, deepcopy(value))
+            elif usual.get(name) is None or (callable(value) and callable(usual[name])):
+                setattr(made, name, value)
+        rate: Any = vars(given).get("_learning_rate")
+        if not isinstance(rate, self._module.optimizers.schedules.LearningRateSchedule):
+            return made, made.learning_rate
+        factor = self._module.Variable(1.0, dtype=self._module.backend.floatx(), trainable=False)
+        made.learning_rate = lambda: rate(made.iterations) * factor
+        return made, factor
+
+    def rate(self, factor: float) -> float:
+        """What `step` takes as the rate: `factor`, times the rate that a given object has at this time.
+
+        A schedule of the library is no part of it, as the object computes it by its own count of steps.
+        """
+        if self._given is None:
+            return factor
+        rate = vars(self._given).get("_learning_rate")
+        if isinstance(rate, self._module.optimizers.schedules.LearningRateSchedule):
+            return factor
+        is_function = callable(rate) and not isinstance(rate, self._module.Variable)
+        return factor * float(self._module.ops.convert_to_tensor(rate() if is_function else rate))
+
+    def _key(self, parameters: Mapping[str, Any]) -> _Key:
+        return tuple((name, tuple(w.shape), self._dtype(w)) for name, w in sorted(parameters.items()))
 
     def _for(self, parameters: Mapping[str, Any]) -> _Built:
-        key = tuple((name, tuple(w.shape), self._dtype(w)) for name, w in sorted(parameters.items()))
+        key = self._key(parameters)
         if key not in self._built:
             with self._outside():
                 self._built[key] = self._build(key)
@@ -88,33 +224,80 @@ class LayerOptimizerRule(UpdateRule):
     def _dtype(self, array: Any) -> str:
         return str(self._module.backend.standardize_dtype(array.dtype))
 
-    def _build(self, key: tuple[tuple[str, tuple[int, ...], str], ...]) -> _Built:
-        made, variables = self._made(), {}
+    def _build(self, key: _Key, values: Mapping[str, Any] | None = None) -> _Built:
+        """An optimizer for parameters of these names, shapes and dtypes, which begins with their `values` if given."""
+        if self._excludes and not self._identities:
+            raise SpecError(
+                f"the optimizer {self.optimizer.name} excludes variables from weight decay, and the model has none of "
+                "its framework's",
+                hint=f"give its class and a pattern of names: Optimizer({self.optimizer.name}, lr=..., groups="
+                "{'*bias': {'weight_decay': 0.0}})",
+            )
+        (made, rate), variables = self._made(), {}
         for i, (name, shape, dtype) in enumerate(key):
-            variables[name] = self._module.Variable("zeros", shape=shape, dtype=dtype, name=f"p{i}x")
+            value = "zeros" if values is None else values[name]
+            variables[name] = self._stand_in(i, self._identities.get(name), value, shape, dtype)
+        if self._excludes:
+            kept = [variables[name] for name in variables if not self._identities[name].decays]
+            made.exclude_from_weight_decay(var_list=kept)
         made.build(list(variables.values()))
+        for name, identity in self._identities.items():
+            if name in variables:
+                variables[name]._name = identity.name_in_steps  # noqa: SLF001 - it checks names that it is created with
         slots: dict[str, dict[str, Any]] = {name: {} for name in variables}
         for number, variable in enumerate(made.variables):
-            owned = re.search(r"p(\d+)x(?:_(.+))?", str(variable.name))
-            if owned:
-                own = slots[key[int(owned[1])][0]]
-                own[owned[2] or f"slot{len(own)}"] = variable
-            elif variable is not made.learning_rate:
+            owner, slot = made.owner_and_slot(variable)
+            if owner is not None:
+                own = slots[key[owner][0]]
+                own[slot or f"slot{len(own)}"] = variable
+            elif variable is not rate:
                 slots[key[0][0]][f"shared{number}"] = variable
-        return _Built(made, variables, slots)
+        return _Built(made, rate, variables, slots)
+
+    def _stand_in(self, number: int, identity: _Identity | None, value: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """A variable in place of a parameter, with the name and the path of the model's own."""
+        name = _Tagged(f"p{number}x" if identity is None else identity.name.rpartition("/")[2])
+        name.number = number
+        with ExitStack() as scopes:
+            for scope in () if identity is None else identity.path.split("/")[:-1]:
+                scopes.enter_context(self._module.name_scope(scope, deduplicate=False))
+            variable = self._module.Variable(value, shape=shape, dtype=dtype, name=name)
+        if identity is not None and identity.is_overwritten:
+            variable.overwrite_with_gradient = True
+        return variable
 
     def coefficients(self, step: int) -> dict[str, float]:
         """The learning rate."""
-        return {"rate": self.optimizer.rate(step - 1)}
+        return {"rate": self.rate(self.optimizer.rate(step - 1))}
+
+    def table(self, step: int, count: int) -> dict[str, np.ndarray]:
+        """As in `UpdateRule`; the rate of a given object is read once."""
+        rate = self.rate(1.0)
+        return {"rate": np.array([rate * self.optimizer.rate(step - 1 + i) for i in range(count)], dtype=np.float64)}
 
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
         """What was kept; at first, what the optimizer begins with."""
         if parameters.keys() <= kept.keys():
             return {name: kept[name] for name in parameters}
+        built = self._for(parameters)
+        if self._begins_with_values:
+            with self._outside():
+                built = self._build(self._key(parameters), parameters)
         return {
             name: {slot: self._put(variable.value, parameters[name]) for slot, variable in own.items()}
-            for name, own in self._for(parameters).slots.items()
+            for name, own in built.slots.items()
         }
+
+    @cached_property
+    def _begins_with_values(self) -> bool:
+        """Whether what the optimizer keeps begins with the values of the parameters."""
+        ops, first = self._module.ops, []
+        with self._outside():
+            for value in ("zeros", "ones"):
+                made, _ = self._made()
+                made.build([self._module.Variable(value, shape=(2, 2), name="trial")])
+                first.append(made.variables)
+            return not all(bool(ops.all(ops.equal(a, b))) for a, b in zip(*first, strict=True))
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
         """Whether these are the slots that the optimizer has for these parameters."""
@@ -133,10 +316,9 @@ class LayerOptimizerRule(UpdateRule):
     ) -> tuple[dict[str, Any], Slots]:
         """One update of all parameters that have gradients."""
         built = self._for({name: parameters[name] for name in gradients})
-        rate = built.optimizer.learning_rate
         given = [(built.parameters[name], parameters[name]) for name in gradients]
         given += [(v, slots[name][slot]) for name, own in built.slots.items() for slot, v in own.items()]
-        given.append((rate, self._module.ops.cast(coefficients["rate"], rate.dtype)))
+        given.append((built.rate, self._module.ops.cast(coefficients["rate"], built.rate.dtype)))
         with self._module.StatelessScope(state_mapping=given) as scope:
             built.optimizer.apply([gradients[name] for name in built.parameters])
             known = {id(variable) for variable, _ in given}
@@ -153,10 +335,69 @@ class LayerOptimizerRule(UpdateRule):
             return {name: scope.get_current_value(built.parameters[name]) for name in gradients}, after
 
 
-def _stateless(own: type, module: Any) -> type:
-    """The class over the library's general one: those for a framework write to variables and not to given values."""
+def _stateless(own: type, module: Any) -> Any:
+    """The class over the library's general one: those for a framework write to variables and not to given values.
+
+    Objects of it know which parameter each of their variables belongs to, and what it is called there.
+    """
+    backends = f"{module.__name__}.src.backend."
+    own = next(cls for cls in own.__mro__ if not str(cls.__module__).startswith(backends))  # the user wrote this one
     base = next(cls for cls in reversed(module.optimizers.Optimizer.__mro__) if hasattr(cls, "apply_gradients"))
-    special = [cls for cls in own.__mro__ if str(cls.__module__).startswith(f"{module.__name__}.src.backend.")]
+    special = [cls for cls in own.__mro__ if str(cls.__module__).startswith(backends)]
     names = {name for cls in special for name in vars(cls) if not name.startswith("__") and hasattr(base, name)}
     general: Any = type("General", (*special[:1],), {name: getattr(base, name) for name in names})
-    return type(own.__name__, (own, general), {})
+
+    def add_variable_from_reference(
+        self: Any, reference_variable: Any, name: Any = None, *more: Any, **named: Any
+    ) -> Any:
+        made = super(stateless, self).add_variable_from_reference(reference_variable, name, *more, **named)
+        number = getattr(reference_variable.name, "number", None)
+        if number is not None:
+            vars(self).setdefault("owners", {})[id(made)] = number, name
+        return made
+
+    def owner_and_slot(self: Any, variable: Any) -> tuple[int | None, str | None]:
+        """The number of the parameter that a variable belongs to, and the name of the slot; None where unknown."""
+        if id(variable) in vars(self).get("owners", {}):
+            number, slot = vars(self)["owners"][id(variable)]
+            return number, slot
+        if isinstance(variable.name, _Tagged):
+            return variable.name.number, None
+        owned = re.search(r"p(\d+)x(?:_(.+))?", str(variable.name))
+        return (int(owned[1]), owned[2]) if owned else (None, None)
+
+    added = {"add_variable_from_reference": add_variable_from_reference, "owner_and_slot": owner_and_slot}
+    stateless: Any = type(own.__name__, (own, general), added)
+    return stateless
+
+
+def _seen_in_steps(variable: Any) -> Any:
+    """What the library gives a step in place of a variable: TensorFlow's own variable, which has a name."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(getattr(value, "name", None), str) else variable
+
+
+def reads_names(own: Any, module: Any) -> bool:
+    """Whether an optimizer, a class or an object of one, may read names or paths of variables.
+
+    One of the user's may, and one of the library's if its code does.
+    """
+    for base in (own if isinstance(own, type) else type(own)).__mro__:
+        if not issubclass(base, module.optimizers.Optimizer) or base is module.optimizers.Optimizer:
+            continue
+        if not str(base.__module__).startswith(f"{module.__name__}."):
+            return True
+        if any("path" in getattr(getattr(method, "__code__", None), "co_names", ()) for method in vars(base).values()):
+            return True
+    return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, text, or a container of such."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    return value is None or isinstance(
+        value, (bool, int, float, complex, str, bytes, np.number, np.ndarray, re.Pattern)
+    )

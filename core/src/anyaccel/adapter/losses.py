@@ -18,12 +18,19 @@ def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
     """The function that computes a loss term.
 
     Raises:
-        SpecError: a named loss without outputs and targets, or a custom loss that the framework cannot take.
+        SpecError: a named loss without outputs and targets or without a formula here, or a custom loss that the
+            framework cannot take.
     """
     if term.loss.own is not None:
         return ops.custom_loss(term.loss)
     if term.loss.name == FROM_OUTPUT:
         return partial(_from_output, ops)
+    if term.loss.name not in _FORMULAS:
+        raise SpecError(
+            f"loss {term.label!r}: there is no formula for {term.loss.name!r} here",
+            available=", ".join(_FORMULAS),
+            hint="use one of these names",
+        )
     if len(term.inputs) < 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes two inputs, outputs and targets, "

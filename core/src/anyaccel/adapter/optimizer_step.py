@@ -58,6 +58,11 @@ class OptimizerStep:
         """The update rule of a node of a group, which knows the tree of its parameters."""
         return self._of_nodes.get(node, self.rules[group])
 
+    @property
+    def shareable(self) -> bool:
+        """Whether compiled updates serve other models with parameters of the same names, shapes and dtypes."""
+        return not self.constraints and all(rule.shareable for rule in self._of_nodes.values())
+
     @cached_property
     def needs_value(self) -> bool:
         """Whether a rule needs the value of the loss."""

@@ -28,6 +28,9 @@ class UpdateRule(ABC):
     needs_value: bool = False
     """Whether `step` finds the step's loss among its coefficients, as `value`: the weighted sum of the mean losses."""
 
+    shareable: bool = True
+    """Whether its compiled updates serve other models with parameters of the same names, shapes and dtypes."""
+
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
@@ -144,7 +147,7 @@ def update_rule(optimizer: Optimizer) -> UpdateRule:
     """The rule of a named optimizer.
 
     Raises:
-        SpecError: the optimizer is a framework's own.
+        SpecError: the optimizer is a framework's own, or has a name without a formula here.
     """
     if optimizer.own is not None:
         raise SpecError(
@@ -152,7 +155,14 @@ def update_rule(optimizer: Optimizer) -> UpdateRule:
             available=", ".join(_RULES),
             hint="use one of these names",
         )
-    return _RULES[optimizer.name](optimizer)
+    rule = _RULES.get(optimizer.name)
+    if rule is None:
+        raise SpecError(
+            f"there is no formula for the optimizer {optimizer.name!r} here",
+            available=", ".join(_RULES),
+            hint="use one of these names",
+        )
+    return rule(optimizer)
 
 
 class SGD(PerParameterRule):
@@ -226,7 +236,7 @@ _CONSTANT = Schedule()  # made once: a table of rates is made for each call of c
 
 def _rates(optimizer: Optimizer, step: int, count: int) -> np.ndarray:
     """The learning rates of `count` steps from `step` on, counted from 1."""
-    if optimizer.schedule == _CONSTANT:
+    if optimizer.schedule == _CONSTANT and type(optimizer).rate is Optimizer.rate:
         return np.full(count, optimizer.lr)
     return np.array([optimizer.rate(step - 1 + i) for i in range(count)])
 

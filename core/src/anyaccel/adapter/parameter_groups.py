@@ -42,6 +42,7 @@ class GroupedRule(UpdateRule):
         self._rules = [make(each) for each in self._optimizers]
         self.per_parameter = all(rule.per_parameter for rule in self._rules)
         self.needs_value = any(rule.needs_value for rule in self._rules)
+        self.shareable = all(rule.shareable for rule in self._rules)
 
     def for_tree(self, tree: Any) -> GroupedRule:
         """With each rule for the tree, in which only the parameters of its group have values."""

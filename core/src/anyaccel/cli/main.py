@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -379,15 +380,55 @@ def completion(shell: str) -> None:
     shell_completion.run(shell, group)
 
 
-def _closed() -> int:
-    sys.stderr.write("error: standard output is closed. Hint: run anyaccel with an open standard output.\n")
-    return 2
+class _Output(io.FileIO):
+    """A standard stream that cannot be written: it ends the command with status 2, or drops what it gets."""
+
+    def __init__(self, descriptor: int, *, ends_command: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._ends_command = ends_command
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            with Path(os.devnull).open(
+                "wb"
+            ) as nowhere:  # Python writes what is left when it ends, and would fail again
+                os.dup2(nowhere.fileno(), self.fileno())
+            if not self._ends_command:
+                return len(data)
+            if not isinstance(error, BrokenPipeError):  # that is `| head`, which wants no more
+                hint = "write it to a place with free space, or to a pipe"
+                sys.stderr.write(f"error: standard output cannot be written: {error.strerror}. Hint: {hint}.\n")
+            sys.exit(2)
+
+
+def _checked(stream: TextIO, *, ends_command: bool) -> TextIO:
+    """The stream, whose failure is no traceback; a terminal, and what is no file of the system, as it is."""
+    if not isinstance(stream, io.TextIOWrapper) or stream.isatty():
+        return stream
+    raw = _Output(stream.fileno(), ends_command=ends_command)
+    binary: Any = raw if stream.write_through else io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        binary,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def main() -> None:
-    """Run the command line; with status 2 if standard output is closed, as nothing could be told."""
+    """Run the command line; with status 2 if standard output is closed or cannot be written."""
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # until the process ends
     if sys.stdout is None:
-        sys.exit(_closed())
-    group(prog_name="anyaccel")
+        hint = "run anyaccel with an open standard output"
+        sys.stderr.write(f"error: standard output is closed. Hint: {hint}.\n")
+        sys.exit(2)
+    sys.stdout = _checked(sys.stdout, ends_command=True)
+    sys.stderr = _checked(sys.stderr, ends_command=False)
+    try:
+        group(prog_name="anyaccel")
+    finally:
+        sys.stdout.flush()  # while a failure still has a status and a message

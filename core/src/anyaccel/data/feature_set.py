@@ -524,6 +524,7 @@ class FeatureSet(_SplitRows):
             delimiter: one character.
 
         Raises:
+            MissingFileError: there is no such file.
             OSError: the file cannot be opened.
             DataError: not a CSV file, or no rows.
             ColumnError: as `from_arrow`; an empty cell, and one with NA, null or NaN, is a null unless it is quoted.
@@ -560,6 +561,7 @@ class FeatureSet(_SplitRows):
             pad: what fills the places behind the rows of lists that differ in length, as in `from_dict`.
 
         Raises:
+            MissingFileError: there is no such file.
             OSError: a file cannot be opened.
             DataError: no file in a folder or list, an invalid Parquet file, a row group that is not there, or no rows.
             ColumnError: as `from_arrow`, or a column that a file lacks or holds in another type than the first.

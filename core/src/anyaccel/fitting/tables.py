@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from anyaccel.data import DataSchema, FeatureSet, FeatureSetView, Source, as_sou
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.readers import dataframes, parquet
 from anyaccel.data.readers.csv_files import table_from_csv
+from anyaccel.data.readers.file_discovery import SUFFIXES, check_there
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, NamesOrRest, RoleNames, listed, names_of, read_roles, stamp
 from anyaccel.errors import ColumnError, DataError
@@ -88,7 +90,9 @@ def feature_set_of(data: Any, features: NamesOrRest, target: Any, tags: Any = ()
 def _table(data: Any, names: RoleNames) -> Any:
     if isinstance(data, (str, os.PathLike)):
         path = Path(data).expanduser()
-        if path.is_dir() or path.suffix.lower() in (".parquet", ".parq", ".pq"):
+        if path.suffix.lower() in ("", *SUFFIXES, ".csv", ".tsv", ".txt"):
+            check_there(LABEL, os.path.expanduser(data))  # noqa: PTH111  (a Path would change a URL)
+        if path.is_dir() or path.suffix.lower() in SUFFIXES:
             return parquet.table_from_parquet(LABEL, path, names)
         if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
             raise DataError(
@@ -151,9 +155,43 @@ def new_rows(data: Any, columns: Columns, *, with_target: bool = True) -> Featur
             )
         data = {features[0]: data}
     data, _, _ = named_pair(data, features, by_role["target"])
-    table = feature_set_of(data, features, targets, by_role["tag"])
+    try:
+        table = feature_set_of(data, features, targets, by_role["tag"])
+    except ColumnError as error:
+        names = _column_names(data)
+        needed = (*features, *by_role["tag"], *targets)
+        missing = [name for name in needed if names is not None and name not in names]
+        if not names or not missing:
+            raise
+        raise _missing_columns(missing, needed, names) from error
     dtypes = {name: columns[name]["dtype"] for name in table.columns if columns[name].get("dtype")}
     return table.cast({name: dtype for name, dtype in dtypes.items() if table.spec(name).dtype != dtype})
+
+
+def _column_names(data: Any) -> list[str] | None:
+    """The names of a table's columns; None where they are not known without reading it."""
+    if isinstance(data, (str, os.PathLike)):
+        path = Path(data).expanduser()
+        if path.suffix.lower() in (".csv", ".tsv", ".txt"):
+            return list(table_from_csv(LABEL, path, "\t" if path.suffix.lower() == ".tsv" else ",").column_names)
+        return parquet.names_of_columns(LABEL, path)
+    names = data if isinstance(data, Mapping) else getattr(data, "column_names", getattr(data, "columns", None))
+    is_names = isinstance(names, Iterable) and all(isinstance(name, str) for name in names)
+    return list(names) if is_names and names is not None else None
+
+
+def _missing_columns(missing: Sequence[str], needed: Sequence[str], names: Sequence[str]) -> ColumnError:
+    """The error for a table that lacks columns of the training."""
+    others = [name for name in names if name not in needed]
+    other_case = {name.casefold(): name for name in others}
+    close = {name: difflib.get_close_matches(name, others, n=1) for name in missing}
+    close |= {name: [other_case[name.casefold()]] for name in missing if name.casefold() in other_case}
+    hint = f"give a table with {', '.join(map(repr, needed))}; other columns are left out"
+    if all(close.values()):
+        hint = f"rename columns: { ({found[0]: name for name, found in close.items()})!r}"
+    what = "column is" if len(missing) == 1 else "columns are"
+    problem = f"{len(missing)} {what} missing that the model was trained with: {listed(map(repr, missing))}"
+    return ColumnError(problem, cause=f"the table has {listed(map(repr, names))}", hint=hint)
 
 
 def transformed_like(rows: FeatureSet | FeatureSetView, like: FeatureSet) -> FeatureSet | FeatureSetView:

@@ -13,7 +13,7 @@ from anyaccel.adapter import VjpResult
 from anyaccel.call_hints import constructor_hints
 from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, PhaseError
-from anyaccel.numpy_backend.estimator_methods import accepts, check, has, is_plain, parameters_of
+from anyaccel.numpy_backend.estimator_methods import accepts, check, has, is_plain, parameters_of, parts_of
 from anyaccel.numpy_backend.module import Module, Values
 from anyaccel.numpy_backend.sim_array import Array, SimArray, download, upload
 from anyaccel.segment import TensorSpec
@@ -47,6 +47,10 @@ class Estimator(Module):
         if isinstance(estimator, Estimator):
             raise EstimatorError(f"{estimator!r} is an Estimator already", hint="give the object that it wraps")
         check(estimator, method, output_dtype)
+        inner = next((value for value in parts_of(estimator) if isinstance(value, Estimator)), None)
+        if inner is not None:
+            problem = f"{type(estimator).__name__} has {inner!r} in it, which scikit-learn cannot copy and fit"
+            raise EstimatorError(problem, hint=f"give the estimator itself: {inner.name}(...) without Estimator(...)")
         self.estimator = estimator
         self.method = method
         self.output_dtype = output_dtype

@@ -97,6 +97,14 @@ def has(obj: Any, name: str) -> bool:
         return "'NoneType' object has no" in str(error.__cause__) and callable(getattr(type(obj), name, None))
 
 
+def parts_of(obj: Any) -> Sequence[Any]:
+    """The parameters of an estimator in scikit-learn's style, and those of the estimators in it; none of another."""
+    try:
+        return list(obj.get_params(deep=True).values())
+    except Exception:  # of any class: this only looks for mistakes
+        return ()
+
+
 def parameters_of(function: Callable[..., Any]) -> Sequence[str]:
     """Names of the parameters of a function; none if it has no signature."""
     try:

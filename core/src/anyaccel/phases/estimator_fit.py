@@ -40,7 +40,7 @@ def next_to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) 
         named = phase.nodes is not None
         raise PhaseError(
             f"phase {phase.label!r} has nothing to fit",
-            available="nodes=[]" if named else "no node with an estimator (fit, predict) that has not been fitted",
+            cause="nodes=[]" if named else "no node with an estimator (fit, predict) that has not been fitted",
             hint="name nodes=[...] to fit one again",
         )
     return [label for label in waiting if not (ancestors([label], graph.nodes) - {label}) & set(waiting)]
@@ -78,7 +78,7 @@ def _check_fittable(phase: FitPhase, label: str, graph: ModelGraph, models: Mapp
     if not models[label].has_fit:
         raise PhaseError(
             f"phase {phase.label!r} fits {label!r}, and {models[label].name} has no fit",
-            available="partial_fit",
+            cause="it has partial_fit",
             hint="train it in a TrainPhase",
         )
     names, upstreams = columns_by_name(models[label].estimator), graph[label].upstreams

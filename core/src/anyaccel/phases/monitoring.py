@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import NaNWarning, PhaseError
@@ -38,15 +38,22 @@ def monitored_value(who: str, name: str, run: Run) -> float | None:
         return value
     if run.phase.validation is not None and name.startswith("val_") and not epoch.validated:
         return None
-    raise _unknown(who, name, run, epoch.figures)
+    validates = run.phase.validation is not None
+    raise unknown_value(who, name, run.phase.label, list(epoch.figures), validates=validates)
 
 
-def _unknown(who: str, name: str, run: Run, figures: Mapping[str, float]) -> PhaseError:
-    hint = did_you_mean(name, figures, "monitor one of these, or add a metric to the validation", cutoff=0.75)
-    if name.startswith("val_") and run.phase.validation is None:
+def unknown_value(who: str, name: str, phase: str, values: Sequence[str], *, validates: bool) -> PhaseError:
+    """The error for a value that the epochs of a phase do not have.
+
+    Args:
+        who: what monitors it.
+        name: of the value.
+        phase: label of the phase.
+        values: the names that its epochs have.
+        validates: whether the phase has a validation.
+    """
+    hint = did_you_mean(name, values, "monitor one of these, or add a metric to the validation", cutoff=0.75)
+    if name.startswith("val_") and not validates:
         hint = "add a validation: TrainPhase(validation='SPLIT'), or an EvalPhase with metrics"
-    return PhaseError(
-        f"{who} monitors {name!r}, which epochs of {run.phase.label!r} do not have",
-        available=", ".join(figures),
-        hint=hint,
-    )
+    problem = f"{who} monitors {name!r}, which epochs of {phase!r} do not have"
+    return PhaseError(problem, available=", ".join(values), hint=hint)

@@ -40,7 +40,7 @@ class ReduceLROnPlateau(Callback):
     `current` is the factor now, `best` the best value so far.
 
     Raises:
-        PhaseError: a setting out of range; or, at the end of the first epoch, a value that does not exist.
+        PhaseError: a setting out of range; or, when a phase begins, a value that its epochs will not have.
     """
 
     def __init__(

@@ -40,7 +40,12 @@ class Profile(Callback):
     Args:
         steps: the first step and the one after the last, counted from 0 over all epochs of the run: `(10, 20)` is ten
             steps.
-        folder: where the files go; they replace those of an earlier run.
+        folder: where the files go; they replace those of an earlier run. A relative one is below the working folder in
+            which the Profile was made.
+
+    Attributes:
+        location: the absolute folder.
+        files: the paths of the files.
 
     Raises:
         PhaseError: a setting out of range; or, when the phase begins, one that trains nothing, or a framework whose
@@ -55,6 +60,7 @@ class Profile(Callback):
         first = arguments.integer(PhaseError, where, "steps[0]", steps[0], 0, 10)
         self.steps = first, arguments.integer(PhaseError, where, "steps[1]", steps[1], first + 1, first + 10)
         self.folder = arguments.text(PhaseError, where, "folder", folder, "the name of a folder", "'profile'")
+        self.location = Path(self.folder).absolute()
         self.files: list[Path] = []
 
     def get_config(self) -> dict[str, Any]:
@@ -70,7 +76,7 @@ class Profile(Callback):
             raise PhaseError(problem, available="a TrainPhase", hint="give the Profile to the TrainPhase")
         self.files = []
         try:
-            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            self.location.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             problem = f"Profile: the folder {self.folder!r} cannot be made: {error.strerror}"
             raise PhaseError(problem, hint="name another: Profile(folder=...)") from None
@@ -165,7 +171,7 @@ class ProfileSession:
             own = [each for each in assignments if each.framework == framework]
             models = {trace_name(each.node): getattr(self._run.graph[each.node], "model", None) for each in own}
             name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
-            path = Path(self._profile.folder) / f"{name}-{framework}.trace.json.gz"
+            path = self._profile.location / f"{name}-{framework}.trace.json.gz"
             backend = own[0].backend
             assert isinstance(backend, ProfilesSteps)
             try:

@@ -144,6 +144,8 @@ class _PhaseExecution:
 
     def run(self) -> EvaluationValues | None:
         phase, graph = self._phase, self._graph
+        if isinstance(phase, TrainPhase):  # those of the experiment and of optimizers are known now
+            phase.check_monitors(self._hooks.callbacks)
         self._left = self._contexts.enter_context(leave_contexts(graph))
         for what in (what for left in self._left.values() for what in left.set_aside):
             self._run.log_event("context", what, verbose=True)

@@ -16,8 +16,10 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.phases.monitoring import unknown_value
 from anyaccel.phases.own_step_settings import check_own_step
 from anyaccel.phases.phase import Data, Phase, known_settings, one_of, split_name
+from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -260,19 +262,48 @@ class TrainPhase(Phase):
             check_own_step(self, self.step, self.accumulate)
         if self.validation is not None:
             check_validation(self, self.validation, own_step=self.step is not None)
-            self._check_modes(self.validation)
+        self.check_monitors(self.callbacks)
 
-    def _check_modes(self, validation: EvalPhase) -> None:
-        """Of a metric of the user's own, what watches it must say which values are better."""
-        watched: list[tuple[str, str, Any]] = [
-            ("EarlyStopping: ", it.monitor, it.sign) for it in self.callbacks if isinstance(it, EarlyStopping)
-        ]
+    def check_monitors(self, callbacks: Iterable[Callback]) -> None:
+        """Refuse callbacks that watch a value that no epoch will have, or do not know which values are better.
+
+        Raises:
+            PhaseError: such a callback, or the `keep_best` of the checkpoint.
+        """
+        watched: list[tuple[str, str, Any]] = []
+        for it in callbacks:
+            if isinstance(it, EarlyStopping) and type(it).epoch_end is EarlyStopping.epoch_end:
+                watched.append(("EarlyStopping", it.monitor, it.sign))
+            elif isinstance(it, ReduceLROnPlateau) and type(it).epoch_end is ReduceLROnPlateau.epoch_end:
+                watched.append(("ReduceLROnPlateau", it.monitor, it.mode))
         if self.checkpoint is not None and self.checkpoint.keep_best is not None:
-            watched.append(("Checkpoint: ", self.checkpoint.keep_best, self.checkpoint.mode))
-        labels = [metric.label for metric in validation.metrics]
-        for where, name, mode in watched:
-            if not mode and any(name == f"val_{label}" or name.endswith(f".{label}") for label in labels):
-                raise unknown_mode(name, where)
+            watched.append(("Checkpoint(keep_best=...)", self.checkpoint.keep_best, self.checkpoint.mode))
+        for who, name, mode in watched:
+            self._check_monitored(who, name)
+            if not mode:
+                raise unknown_mode(name, f"{who.partition('(')[0]}: ")
+
+    def _check_monitored(self, who: str, name: str) -> None:
+        """Refuse a value that no epoch will have.
+
+        One is let through where it is known only when the phase runs: the figures of a step of the user's own, losses
+        without a node, and metrics of several nodes.
+        """
+        validation, is_validation = self.validation, name.startswith("val_")
+        evaluated = validation.losses or self.losses if validation is not None else ()
+        metrics = [] if validation is None else [metric.label for metric in validation.metrics]
+        values = ["loss", *(f"loss.{loss.label}" for loss in self.losses)] if self.losses else []
+        if evaluated:
+            values += ["val_loss", *(f"val_loss.{loss.label}" for loss in evaluated)]
+        values += [f"val_{label}" for label in metrics]
+        if name in values or (is_validation and any(name.endswith(f".{label}") for label in metrics)):
+            return
+        if is_validation and validation is None:
+            raise unknown_value(who, name, self.label, values, validates=False)
+        losses = evaluated if is_validation else self.losses
+        is_open = name.startswith(("loss.", "val_loss.")) and any(not loss.on for loss in losses)
+        if self.step is None and losses and not is_open:
+            raise unknown_value(who, name, self.label, values, validates=validation is not None)
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase.

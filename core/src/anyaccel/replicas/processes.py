@@ -96,7 +96,8 @@ def _reader(process: subprocess.Popen[bytes], printed: Callable[[str], object]) 
         with process.stdout as lines:
             for line in lines:
                 text = line.decode(errors="replace")
-                print(text, end="", flush=True)
+                with suppress(OSError, ValueError):  # full or closed: the process must not wait for a reader for ever
+                    print(text, end="", flush=True)
                 printed(text)
 
     thread = threading.Thread(target=read, daemon=True)
@@ -115,7 +116,8 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], then: str) -> int:
         if failed is not None:
             rank, code = failed
             how = f"exit status {code}" if code > 0 else f"signal {-code}"
-            print(f"anyaccel run: replica {rank} ended with {how}; {then}", file=sys.stderr)
+            with suppress(OSError, ValueError):  # the status tells it as well
+                print(f"anyaccel run: replica {rank} ended with {how}; {then}", file=sys.stderr)
             return code if code > 0 else 128 - code
         if all(code == 0 for code in codes):
             return 0

@@ -215,7 +215,7 @@ class EvalResults(PhaseResults):
         if len(set(lengths.values())) > 1:
             raise ResultError(
                 f"run {self.label!r} has predictions of different numbers of rows, which do not fit one table",
-                available=", ".join(f"{name}: {length}" for name, length in lengths.items()),
+                cause=", ".join(f"{name}: {length}" for name, length in lengths.items()),
                 hint="run an EvalPhase for each feature set, with outputs=[...] of the nodes that it feeds",
             )
         table = inverse_transform.prediction_table(arrays)

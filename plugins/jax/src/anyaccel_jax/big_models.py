@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from anyaccel.arguments import check
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import CapabilityError, ConfigError
 from anyaccel.planner import Block, BlockPlan, DeviceSpec, memory_size, plan_blocks
 from anyaccel_jax.host_transfer import check_dtype, copy_on_host
@@ -23,6 +24,7 @@ WHERE = "OffloadedChain: "
 Function = Callable[..., Any]
 
 
+@constructor_hints
 class OffloadedChain:
     """A chain of blocks, of which as many as fit stay on a device; the others are copied there one after the other.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,12 @@ class ParameterTree:
         source: how users get such a tree, for messages.
         boxed: the same for a new state of an optimizer, if that is given the parameters in boxes, as Flax NNX does.
         unbox: takes the boxes away.
+        variables: those that have the parameters as values, by name; none where the library has no such objects.
 
     Attributes:
         specs: shapes and dtypes of the parameters, by name.
         source: as given.
+        variables: as given, held weakly.
     """
 
     def __init__(
@@ -36,10 +39,11 @@ class ParameterTree:
         *,
         boxed: Any = None,
         unbox: Callable[[Any], Any] = lambda tree: tree,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         struct: Any = jax.ShapeDtypeStruct
         self.specs = {name: struct(array.shape, array.dtype) for name, array in parameters.items()}
-        self.source, self._unbox = source, unbox
+        self.source, self._unbox, self.variables = source, unbox, WeakValueDictionary(variables or {})
         self._names, self._structure = jax.tree.flatten(tree)
         self._boxed = self._structure if boxed is None else jax.tree.structure(boxed)
 

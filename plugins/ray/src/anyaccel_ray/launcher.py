@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import FrameworkError
 from anyaccel.replicas import replica_timeout
 from anyaccel.replicas.launch_options import LaunchOptions
@@ -29,6 +30,7 @@ _DEFAULTS = {
 }
 
 
+@call_hints
 def launch(options: LaunchOptions) -> int:
     """Run a script in the workers of Ray Train.
 

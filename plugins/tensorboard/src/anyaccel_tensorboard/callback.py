@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel.phases import Callback
 from anyaccel_tensorboard.run_dirs import as_folder
 from anyaccel_tensorboard.tracker import RunTracker
 
 
+@constructor_hints
 class TensorBoard(Callback):
     """Logs the phases that it is a callback of; all phases of an experiment with `Experiment(..., callbacks=[...])`.
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import PluginError
 from anyaccel_tensorboard.run_dirs import as_folder
 
@@ -41,6 +42,7 @@ class LoggingScope:
 _calls: list[LoggingScope] = []  # the call in effect; empty: the environment decides
 
 
+@call_hints
 def log_to(folder: str | os.PathLike[str] | None) -> LoggingScope:
     """Log every phase of this process that begins from now on; as a context manager, those that begin in the block.
 

@@ -291,6 +291,10 @@ class TensorFlowOps(TracedOps):
         """`stateless_fold_in`."""
         return fold_in(key, number)
 
+    def parameter_tree(self, model: Any) -> Mapping[str, Any]:
+        """The trained variables by name, held weakly, which optimizers of Keras go by."""
+        return WeakValueDictionary(self._call(model).variables.parameters)
+
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:
         """By the formulas, or by Keras."""
         if not keras().is_optimizer(optimizer.own):

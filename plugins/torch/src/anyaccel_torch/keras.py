@@ -132,10 +132,15 @@ def _created_trainable(part: Any) -> set[int]:
     return {id(variable.value) for variable in variables}
 
 
+def trained_variables(module: nn.Module) -> dict[nn.Parameter, Any]:
+    """The trainable variables of a module's Keras layers, by the parameters that are their values."""
+    return {variable.value: variable for layer in outermost(module) for variable in layer.trainable_variables}
+
+
 def constraints(module: nn.Module) -> dict[nn.Parameter, Callable[[Any], Any]]:
     """What the parameters of a module's Keras layers go through after each update."""
-    variables = [variable for layer in outermost(module) for variable in layer.trainable_variables]
-    return {variable.value: variable.constraint for variable in variables if variable.constraint is not None}
+    variables = trained_variables(module)
+    return {value: variable.constraint for value, variable in variables.items() if variable.constraint is not None}
 
 
 def constrained_step(

@@ -1,4 +1,4 @@
-"""KerasOptimizer: an optimizer class of Keras, by its own formulas, as an optimizer of torch."""
+"""KerasOptimizer: an optimizer of Keras, by its own formulas, as an optimizer of torch."""
 
 from __future__ import annotations
 
@@ -19,28 +19,45 @@ _SHARED = "shared"  # what the rule calls the values that belong to all paramete
 
 
 class KerasOptimizer(torch.optim.Optimizer):
-    """Updates parameters as the class does, and keeps what it keeps as tensors of each parameter.
+    """Updates parameters as the class or object does, and keeps what it keeps as tensors of each parameter.
 
     What belongs to all parameters (a count of steps, a product of momenta) is kept with each of them, so that a state
     can be continued by any of them.
 
     Args:
         parameters: as any optimizer of torch takes them, in groups with settings too.
-        spec: its `own` is the class.
+        spec: its `own` is the class or the object.
+        variables: those of Keras whose values the parameters are.
         lr: the learning rate, which a schedule changes in the groups.
         settings: of the class.
 
     Raises:
-        SpecError: a class that cannot be made, or a setting that only Keras's own loop heeds.
+        SpecError: an optimizer that cannot be made, or a setting that only Keras's own loop heeds.
     """
 
-    def __init__(self, parameters: Any, spec: Optimizer, *, lr: float, **settings: Any) -> None:
+    def __init__(
+        self,
+        parameters: Any,
+        spec: Optimizer,
+        variables: Mapping[nn.Parameter, Any] | None = None,
+        *,
+        lr: float,
+        **settings: Any,
+    ) -> None:
         super().__init__(parameters, {"lr": lr, **settings})
-        self._rules = [self._rule(spec, group, settings) for group in self.param_groups]
+        self._kept_as = _KeptAs()
+        self._rules = [self._rule(spec, group, settings, variables or {}) for group in self.param_groups]
 
-    def _rule(self, spec: Optimizer, group: Mapping[str, Any], settings: Mapping[str, Any]) -> LayerOptimizerRule:
+    def _rule(
+        self,
+        spec: Optimizer,
+        group: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        variables: Mapping[nn.Parameter, Any],
+    ) -> LayerOptimizerRule:
         own = Optimizer(spec.own, lr=group["lr"], **{name: group[name] for name in settings})
-        return LayerOptimizerRule(own, keras.library().module, nullcontext, _put)
+        rule = LayerOptimizerRule(own, keras.library().module, nullcontext, _put)
+        return rule.for_tree({_name(i): variables[p] for i, p in enumerate(group["params"]) if p in variables})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -50,17 +67,26 @@ class KerasOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group, rule in zip(self.param_groups, self._rules, strict=True):
-            with_gradient = {f"{i:06}": p for i, p in enumerate(group["params"]) if p.grad is not None}
+            with_gradient = {_name(i): p for i, p in enumerate(group["params"]) if p.grad is not None}
             if with_gradient:
                 with keras.library().module.device(str(next(iter(with_gradient.values())).device)):
-                    self._update(rule, with_gradient, group["lr"])
+                    self._update(rule, with_gradient, rule.rate(group["lr"]))
         return loss
 
     def _update(self, rule: LayerOptimizerRule, parameters: Mapping[str, nn.Parameter], rate: float) -> None:
         values = {name: parameter.detach() for name, parameter in parameters.items()}
-        fresh = rule.slots(None, {}, values)
-        kept_as = {name: _kept_as(own) for name, own in fresh.items()}
-        slots = self._slots(parameters, fresh, kept_as)
+        key = id(rule), tuple(parameters)
+        known = self._kept_as.names.get(key, {})
+        if not known or not all(set(known[n].values()) <= self.state.get(p, {}).keys() for n, p in parameters.items()):
+            fresh = rule.slots(None, {}, values)
+            self._kept_as.names[key] = {name: _kept_as(own) for name, own in fresh.items()}
+            slots = self._slots(parameters, fresh, self._kept_as.names[key])
+        else:
+            slots = {
+                name: {slot: self.state[parameters[name]][kept] for slot, kept in names.items()}
+                for name, names in self._kept_as.names[key].items()
+            }
+        kept_as = self._kept_as.names[key]
         gradients = {name: _dense(parameter.grad) for name, parameter in parameters.items()}
         after, slots_after = rule.step(None, values, gradients, slots, {"rate": rate})
         shared: dict[str, Tensor] = {}
@@ -81,6 +107,22 @@ class KerasOptimizer(torch.optim.Optimizer):
             kept = {**shared, **self.state.get(parameters[name], {})}
             slots[name] = {slot: kept.get(kept_as[name][slot], value) for slot, value in own.items()}
         return slots
+
+
+class _KeptAs:
+    """Names under which slots are kept; an object, as what an optimizer has in containers is taken for its state.
+
+    Attributes:
+        names: by slot and parameter, for each rule and the parameters that have gradients.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[Any, dict[str, dict[str, str]]] = {}
+
+
+def _name(number: int) -> str:
+    """The name of a parameter of a group for its rule, by which parameters are sorted."""
+    return f"{number:06}"
 
 
 def _kept_as(slots: Iterable[str]) -> dict[str, str]:

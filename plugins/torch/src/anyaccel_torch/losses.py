@@ -85,7 +85,7 @@ def bind(
     Weights are added up in at least `weight_dtype`.
 
     Raises:
-        SpecError: a named loss without two inputs, or a class that cannot be created.
+        SpecError: a named loss without two inputs or without a formula, or a class that cannot be created.
         (when called) ShapeError: shapes that a named loss would have to broadcast.
         (when called) SpecError: a custom loss that returns no scalar.
     """
@@ -93,6 +93,12 @@ def bind(
         return _bind_own(term, slots, device)
     if term.loss.name == FROM_OUTPUT:
         return _bind_weighted_output(term, slots, weight_dtype) if weight_inputs(term) else _bind_output(term, slots)
+    if term.loss.name not in _NAMED:
+        raise SpecError(
+            f"loss {term.label!r}: torch has no formula for {term.loss.name!r} here",
+            available=", ".join(_NAMED),
+            hint="use one of these names",
+        )
     if len(slots) < 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes outputs and targets, "

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import SpecError
+from anyaccel.suggestions import did_you_mean
 from anyaccel_torch.error_translation import first_line
 
 
+@constructor_hints
 class TorchSchedule:
     """A scheduler of `torch.optim.lr_scheduler` as a schedule: `schedule=TorchSchedule(OneCycleLR, max_lr=0.1, ...)`.
 
@@ -31,6 +35,12 @@ class TorchSchedule:
         try:
             self._scheduler = scheduler(self._optimizer, **settings)
         except (TypeError, ValueError) as error:
+            names = _settings(scheduler)
+            unknown = next((name for name in settings if names and name not in names), None)
+            if unknown is not None:
+                hint = did_you_mean(unknown, names, "use one of these names")
+                problem = f"the scheduler {self.__name__} has no setting {unknown!r}"
+                raise SpecError(problem, available=", ".join(names), hint=hint) from None
             raise SpecError(
                 f"the scheduler {self.__name__} cannot be created: {first_line(error)}",
                 hint="give the settings that it takes, without the optimizer",
@@ -60,3 +70,14 @@ class TorchSchedule:
                 ) from error
             self._rates.append(float(self._optimizer.param_groups[0]["lr"]))
         return self._rates[step]
+
+
+def _settings(scheduler: Any) -> tuple[str, ...]:
+    """The arguments of a scheduler after the optimizer; none where they are not known, or it takes all."""
+    try:
+        parameters = list(inspect.signature(scheduler).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return ()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return ()
+    return tuple(parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL)

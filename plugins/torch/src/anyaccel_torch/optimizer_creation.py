@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
 from typing import Any
 
 import torch
 from torch import nn
 
+from anyaccel.adapter.layer_optimizers import reads_names
 from anyaccel.errors import SpecError
-from anyaccel.specs import Optimizer
+from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch import keras
 from anyaccel_torch.error_translation import first_line
 from anyaccel_torch.optimizer_groups import is_dtensor, torch_groups, torch_settings
@@ -33,18 +36,29 @@ def create_optimizer(
     *,
     groups: Mapping[nn.Parameter, Optimizer] | None = None,
     sparse: bool = False,
+    variables: Mapping[nn.Parameter, Any] | None = None,
+    originals: Mapping[nn.Parameter, nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
     """The spec as a torch optimizer over `parameters`, fused where torch supports it and gradients are not `sparse`.
 
-    `groups` has the settings of parameters that are in a group of the spec.
+    `groups` has the settings of parameters that are in a group of the spec, `variables` those of Keras whose values
+    parameters are, and `originals` what parameters are copies of.
 
     Raises:
         SpecError: a class that is no optimizer of torch, needs a closure, or does not take the settings.
     """
     given = torch_groups(spec, parameters, groups)
     if spec.own is not None:
-        return _create_own(spec.own, spec, given)
-    create: Callable[..., torch.optim.Optimizer] = _CLASSES[spec.name]
+        if isinstance(spec.own, torch.optim.Optimizer):
+            return _copy_of(spec.own, spec, parameters, originals or {})
+        return _create_own(spec.own, spec, given, variables)
+    create: Callable[..., torch.optim.Optimizer] | None = _CLASSES.get(spec.name)
+    if create is None:
+        raise SpecError(
+            f"torch has no optimizer for the name {spec.name!r} here",
+            available=", ".join(_CLASSES),
+            hint="use one of these names, or the class: Optimizer(torch.optim.NAME, lr=...)",
+        )
     return create(given, **torch_settings(spec), **_implementation(spec, parameters, sparse=sparse))
 
 
@@ -59,13 +73,15 @@ def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: 
     return {"fused": True} if alike and types <= _FUSED_ON and not sparse else {"foreach": True}
 
 
-def _create_own(own: Any, spec: Optimizer, parameters: Sequence[Any]) -> torch.optim.Optimizer:
+def _create_own(
+    own: Any, spec: Optimizer, parameters: Sequence[Any], variables: Mapping[nn.Parameter, Any] | None
+) -> torch.optim.Optimizer:
     """An optimizer of a class, a `functools.partial` of one, or a function of parameters that gives one."""
     available = f"{', '.join(_CLASSES)}; or a class of torch.optim, or one derived from torch.optim.Optimizer"
-    if keras.is_optimizer(own) and isinstance(own, type):
+    if keras.is_optimizer(own):
         from anyaccel_torch.keras_optimizers import KerasOptimizer
 
-        return KerasOptimizer(parameters, spec, lr=spec.lr, **spec.settings)
+        return KerasOptimizer(parameters, spec, variables, lr=spec.lr, **spec.settings)
     function = own.func if isinstance(own, functools.partial) else own
     if isinstance(function, type) and issubclass(function, torch.optim.Optimizer):
         _refuse_closure(function, spec, available)
@@ -83,6 +99,75 @@ def _create_own(own: Any, spec: Optimizer, parameters: Sequence[Any]) -> torch.o
     if not isinstance(made, torch.optim.Optimizer):
         raise _no_optimizer(spec, available)
     return made
+
+
+def _copy_of(
+    own: torch.optim.Optimizer,
+    spec: Optimizer,
+    parameters: Sequence[nn.Parameter],
+    originals: Mapping[nn.Parameter, nn.Parameter],
+) -> torch.optim.Optimizer:
+    """An optimizer like an object that was given, over parameters of the object's; it keeps its own state.
+
+    Before each step it gets what the object's groups have then, so that torch's schedulers have an effect.
+    """
+    _check_object(own, spec)
+    number_of = {id(p): i for i, group in enumerate(own.param_groups) for p in group["params"]}
+    members: dict[int, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        number = number_of.get(id(originals.get(parameter, parameter)))
+        if number is None:
+            raise SpecError(
+                f"the {spec.name} that was given lacks a parameter of shape {list(parameter.shape)} that is trained",
+                hint="create it with all parameters of the node's model, and switch off requires_grad of those that "
+                "stay as they are; or give its class",
+            )
+        members.setdefault(number, []).append(parameter)
+    made: Any = object.__new__(type(own))
+    vars(made).update({name: copy(value) if isinstance(value, dict) else value for name, value in vars(own).items()})
+    vars(made).pop("step", None)  # a scheduler's, which counts the steps of the object
+    given = {parameter: own.state.get(originals.get(parameter, parameter)) for parameter in parameters}
+    made.state = defaultdict(dict, {parameter: deepcopy(begun) for parameter, begun in given.items() if begun})
+    groups = [(own.param_groups[number], members[number]) for number in sorted(members)]
+    made.param_groups = [{**group, "params": trained} for group, trained in groups]
+    sources = [group for group, _ in groups]
+
+    def update_groups(*_: Any) -> None:
+        vars(own)["_opt_called"] = True  # torch's schedulers warn where they step before the optimizer
+        for mine, theirs in zip(made.param_groups, sources, strict=True):
+            mine.update({name: value for name, value in theirs.items() if name != "params"})
+
+    if originals:  # a trial, which hooks of the user's need not hear of
+        vars(made).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
+    else:
+        made.register_step_pre_hook(update_groups)
+    return made  # type: ignore[no-any-return]
+
+
+def _check_object(own: torch.optim.Optimizer, spec: Optimizer) -> None:
+    """Refuse objects whose state or behaviour a copy would not have, and settings besides theirs."""
+    name = spec.name
+    _refuse_closure(type(own), spec, ", ".join(_CLASSES))
+    settings = [*spec.settings, *(["groups"] if spec.groups else []), *(["lr"] if spec.lr != 1.0 else [])]
+    settings += ["schedule"] if spec.schedule != Schedule() else []
+    if settings:
+        raise SpecError(
+            f"the {name} that was given is an object with groups and rates, but got {', '.join(settings)} besides",
+            hint=f"set them in the object, or give its class: Optimizer(torch.optim.{name}, {settings[0]}=...)",
+        )
+    if any(kept and float(kept.get("step", 1)) for kept in own.state.values()):  # some keep zeros from the beginning
+        raise SpecError(
+            f"the {name} that was given has done steps already, whose state would be lost",
+            hint="give a new one, from model.parameters()",
+        )
+    step: Any = vars(own).get("step")
+    inner = [key for key, value in vars(own).items() if isinstance(value, torch.optim.Optimizer)]
+    if inner or (step is not None and not hasattr(step, "_wrapped_by_lr_sched")):
+        raise SpecError(
+            f"the {name} that was given has "
+            + (f"another optimizer in it, {inner[0]}" if inner else "another function as its step"),
+            hint="create and step it in a step of your own: TrainPhase(step=function)",
+        )
 
 
 def _no_optimizer(spec: Optimizer, available: str) -> SpecError:
@@ -108,31 +193,50 @@ def slot_names(spec: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
     return set(ExpectedSlots.of(trial_state(spec, parameters[0]) or {}).names)
 
 
-def trial_state(spec: Optimizer, parameter: nn.Parameter) -> dict[str, Any] | None:
-    """The state of a copy of a parameter after a step of an optimizer class without a gradient; None if it fails."""
+def trial_state(spec: Optimizer, parameter: nn.Parameter, variable: Any = None) -> dict[str, Any] | None:
+    """The state of a copy of a parameter after a step of an optimizer class without a gradient; None if it fails.
+
+    `variable` is that of Keras whose value the parameter is.
+    """
     for layout in (torch.strided, torch.sparse_coo):
-        copy = nn.Parameter(parameter.detach().clone())
-        copy.grad = torch.zeros_like(copy) if layout is torch.strided else torch.zeros_like(copy, layout=layout)
-        optimizer = create_optimizer(spec, [copy])
+        trial = nn.Parameter(parameter.detach().clone())
+        trial.grad = torch.zeros_like(trial) if layout is torch.strided else torch.zeros_like(trial, layout=layout)
+        optimizer = create_optimizer(
+            spec, [trial], variables={} if variable is None else {trial: variable}, originals={trial: parameter}
+        )
+        if not any(parameter is trial for group in optimizer.param_groups for parameter in group["params"]):
+            return None  # a function that takes no notice of the parameters, and would step the user's
         try:
             optimizer.step()
         except Exception:  # SparseAdam takes sparse gradients alone; others have reasons of their own
             continue
-        return dict(optimizer.state.get(copy, {}))
+        return dict(optimizer.state.get(trial, {}))
     return None
 
 
-def expected_slots(spec: Optimizer, parameters: Sequence[nn.Parameter]) -> dict[nn.Parameter, ExpectedSlots]:
-    """What an optimizer keeps for each parameter; a class is asked by a trial step for each shape."""
+def expected_slots(
+    spec: Optimizer, parameters: Sequence[nn.Parameter], variables: Mapping[nn.Parameter, Any]
+) -> dict[nn.Parameter, ExpectedSlots]:
+    """What an optimizer keeps for each parameter; a class is asked by a trial step for each shape.
+
+    `variables` are those of Keras whose values parameters are.
+    """
     if spec.own is None:
         return dict.fromkeys(parameters, ExpectedSlots(frozenset(named_slots(spec.settings))))
     trials: dict[Any, dict[str, Any] | None] = {}
     for parameter in parameters:
-        key = (parameter.shape, parameter.dtype, parameter.device)
+        key = _trial_key(spec, parameter, variables)
         if key not in trials:
-            trials[key] = trial_state(spec, parameter)
+            trials[key] = trial_state(spec, parameter, variables.get(parameter))
     _warn_of_lost_state(spec, list(trials.values()))
-    return {p: ExpectedSlots.of(trials[p.shape, p.dtype, p.device] or {}) for p in parameters}
+    return {p: ExpectedSlots.of(trials[_trial_key(spec, p, variables)] or {}) for p in parameters}
+
+
+def _trial_key(spec: Optimizer, parameter: nn.Parameter, variables: Mapping[nn.Parameter, Any]) -> Any:
+    if isinstance(spec.own, torch.optim.Optimizer):
+        return id(parameter)  # its groups may differ
+    by_name = parameter in variables and keras.is_optimizer(spec.own) and reads_names(spec.own, keras.library().module)
+    return parameter.shape, parameter.dtype, parameter.device, variables[parameter].path if by_name else None
 
 
 def _warn_of_lost_state(spec: Optimizer, trials: Sequence[Mapping[str, Any] | None]) -> None:

@@ -53,6 +53,7 @@ class GroupOptimizer:
         switched_off: names of the nodes' parameters that are not trained; what earlier phases kept for them is kept.
         sparse: whether some gradients will be sparse.
         constraints: what parameters go through after each step.
+        variables: those of Keras whose values parameters are.
 
     Attributes:
         spec: the optimizer spec.
@@ -71,6 +72,7 @@ class GroupOptimizer:
         switched_off: Mapping[str, Collection[str]] | None = None,
         sparse: bool = False,
         constraints: Mapping[nn.Parameter, Callable[[Any], Any]] | None = None,
+        variables: Mapping[nn.Parameter, Any] | None = None,
     ) -> None:
         self.name, self.spec = group.name, group.optimizer
         self.revision = 0
@@ -80,9 +82,12 @@ class GroupOptimizer:
         self._divided = any(map(is_dtensor, self.parameters))
         self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
+        self._variables = variables or {}
         self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
-        scheduled = self.spec.schedule != Schedule()
+        derived = type(self.spec).rate is not Optimizer.rate  # a rate of the user's own, by which lr is multiplied
+        scheduled = self.spec.schedule != Schedule() or derived
         self._rate = self.spec.rate if scheduled else None
+        self._factor = (lambda step: self.spec.rate(step) / self.spec.lr) if derived else self.spec.schedule.factor
         self._optimizer = self._created(sparse=sparse) if self.parameters else None
         for torch_group in self._optimizer.param_groups if scheduled and self._optimizer is not None else ():
             torch_group.setdefault("initial_lr", torch_group["lr"])  # as torch's schedulers call it
@@ -96,7 +101,9 @@ class GroupOptimizer:
         self._step = self.stepper(clip=False)
 
     def _created(self, *, sparse: bool) -> torch.optim.Optimizer:
-        return create_optimizer(self.spec, self.parameters, groups=self._grouped, sparse=sparse)
+        return create_optimizer(
+            self.spec, self.parameters, groups=self._grouped, sparse=sparse, variables=self._variables
+        )
 
     def settings_of(self, parameter: nn.Parameter) -> Optimizer:
         """The spec with the settings of a parameter's group."""
@@ -104,7 +111,7 @@ class GroupOptimizer:
 
     def _load(self, states: Mapping[str, NodeState], others: Mapping[str, Collection[str]]) -> dict[str, NodeState]:
         """Continue the states that match; returns what each node starts with."""
-        expected = expected_slots(self.spec, self.parameters) if states else {}
+        expected = expected_slots(self.spec, self.parameters, self._variables) if states else {}
         resumed = {
             node: matching_state(state, self.members[node], others.get(node, ()), expected)
             for node, state in states.items()
@@ -223,7 +230,7 @@ class GroupOptimizer:
             groups[:] = [part for group in groups for part in self._by_steps(group)]
             self._diverged = False
         for group in groups:
-            group["lr"] = group["initial_lr"] * self.spec.schedule.factor(self.steps(group["params"][0]))
+            group["lr"] = group["initial_lr"] * self._factor(self.steps(group["params"][0]))
 
     def _by_steps(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         by_steps: dict[int, list[nn.Parameter]] = {}

@@ -29,6 +29,7 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
     states, every = initial_states(segment), list(modules)
     sparse = any(getattr(part, "sparse", False) for module in every for part in submodules(module))
     constraints = {p: c for module in every for p, c in keras.constraints(module).items()}
+    variables = {p: v for module in every for p, v in keras.trained_variables(module).items()}
     return [
         GroupOptimizer(
             group,
@@ -37,6 +38,7 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
             switched_off=switched_off(segment, group.nodes),
             sparse=sparse,
             constraints=constraints,
+            variables=variables,
         )
         for group in segment.groups
     ]

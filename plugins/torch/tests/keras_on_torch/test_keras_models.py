@@ -18,7 +18,7 @@ from torch import nn
 
 import anyaccel as aa
 from anyaccel.device import Device
-from anyaccel.errors import MoveError, ShapeError, SpecError, StateError
+from anyaccel.errors import MoveError, ShapeError, StateError
 from anyaccel.segment import Operation, Segment, TensorSpec
 from anyaccel_torch import shape_inference
 from anyaccel_torch.backend import TorchBackend
@@ -261,11 +261,6 @@ def test_a_keras_optimizer_goes_on_from_a_saved_state(name: str, tmp_path: Any) 
     assert any("/optimizer/shared" in name for name in state)
     for key, value in whole.state().items():
         np.testing.assert_allclose(state[key], value, rtol=1e-6, atol=1e-7, err_msg=key)
-
-
-def test_an_object_of_a_keras_optimizer_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"of type Adam cannot be used.*Hint: give a name, or the optimizer's class"):
-        aa.Optimizer(keras.optimizers.Adam())
 
 
 def test_plain_modules_do_not_import_keras() -> None:

@@ -65,3 +65,28 @@ def test_a_phase_takes_a_checkpoint_or_a_folder(train):
 def test_the_value_of_keep_best_must_exist(line, experiment, train, tmp_path):
     with pytest.raises(PhaseError, match=r"monitors 'val_loss', which epochs of 'train' do not have"):
         experiment(line()).run_phase(train(checkpoint=Checkpoint(tmp_path, keep_best="val_loss")))
+
+
+def test_a_relative_folder_is_where_the_checkpoint_was_made(train, experiment, line, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    phase = train(n_epochs=2, checkpoint=Checkpoint("runs/a"))
+    by_name = train(n_epochs=2, checkpoint="runs/b")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    experiment(line()).run_phase(phase)
+    experiment(line()).run_phase(by_name)
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "runs"} and not list(Path().iterdir())
+    for name in ("a", "b"):
+        assert (tmp_path / "runs" / name / "latest").is_file()
+    monkeypatch.chdir(tmp_path)  # the same text names the same folder, and the finished run is read
+    again = experiment(line()).run_phase(train(n_epochs=2, checkpoint="runs/a"), resume="auto")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    finished = experiment(line()).run_phase(phase, resume="auto")
+    assert list(again.loss) == list(finished.loss) and len(again.loss) == 2
+    assert phase.checkpoint.get_config()["folder"] == str(Path("runs/a")), "saved as it was written"
+
+
+def test_a_url_stays_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Checkpoint("memory://runs/a").location == Checkpoint("memory://runs/a").folder == "memory://runs/a"
+    assert Checkpoint(tmp_path / "runs").location == tmp_path / "runs"

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -551,3 +552,46 @@ def test_training_goes_on_when_nobody_reads_standard_error_any_more(tmp_path):
     environment = {**os.environ, "FORCE_COLOR": "1", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, script], env=environment, stdout=subprocess.PIPE, check=False, timeout=120)
     assert (ended.returncode, ended.stdout) == (0, b"3 epochs\n")
+
+
+NO_PLACE = """
+import os, sys, warnings
+sys.stdout, numbers = open(sys.argv[3], "w"), sys.stdout
+if sys.argv[2] == "closed":
+    os.close(2)
+elif sys.argv[2] == "full":
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+import numpy as np
+import anyaccel as aa
+from anyaccel.numpy_backend import Dense
+from anyaccel.phases.progress.log import LineProgress
+from anyaccel.phases.progress.rich import RichProgress
+LineProgress.interval = RichProgress.interval = 0.0
+told = []
+warnings.showwarning = lambda message, *_: told.append(str(message))
+data = aa.FeatureSet.from_dict("d", {"x": np.arange(8.0)[:, None], "y": np.ones((8, 1))}, ["x"], ["y"])
+graph = aa.ModelGraph([aa.ModelNode("net", Dense(1), data.reference(["x"], ["y"]))], "sgd")
+phase = aa.TrainPhase("t", data=data, losses=[aa.AppliedLoss("mse", on="net")], sampler=4, n_epochs=3)
+results = aa.Experiment("e", graph, progress=sys.argv[1]).run_phase(phase)
+numbers.write(f"{results.loss!r}\\n{told}\\n")
+numbers.flush()
+os._exit(0)  # Python's own end flushes standard error, which fails
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
+@pytest.mark.parametrize("name", ["rich", "lines"])
+@pytest.mark.parametrize("stdout", ["/dev/null", "/dev/full"])
+def test_training_learns_the_same_with_streams_that_are_full_or_closed(name, stdout):
+    environment = {**os.environ, "FORCE_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    answers = []
+    for stream in ("usual", "full", "closed"):
+        command = [sys.executable, "-c", NO_PLACE, name, stream, stdout]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        assert ended.returncode == 0, ended.stderr
+        answers.append(ended.stdout.splitlines())
+    losses, warned = zip(*answers, strict=True)
+    assert len(set(losses)) == 1 and losses[0].count(",") == 2
+    assert warned[0] == "[]"
+    for text, why in ((warned[1], "No space left on device"), (warned[2], "Bad file descriptor")):
+        assert text.count("progress is no longer shown, the run goes on: OSError") == 1 and why in text

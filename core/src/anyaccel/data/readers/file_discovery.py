@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from anyaccel.data.roles import listed
-from anyaccel.errors import DataError
+from anyaccel.errors import DataError, MissingFileError
 
 SUFFIXES = (".parquet", ".parq", ".pq")
 _KINDS = {
@@ -37,6 +39,7 @@ def discover_files(label: str, path: Paths) -> list[DataFile]:
 
     Raises:
         DataError: no file, or something that is no regular file.
+        MissingFileError: there is no file or folder of this name.
     """
     files = _discovered(label, path)
     for file in files:
@@ -44,8 +47,33 @@ def discover_files(label: str, path: Paths) -> list[DataFile]:
     return files
 
 
+def check_there(label: str, path: str | os.PathLike[str]) -> None:
+    """Refuse the path of a file or folder that there is not, with the names there that look like it.
+
+    Raises:
+        MissingFileError: there is none.
+    """
+    wanted = Path(path)
+    if wanted.exists():
+        return
+    problem = f"there is no file {str(path)!r} for {label!r}"
+    if "://" in str(path):
+        raise MissingFileError(problem, hint="download it, and give the path of the file")
+    if not wanted.parent.is_dir():
+        problem += f", and no folder {str(wanted.parent)!r}"
+        raise MissingFileError(problem, hint=f"write the whole path; relative ones begin in {str(Path.cwd())!r}")
+    close: list[str] = []
+    with suppress(OSError):  # a folder that may not be read
+        close = difflib.get_close_matches(wanted.name, [entry.name for entry in wanted.parent.iterdir()], n=3)
+    hint = f"write the whole path; relative ones begin in {str(Path.cwd())!r}"
+    if close:
+        hint = f"did you mean {str(wanted.with_name(close[0]))!r}?"
+    raise MissingFileError(problem, available=", ".join(map(repr, close)), hint=hint)
+
+
 def _check_regular(label: str, path: str) -> None:
     """Refuse pipes, sockets and devices: to open one may wait for ever, where not even Ctrl-C is heard."""
+    check_there(label, path)
     try:
         mode = Path(path).stat().st_mode
     except OSError:

@@ -95,6 +95,13 @@ def _choose(label: str, files: Sequence[DataFile], given: RoleNames) -> ParquetF
     return ParquetFiles(files, roles, partitions, stamp(merged.empty_table(), roles).schema)
 
 
+def names_of_columns(label: str, path: Paths) -> list[str]:
+    """The names of all columns of Parquet files, those of folders `key=value` too; only the schemas are read."""
+    files = discover_files(label, path)
+    schemas = [_schema(file) for file in files]
+    return list(_merged_schema(schemas, _partition_columns(files, schemas)).names)
+
+
 def read_parquet(label: str, source: Any, shown: str, given: RoleNames) -> Any:
     """A table from one open Arrow file; `shown` is its name in messages."""
     import pyarrow.parquet as pq

@@ -22,7 +22,7 @@ from anyaccel.data.streaming.base import EXAMPLE_ROWS, BatchSource, Columns
 from anyaccel.data.streaming.row_groups import PIECE_BYTES, ReadSpec, read_pieces, row_groups
 from anyaccel.data.streaming.shuffle_buffer import ShuffleBuffer, shuffled_batches
 from anyaccel.data.streaming.to_numpy import column_array
-from anyaccel.errors import ColumnError, DataError, SourceError
+from anyaccel.errors import ColumnError, DataError, MissingFileError, SourceError
 
 BUFFER_GROUPS = 4
 """Row groups, of the size of the largest, whose rows the shuffle buffer holds by default."""
@@ -50,6 +50,7 @@ class ParquetStream(BatchSource):
         buffer_size: rows held at once; by default those of 4 row groups, or all if there are fewer.
 
     Raises:
+        MissingFileError: there is no such file.
         OSError: a file cannot be opened.
         DataError: a label that is not text or has a dot.
         ColumnError: invalid roles, or a column that is not of one type in all files.
@@ -152,7 +153,7 @@ class ParquetStream(BatchSource):
 def _source_errors(label: str) -> Iterator[None]:
     try:
         yield
-    except ColumnError:
+    except (ColumnError, MissingFileError):
         raise
     except DataError as error:
         raise SourceError(f"source {label!r}: {error.problem}", available=error.available, hint=error.hint) from error
@@ -172,7 +173,7 @@ def _checked_sampler(label: str, sampler: Any) -> SimpleSampler:
 
 def _absolute(path: Any) -> Any:
     """The same files after the working folder has changed: they are opened as their rows are needed."""
-    if isinstance(path, (str, os.PathLike)) and os.fspath(path):
+    if isinstance(path, (str, os.PathLike)) and os.fspath(path) and "://" not in os.fspath(path):
         return str(Path(path).absolute())
     is_list = isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path)
     return [str(Path(part).absolute()) for part in path] if is_list else path

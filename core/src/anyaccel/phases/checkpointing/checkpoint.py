@@ -33,9 +33,10 @@ class Checkpoint:
     process is asked to end (SIGTERM), too. The training waits for a copy of its state in memory, not for the disk.
 
     Args:
-        folder: of this one phase; made if it is not there; or a URL that fsspec opens. Each checkpoint is a folder in
-            it, which `ModelGraph.load` reads as well (unless a node has an optimizer of a framework), with the values
-            after the last step; the file `latest` has the name of the newest.
+        folder: of this one phase; made if it is not there; or a URL that fsspec opens. A relative one is below the
+            working folder in which the Checkpoint was made, wherever the script goes later. Each checkpoint is a folder
+            in it, which `ModelGraph.load` reads as well (unless a node has an optimizer of a framework), with the
+            values after the last step; the file `latest` has the name of the newest.
         every: `"epoch"`; or a number of optimizer steps, counted over the whole run; or a duration: a timedelta, or
             text such as `"30s"`, `"10min"` and `"2h"`. One that is due while another is being written is late.
         keep: the newest so many are kept.
@@ -52,6 +53,9 @@ class Checkpoint:
             whose framework has changed since the checkpoint are mapped.
         change: likewise: called with the name in the model and an array of the checkpoint, gives the array in the
             model's order of axes.
+
+    Attributes:
+        location: where the checkpoints are: the absolute folder, or the URL.
 
     Raises:
         PhaseError: a setting out of range.
@@ -74,6 +78,7 @@ class Checkpoint:
         is_name = lambda it: isinstance(it, (str, os.PathLike)) and str(it)  # noqa: E731
         given = arguments.check(PhaseError, _WHERE, "folder", folder, is_name, wanted, "'runs/a'")
         self.folder: Path | str = given if saved_folder.is_url(given) else Path(given)
+        self.location: Path | str = self.folder.absolute() if isinstance(self.folder, Path) else self.folder
         self.every = every
         self.every_n_steps, self.every_seconds = _interval(every)
         self.keep = arguments.integer(PhaseError, _WHERE, "keep", keep, 1, 3)

@@ -68,7 +68,7 @@ class Checkpointer:
         self._checkpoint, self._run, self._callbacks = checkpoint, run, tuple(callbacks)
         self._writes = writes
         self._replicated: ReplicatedTraining | None = None
-        self._folder = RunFolder(checkpoint.folder)
+        self._folder = RunFolder(checkpoint.location)
         self._writer = BackgroundWriter()
         self._schedule = CheckpointSchedule(checkpoint, run)
         self._best = BestState()

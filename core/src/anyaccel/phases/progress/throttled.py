@@ -6,6 +6,7 @@ import copy
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,6 +15,8 @@ from typing import ClassVar
 from anyaccel.phases.events import Event
 from anyaccel.phases.progress.base import Progress
 from anyaccel.phases.progress.state import ProgressState
+from anyaccel.printable import printable
+from anyaccel.user_level import user_level
 
 LARGE_LOADING = 2**30
 """Bytes from which loading is drawn at once."""
@@ -30,8 +33,8 @@ class ThrottledProgress(Progress):
     """Keeps the state of a run and draws it at most once in `interval` seconds; other calls only count.
 
     Slow drawing happens less often, so that it takes at most 0.5 % of the time. If drawing fails (the terminal was
-    closed, say), the run goes on and nothing more is drawn in this phase. An object in use by one run gives a second
-    run a copy of itself.
+    closed, the disk is full), the run goes on with a warning, and nothing more is drawn in this phase. An object in use
+    by one run gives a second run a copy of itself.
     """
 
     interval: ClassVar[float] = 0.2
@@ -187,3 +190,6 @@ class ThrottledProgress(Progress):
                 self.give_up()
             if not isinstance(error, Exception):  # an interrupt; other errors must not end a run that may be hours old
                 raise
+            text = f"progress is no longer shown, the run goes on: {type(error).__name__}: {error}"
+            with suppress(Exception):  # a filter makes it an error, or standard error cannot be written either
+                warnings.warn(printable(text), RuntimeWarning, stacklevel=user_level())

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ShapeError
 from anyaccel_jax.models.base import (
     Arrays,
@@ -30,6 +31,7 @@ BATCH_AXIS = "batch"
 _STATE = "state."
 
 
+@constructor_hints
 class Equinox(Model):
     """An Equinox module, which cannot be changed, and its current values.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from anyaccel.adapter import values_of
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
@@ -32,6 +33,7 @@ from anyaccel_jax.parameter_tree import ParameterTree
 _STATE = "state."
 
 
+@constructor_hints
 class Function(Model):
     """A function `apply(parameters, *inputs)` of JAX, with its initial parameters.
 

@@ -18,6 +18,7 @@ from anyaccel.adapter.layer_introspection import LayerLibrary, seeded_host_gener
 from anyaccel.precision import NodePrecision
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.models.base import LIBRARIES, Arrays, Model, outputs_of, zero_inputs
+from anyaccel_jax.parameter_tree import ParameterTree
 
 _LIBRARY = LayerLibrary(keras)
 
@@ -75,6 +76,12 @@ class KerasModel(Model):
     def constraints(self) -> Mapping[str, Callable[[Any], Any]]:
         """Those of the trained variables."""
         return {name: v.constraint for name, v in self._trained.items() if v.constraint is not None}
+
+    @property
+    def parameter_tree(self) -> ParameterTree:
+        """As in `Model`, with the variables, which optimizers of Keras go by."""
+        names = {name: name for name in self.parameters}
+        return ParameterTree(names, self.parameters, "a dict by the names of graph.state()", variables=self._trained)
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None]:
         """As in `Model`: layers that compute in float32 have a mixed dtype policy."""

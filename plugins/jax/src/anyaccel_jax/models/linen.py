@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.call_hints import constructor_hints
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.array_trees import comes_from
 from anyaccel_jax.models.base import (
@@ -32,6 +33,7 @@ from anyaccel_jax.parameter_tree import ParameterTree
 _PARAMS = "params"
 
 
+@constructor_hints
 class Linen(Model):
     """A Linen module, which is a function, and its variables, which it does not hold itself.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.arguments import check, number
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
@@ -41,6 +42,7 @@ class DeviceMap(dict[str, Any]):
         return block or _WHOLE
 
 
+@call_hints
 def infer_auto_device_map(
     model: nn.Module,
     max_memory: Mapping[Any, Any] | None = None,

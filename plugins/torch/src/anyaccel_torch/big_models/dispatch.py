@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from anyaccel.arguments import check, flag, integer
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_torch.big_models.block_placement import (
@@ -30,6 +31,7 @@ from anyaccel_torch.big_models.stored_tensor import StoredTensor
 _CPU = torch.device("cpu")
 
 
+@call_hints
 def dispatch_model(
     model: nn.Module,
     device_map: Mapping[str, Any],
@@ -94,6 +96,7 @@ def _computing_devices(device_map: Mapping[str, Any]) -> dict[str, torch.device]
     return {name: torch.device(plan.device_map[device_map.name_of(name)]) for name in names}
 
 
+@call_hints
 def cpu_offload(
     model: nn.Module,
     execution_device: Any = None,
@@ -121,6 +124,7 @@ def cpu_offload(
     return _put(where, model, blocks, None, offload_buffers, skip_keys, pinned_memory)
 
 
+@call_hints
 def disk_offload(
     model: nn.Module,
     offload_dir: Any,
@@ -150,6 +154,7 @@ def disk_offload(
     return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory)
 
 
+@call_hints
 def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate's)
     model: nn.Module,
     checkpoint: Any,

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from anyaccel.arguments import check, flag
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 
 META = torch.device("meta")
@@ -31,6 +32,7 @@ _LARGE = 2**16
 _state = threading.local()
 
 
+@call_hints
 @contextmanager
 def init_empty_weights(include_buffers: bool = False) -> Iterator[None]:
     """Inside, modules are built whose parameters are on torch's `meta` device: with shape and dtype, without values.
@@ -52,6 +54,7 @@ def init_empty_weights(include_buffers: bool = False) -> Iterator[None]:
 empty_weights = init_empty_weights
 
 
+@call_hints
 @contextmanager
 def init_on_device(device: Any, include_buffers: bool = False) -> Iterator[None]:
     """Inside, modules are built whose parameters are on a device.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anyaccel.arguments import check, flag, shown
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.printable import printable
 from anyaccel_torch.big_models.checkpoint_files import FileTensor, SavedTensor, open_checkpoint
@@ -44,6 +45,7 @@ class _Target:
     names: list[str] = field(default_factory=list)
 
 
+@call_hints
 def load_checkpoint_in_model(
     model: nn.Module,
     checkpoint: Any,

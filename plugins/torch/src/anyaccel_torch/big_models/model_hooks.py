@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from anyaccel.arguments import check, flag
+from anyaccel.call_hints import call_hints, constructor_hints
 from anyaccel.errors import CapabilityError, ConfigError, StateError
 from anyaccel_torch.big_models.block_placement import checked_names, named_device
 from anyaccel_torch.big_models.input_transfer import MovedInputs, first_device
@@ -48,6 +49,7 @@ class ModelHook:
         return module
 
 
+@constructor_hints
 class SequentialHook(ModelHook):
     """Several hooks as one: each gets what the one before gives."""
 
@@ -88,6 +90,7 @@ class SequentialHook(ModelHook):
         return module
 
 
+@constructor_hints
 class AlignDevicesHook(ModelHook):
     """Brings a module and its inputs to a device. Weights that rest elsewhere are those of `cpu_offload`.
 
@@ -141,6 +144,7 @@ class AlignDevicesHook(ModelHook):
         self._calls.stack.pop()
 
 
+@call_hints
 def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
     """Have a hook called around the forward of a module.
 
@@ -169,6 +173,7 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     return module
 
 
+@call_hints
 def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
     """Take the hook of a module away; nothing where it has none.
 
@@ -189,6 +194,7 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
     return module
 
 
+@call_hints
 def hook_of(module: nn.Module) -> ModelHook | None:
     """The hook of a module; None where it has none."""
     attached = _attached.get(module)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import StateError
 from anyaccel_torch.big_models.copy_engine import CopyEngine
 from anyaccel_torch.big_models.device_map import DISK
@@ -204,11 +205,13 @@ class Offload:
             self._handles += ScopeHook(passes, device, skipped).attach(model.get_submodule(name))
 
 
+@call_hints
 def offload_of(model: nn.Module) -> Offload | None:
     """How a model is offloaded; None if it is not."""
     return _offloads.get(model)
 
 
+@call_hints
 def remove_offload(model: nn.Module) -> nn.Module:
     """Take the hooks of an offloaded model away; its weights stay where they rest.
 

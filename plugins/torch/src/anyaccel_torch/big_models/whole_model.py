@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from anyaccel.arguments import check
+from anyaccel.call_hints import call_hints
 from anyaccel.errors import ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_torch.big_models.block_placement import checked_execution_device
@@ -19,6 +20,7 @@ from anyaccel_torch.big_models.offload_hooks import OffloadHook, Passes
 from anyaccel_torch.big_models.staging import ForwardPass
 
 
+@call_hints
 def cpu_offload_with_hook(
     model: nn.Module, execution_device: Any = None, prev_module_hook: CpuOffloadHook | None = None
 ) -> tuple[nn.Module, CpuOffloadHook]:

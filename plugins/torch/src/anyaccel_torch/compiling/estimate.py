@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from anyaccel.backend import CompileEstimate
+from anyaccel.errors import CompileError
 from anyaccel_torch import keras
 from anyaccel_torch.compiling import toolchain_check
 from anyaccel_torch.compiling.spec import CompileRequest
-from anyaccel_torch.compiling.steps import FLAT_UP_TO
+from anyaccel_torch.compiling.steps import FLAT_UP_TO, check_optimizers
 
 # Measured seconds: a first compilation on a machine, one whose C++ is on disk already, what a layer adds, and one that
 # this process has made before.
@@ -45,7 +46,11 @@ def estimate_compile(request: CompileRequest, key: str) -> CompileEstimate | Non
         request: the program, with the time of an uncompiled step.
         key: see `request_key`.
     """
-    if any(group.spec.own is not None for group in request.groups) or keras.outermost(request.module):
+    try:
+        check_optimizers(request)
+    except CompileError:
+        return None
+    if keras.outermost(request.module):
         return None
     if request.device.type == "cuda":
         return CompileEstimate(*CUDA_GRAPH_ESTIMATE)

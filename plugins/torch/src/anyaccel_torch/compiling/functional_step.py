@@ -184,10 +184,10 @@ def _updated(
     wide = torch.promote_types(value.dtype, torch.float32)
     w, g, held, scalars = value.to(wide), grad.to(wide), [slot.to(wide) for slot in slots], scalars.to(wide)
     decay: float = settings["weight_decay"]
-    if decay and optimizer != "adamw":
+    rule, decoupled = FORMULAS[optimizer]
+    if decay and not decoupled:
         g = g + decay * w
-    rule: Callable[..., tuple[Tensor, list[Tensor]]] = _adam if "betas" in settings else _sgd
-    w, new = rule(settings, w, held, g, scalars, decay if optimizer == "adamw" else 0.0)
+    w, new = rule(settings, w, held, g, scalars, decay if decoupled else 0.0)
     return w.to(value.dtype), [after.to(slot.dtype) for after, slot in zip(new, slots, strict=True)]
 
 
@@ -210,6 +210,15 @@ def _sgd(
     momentum = settings["momentum"]
     velocity = momentum * slots[0] + g
     return w - scalars[0] * (g + momentum * velocity if settings["nesterov"] else velocity), [velocity]
+
+
+# The formula of each named optimizer, and whether its weight decay is decoupled. Other optimizers are not compiled.
+FORMULAS: dict[str, tuple[Callable[..., tuple[Tensor, list[Tensor]]], bool]] = {
+    "sgd": (_sgd, False),
+    "momentum": (_sgd, False),
+    "adam": (_adam, False),
+    "adamw": (_adam, True),
+}
 
 
 def _clipped(grads: Sequence[Tensor], groups: Sequence[tuple[float | None, int]]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as hook_registry
 
 from anyaccel import interrupts
 from anyaccel.errors import CompileError
@@ -17,6 +18,7 @@ from anyaccel_torch.compiling import strategies, toolchain_check
 from anyaccel_torch.compiling.cuda_graph import CapturedSteps
 from anyaccel_torch.compiling.dry_run import StepEffects, observe_step, time_step, undone
 from anyaccel_torch.compiling.flat_state import FlatState
+from anyaccel_torch.compiling.functional_step import FORMULAS
 from anyaccel_torch.compiling.spec import CompileRequest
 from anyaccel_torch.compiling.strategies import Strategy
 
@@ -142,14 +144,34 @@ def compile_steps(request: CompileRequest, rows: Sequence[Tensor], n_microbatche
     return compiled
 
 
-def _check_supported(request: CompileRequest, batch: int, n_microbatches: int) -> None:
-    own = [group.spec.name for group in request.groups if group.spec.own is not None]
-    if own:
+def check_optimizers(request: CompileRequest) -> None:
+    """Refuse what compiled steps would train by another formula than it has, or without a part of it.
+
+    Raises:
+        CompileError: an optimizer that has no formula for compiled steps, or hooks of all optimizers' steps.
+    """
+    others = [
+        spec.name
+        for spec in (group.spec for group in request.groups)
+        if spec.own is not None or spec.name not in FORMULAS
+    ]
+    if others:
         raise CompileError(
-            f"steps with the optimizer {own[0]} cannot be compiled: only named optimizers can",
-            available="sgd, momentum, adam, adamw",
+            f"steps with the optimizer {others[0]} cannot be compiled: it has no formula for them",
+            available=", ".join(FORMULAS),
             hint="use an available name, or set compile='off'",
         )
+    hooks = (getattr(hook_registry, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post"))  # private
+    if any(hooks):
+        raise CompileError(
+            "compiled steps do not call what register_optimizer_step_pre_hook or register_optimizer_step_post_hook "
+            "registered",
+            hint="remove these hooks with their handles, or set compile='off'",
+        )
+
+
+def _check_supported(request: CompileRequest, batch: int, n_microbatches: int) -> None:
+    check_optimizers(request)
     if keras.outermost(request.module) or any(
         keras.library().is_loss(term.loss.own) for term in request.segment.losses
     ):

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anyaccel.call_hints import call_hints
 from anyaccel_torch.simulated.sim_device import SWITCH, SimulatedDevice, create, is_wanted, running
 
 __all__ = ["SWITCH", "SimulatedDevice", "is_wanted", "running", "start"]
 
 
+@call_hints
 def start(count: int = 2, *, capacity: int | None = None) -> Sequence[SimulatedDevice]:
     """Register the devices `sim:0` to `sim:count-1` with torch and anyaccel until the process ends.
 

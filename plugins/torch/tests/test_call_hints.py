@@ -1,0 +1,57 @@
+"""Calls with arguments that there are not: what the plugin offers says which there are, and which was meant."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+import anyaccel_torch
+import anyaccel_torch.big_models
+import anyaccel_torch.simulated
+from anyaccel.errors import ArgumentError, SpecError
+
+OF_CORE = {
+    *("TorchBackend", "backends", "SWITCH", "SimulatedDevice", "is_wanted", "running"),
+    *("BlockPlace", "CpuOffloadHook", "DeviceMap", "LoadedCheckpoint", "Offload"),
+    *("ModelHook", "TorchSchedule"),  # a base without a constructor; and one that takes the arguments of another
+}
+"""Core calls them, or makes them, not users."""
+OFFERED = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in (anyaccel_torch, anyaccel_torch.big_models, anyaccel_torch.simulated)
+    for name in module.__all__
+    if name not in OF_CORE
+}
+
+
+@pytest.mark.parametrize("name", sorted(OFFERED))
+def test_an_argument_that_there_is_not_is_named(name: str) -> None:
+    called = OFFERED[name]
+    with pytest.raises(ArgumentError) as caught:
+        called(colour_of_the_bars="red")
+    assert f"{called.__name__} has no argument 'colour_of_the_bars'. " in str(caught.value)
+    assert caught.value.available == ", ".join(inspect.signature(called).parameters)
+
+
+def test_the_hints_work() -> None:
+    with pytest.raises(ArgumentError, match=r"Available: output_shape, .* Hint: did you mean 'hidden_dim'\?"):
+        anyaccel_torch.SequentialMLP(2, hiden_dim=3)
+    assert anyaccel_torch.SequentialMLP(2, hidden_dim=3).get_config()["hidden_dim"] == 3
+    model = nn.Linear(2, 1)
+    with pytest.raises(ArgumentError, match=r"cpu_offload: missing a required argument: 'model'\. Hint: write cpu_off"):
+        anyaccel_torch.big_models.cpu_offload()
+    with pytest.raises(ArgumentError, match=r"Hint: did you mean 'recurse'\?"):
+        anyaccel_torch.big_models.remove_hook_from_module(model, recursive=True)
+    assert anyaccel_torch.big_models.remove_hook_from_module(model, recurse=True) is model
+    with anyaccel_torch.big_models.init_empty_weights():
+        assert nn.Linear(2, 1).weight.is_meta
+
+
+def test_a_schedule_names_what_its_scheduler_takes() -> None:
+    with pytest.raises(SpecError, match=r"Available: step_size, gamma, last_epoch. Hint: did you mean 'step_size'\?"):
+        anyaccel_torch.TorchSchedule(StepLR, stepsize=3)
+    schedule = anyaccel_torch.TorchSchedule(StepLR, step_size=3)
+    assert [schedule(step) for step in range(4)] == pytest.approx([1.0, 1.0, 1.0, 0.1])
