@@ -46,11 +46,16 @@ def test_settings_of_optimizers(hint: Any) -> None:
         optimizer = aa.Optimizer(keras.optimizers.SGD, lr=0.1, **settings)
         return trained(graph(line(), optimizer=optimizer), **(phase or {}))
 
-    with hint("give TrainPhase(callbacks=[WeightAveraging(0.999)])"):
+    with hint(
+        "give averaging = WeightAveraging({}) to TrainPhase(callbacks=[averaging]) in its place, and call "
+        "averaging.apply(graph) afterwards"
+    ):
         with_optimizer(use_ema=True)
-    phase = aa.TrainPhase("train", data="all", losses=[LOSS], callbacks=[aa.WeightAveraging(0.999)])
-    assert graph(line()).run(phase, progress="none").loss.size
-    with hint("write TrainPhase(accumulate=...)"):
+    averaging, averaged = aa.WeightAveraging(0.99), graph(line())
+    phase = aa.TrainPhase("train", data="all", losses=[LOSS], callbacks=[averaging])
+    assert averaged.run(phase, progress="none").loss.size
+    averaging.apply(averaged)
+    with hint("write TrainPhase(accumulate={}) in its place"):
         with_optimizer(gradient_accumulation_steps=2)
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], sampler=6, accumulate=2)
     assert graph(line()).run(phase, progress="none").loss.size
@@ -60,6 +65,38 @@ def test_settings_of_optimizers(hint: Any) -> None:
     with hint("write Optimizer(..., clip_norm={}) in its place"):
         with_optimizer(global_clipnorm=0.5)
     assert trained(graph(line(), optimizer=aa.Optimizer(keras.optimizers.SGD, lr=0.1, clip_norm=0.5)))
+
+
+class Demanding(keras.optimizers.SGD):
+    """Cannot be made from what its `get_config` gives."""
+
+    def __init__(self, wanted: Any, **settings: Any) -> None:
+        super().__init__(**settings)
+
+
+def test_optimizers_that_are_objects(hint: Any) -> None:
+    optimizers = keras.optimizers
+
+    def run(optimizer: Any) -> Any:
+        return trained(graph(line(), optimizer=optimizer)).loss.size
+
+    with hint("give them to {}(...), or give its class: Optimizer({}, lr=..., {}=...)"):
+        run(aa.Optimizer(optimizers.SGD(0.1), momentum=0.9))
+    assert run(aa.Optimizer(optimizers.SGD(0.1, momentum=0.9)))
+    assert run(aa.Optimizer(optimizers.SGD, lr=0.1, momentum=0.9))
+    optimizer, model = optimizers.SGD(0.1), line()
+    model.compile(optimizer, "mse")
+    model.fit(X, X[:, :1], verbose=0)
+    with hint("give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
+        run(aa.Optimizer(optimizer))
+    assert run(aa.Optimizer(type(optimizer).from_config(optimizer.get_config())))
+    with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
+        run(aa.Optimizer(Demanding(3, learning_rate=0.1)))
+    assert optimizers.SGD(0.1).get_config()["learning_rate"] and run(aa.Optimizer(optimizers.SGD(0.1)))
+    with hint("give the inner one: Optimizer(optimizer.inner_optimizer)"):
+        run(optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))
+    optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
+    assert run(aa.Optimizer(optimizer.inner_optimizer))
 
 
 def test_batches_come_first(hint: Any) -> None:

@@ -659,3 +659,91 @@ def test_in_two_processes(bucket: str, tests: str) -> None:
     ]
     printed = [process.communicate(timeout=300)[0] for process in both]
     assert all(process.returncode == 0 for process in both), "".join(printed)
+
+
+class Around(torch.optim.SGD):
+    """Has another optimizer in it."""
+
+    def __init__(self, parameters: Any, **settings: Any) -> None:
+        held = list(parameters)
+        super().__init__(held, **settings)
+        self.inner = torch.optim.SGD(held, **settings)
+
+
+def test_optimizers_that_are_objects(hint: Any) -> None:
+    model = linear()
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    with hint("set them in the object, or give its class: Optimizer(torch.optim.{}, {}=...)"):
+        train(model, optimizer=aa.Optimizer(adam, lr=0.2))
+    assert train(model, optimizer=torch.optim.Adam(model.parameters(), lr=0.2)).loss.size
+    assert train(model, optimizer=aa.Optimizer(torch.optim.Adam, lr=0.2)).loss.size
+    nn.functional.mse_loss(model(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
+    adam.step()
+    with hint("give a new one, from model.parameters()"):
+        train(model, optimizer=adam)
+    assert train(model, optimizer=torch.optim.Adam(model.parameters())).loss.size
+    with hint(
+        "create it with all parameters of the node's model, and switch off requires_grad of those that stay as they "
+        "are; or give its class"
+    ):
+        train(model, optimizer=torch.optim.Adam([model.weight]))
+    model.bias.requires_grad = False
+    assert train(model, optimizer=torch.optim.Adam(model.parameters())).loss.size
+    with hint("create and step it in a step of your own: TrainPhase(step=function)"):
+        train(model, optimizer=Around(model.parameters(), lr=0.1))
+    own = Around(model.parameters(), lr=0.1)
+
+    def function(models: Any, batch: Any, optimizers: Any) -> Any:
+        own.zero_grad()
+        loss = nn.functional.mse_loss(models[ON](batch["x"]), batch["y"])
+        loss.backward()
+        own.step()
+        return {"loss": loss.detach()}
+
+    phase = aa.TrainPhase("own", data="all", step=function, accelerator="cpu")
+    assert graph_of(model).run(phase, progress="none").loss.size
+    with hint("write lr={}, without learning_rate"):
+        aa.Optimizer(torch.optim.SGD, learning_rate=0.1)
+    assert aa.Optimizer(torch.optim.SGD, lr=0.1)
+    with hint("write lr=1.0, schedule=... with what {} is here: a function of the step"):
+        aa.Optimizer(torch.optim.SGD, lr=lambda step: 0.1)
+    assert train(linear(), optimizer=aa.Optimizer(torch.optim.SGD, lr=1.0, schedule=lambda step: 0.1)).loss.size
+
+
+@pytest.mark.usefixtures("plain_compiler")
+def test_hooks_of_all_optimizers(hint: Any) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    handle = register_optimizer_step_post_hook(lambda *_: None)
+    try:
+        with hint("remove these hooks with their handles, or set compile='off'"):
+            compiled(linear())
+        assert compiled(linear(), compile="off").loss.size
+    finally:
+        handle.remove()
+    assert compiled(linear()).loss.size
+
+
+MODELS = """
+from torch import nn
+
+class Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x * 2 if float(x.sum()) > 1e9 else x)
+
+def plain():
+    return nn.Linear(3, 3)
+"""
+
+
+def test_a_call_without_values(hint: Any, cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODELS)
+    place, machine = str(tmp_path / "model.py"), ("--on", "2x 24GB, cpu 64GB")
+    with hint("give the inputs of a call that it takes, or leave them out") as printed:
+        printed.text = cli("device-map", f"{place}:Reads", *machine, "--input", "float32[1,3]").output
+    assert cli("device-map", f"{place}:Reads", *machine).exit_code == 0
+    assert cli("device-map", f"{place}:plain", *machine, "--input", "float32[1,3]").exit_code == 0
