@@ -266,6 +266,51 @@ def test_memory_of_steps(hint: Any) -> None:
     assert "cpu" in seen[0]
 
 
+ARRAYS_ON_JAX = """
+import jax.numpy as jnp, keras, numpy as np, anyaccel as aa, anyaccel_jax
+x = np.ones((8, 3), "float32")
+data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+def run(optimizer):
+    model = anyaccel_jax.Function(lambda p, x: x @ p["w"] + p["bias"], {"w": jnp.ones((3, 1)), "bias": jnp.zeros(1)})
+    graph = aa.ModelGraph([aa.ModelNode("net", model, data.reference())], optimizer)
+    phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")], accelerator="cpu")
+    return graph.run(phase, progress="none")
+optimizer = keras.optimizers.AdamW(0.1)
+optimizer.exclude_from_weight_decay(var_names=["bias"])
+try:
+    run(optimizer)
+except aa.errors.SpecError as error:
+    print(error.hint)
+assert run(aa.Optimizer(keras.optimizers.AdamW, lr=0.1, groups={"*bias": {"weight_decay": 0.0}})).loss.size
+"""
+
+
+def test_optimizers_of_keras(hint: Any) -> None:
+    def run(optimizer: Any) -> Any:
+        net = keras.Sequential([layers.Dense(1)])
+        data = aa.FeatureSet.from_dict("data", {"x": X, "y": Y}, ["x"], ["y"])
+        return train(None, graph=aa.ModelGraph([aa.ModelNode(ON, net, data.reference())], optimizer)).loss.size
+
+    optimizers = keras.optimizers
+    with hint("leave it out: averages do not take the place of what is trained here"):
+        run(optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3))
+    assert run(optimizers.SGD(0.1))
+    with hint("give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes"):
+        run(optimizers.MultiOptimizer(optimizers.SGD(0.1), {".*bias": optimizers.SGD(0.2)}))
+    assert run(aa.Optimizer(optimizers.SGD, lr=0.1, groups={"*bias": {"lr": 0.2}}))
+
+
+@pytest.mark.slow
+def test_exclusions_of_keras(hint: Any) -> None:
+    environment = {**os.environ, "KERAS_BACKEND": "jax"}
+    with hint(
+        "give its class and a pattern of names: Optimizer({}, lr=..., groups={'*bias': {'weight_decay': 0.0}})"
+    ) as printed:
+        done = subprocess.run([sys.executable, "-c", ARRAYS_ON_JAX], env=environment, capture_output=True, text=True)
+        printed.text = done.stdout
+    assert done.returncode == 0, done.stderr  # with aa.Optimizer(AdamW, lr=0.1, groups={...})
+
+
 ON_JAX = """
 import keras, numpy as np, anyaccel as aa
 layers = keras.layers
