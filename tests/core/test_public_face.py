@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import public_face
 import pytest
 
 import anyaccel
@@ -114,6 +115,12 @@ def public() -> Iterator[tuple[str, object]]:
                 callable(what) or isinstance(what, (property, classmethod, staticmethod))
             ):
                 yield f"{name}.{member}", what
+
+
+def test_the_public_face_is_as_it_is_written():
+    """What changes here shows in the diff of a change, and is meant."""
+    changes = public_face.changes("anyaccel")
+    assert not changes, f"{changes}\n{public_face.HOW_TO_WRITE}"
 
 
 @pytest.mark.parametrize("path", SIGNATURES)

@@ -157,3 +157,28 @@ def test_bases_of_new_plugins(hint: Any, cli: Any, tmp_path: Path) -> None:
     with hint("choose another name; for a chip of {}, run `anyaccel new-plugin NAME --framework {}`") as printed:
         printed.text = cli("new-plugin", "torch", "--path", str(tmp_path / "f")).output
     assert new("g", "--framework", "numpy").exit_code == 0  # anyaccel new-plugin NAME --framework numpy
+
+
+def test_a_closed_standard_output(hint: Any) -> None:
+    command = [sys.executable, "-m", "anyaccel", "--version"]
+    closed = "import os, sys; os.close(1); os.execv(sys.argv[1], sys.argv[1:])"
+    with hint("run anyaccel with an open standard output") as printed:
+        done = subprocess.run(
+            [sys.executable, "-c", closed, *command], stderr=subprocess.PIPE, text=True, check=False, timeout=120
+        )
+        printed.text = done.stderr
+    assert done.returncode == 2
+    assert subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0
+
+
+def test_variables_that_nothing_reads(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYACCEL_COLOUR", "red")
+    with hint("anyaccel reads {}") as printed:
+        printed.text = cli("doctor").output
+    monkeypatch.delenv("ANYACCEL_COLOUR")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "numpy,zzzz")
+    with hint("`anyaccel plugins` lists those installed") as printed:
+        printed.text = cli("doctor").output
+    assert "numpy" in cli("plugins").output  # anyaccel plugins
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "numpy")
+    assert "read by nothing" not in (output := cli("doctor").output) and "zzzz" not in output

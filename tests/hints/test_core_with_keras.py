@@ -51,14 +51,28 @@ def test_settings_of_optimizers(hint: Any) -> None:
         "averaging.apply(graph) afterwards"
     ):
         with_optimizer(use_ema=True)
+<<<<<<< HEAD
     averaging, averaged = aa.WeightAveraging(0.99), graph(line())
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], callbacks=[averaging])
     assert averaged.run(phase, progress="none").loss.size
     averaging.apply(averaged)
+=======
+    averaging, given = aa.WeightAveraging(0.99), graph(line())
+    phase = aa.TrainPhase("train", data="all", losses=[LOSS], callbacks=[averaging])
+    assert given.run(phase, progress="none").loss.size
+    averaging.apply(given)
+    with hint("leave it out: averages do not take the place of what is trained here"):
+        with_optimizer(use_ema=True, ema_overwrite_frequency=5)
+    assert with_optimizer()
+>>>>>>> h/hints
     with hint("write TrainPhase(accumulate={}) in its place"):
         with_optimizer(gradient_accumulation_steps=2)
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], sampler=6, accumulate=2)
     assert graph(line()).run(phase, progress="none").loss.size
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    with hint("give the inner one: Optimizer(optimizer.inner_optimizer)"):
+        trained(graph(line(), optimizer=aa.Optimizer(optimizer)))
+    assert trained(graph(line(), optimizer=aa.Optimizer(optimizer.inner_optimizer)))
     with hint("leave it out: losses are not scaled here"):
         with_optimizer(loss_scale_factor=2.0)
     assert with_optimizer()
@@ -67,6 +81,7 @@ def test_settings_of_optimizers(hint: Any) -> None:
     assert trained(graph(line(), optimizer=aa.Optimizer(keras.optimizers.SGD, lr=0.1, clip_norm=0.5)))
 
 
+<<<<<<< HEAD
 class Demanding(keras.optimizers.SGD):
     """Cannot be made from what its `get_config` gives."""
 
@@ -97,6 +112,22 @@ def test_optimizers_that_are_objects(hint: Any) -> None:
         run(optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))
     optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
     assert run(aa.Optimizer(optimizer.inner_optimizer))
+=======
+def test_optimizer_objects(hint: Any) -> None:
+    def with_optimizer(*arguments: Any, **settings: Any) -> Any:
+        return trained(graph(line(), optimizer=aa.Optimizer(*arguments, **settings)))
+
+    optimizer = keras.optimizers.SGD(0.1)
+    with hint("give them to {}(...), or give its class: Optimizer({}, lr=..., {}=...)"):
+        with_optimizer(optimizer, momentum=0.9)
+    assert with_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    assert trained(graph(line(), optimizer=aa.Optimizer(keras.optimizers.SGD, lr=0.1, momentum=0.9)))
+    optimizer.build([keras.Variable(np.ones(3, "float32"))])
+    with hint("give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
+        with_optimizer(optimizer)
+    new = aa.Optimizer(type(optimizer).from_config(optimizer.get_config()))
+    assert trained(graph(line(), optimizer=new))
+>>>>>>> h/hints
 
 
 def test_batches_come_first(hint: Any) -> None:
@@ -179,3 +210,34 @@ def test_the_framework_of_keras(hint: Any, monkeypatch: pytest.MonkeyPatch) -> N
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
     assert "computes with numpy" in done.stdout and keras.config.backend() in str(caught.value)
+
+
+def test_optimizers_of_several(hint: Any) -> None:
+    optimizers = keras.optimizers
+    if not hasattr(optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has no MultiOptimizer")
+    rates = optimizers.OptimizerMap(optimizers.SGD(0.1))
+    rates[".*bias"] = optimizers.SGD(0.01)
+    with hint("give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes"):
+        trained(graph(line(), optimizer=aa.Optimizer(optimizers.MultiOptimizer(rates))))
+    groups = {"*bias": {"lr": 0.01}}
+    assert trained(graph(line(), optimizer=aa.Optimizer(optimizers.SGD, lr=0.1, groups=groups)))
+    assert trained(aa.ModelGraph([aa.ModelNode("net", line(), DATA.reference(), optimizer=optimizers.SGD(0.1))]))
+
+
+class Bare(keras.optimizers.SGD):
+    """An optimizer whose constructor does not take what get_config gives."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+
+
+class Settled(keras.optimizers.SGD):
+    def __init__(self, learning_rate: Any = 0.1, **settings: Any) -> None:
+        super().__init__(learning_rate, **settings)
+
+
+def test_optimizers_of_the_users_own(hint: Any) -> None:
+    with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
+        trained(graph(line(), optimizer=aa.Optimizer(Bare())))
+    assert Settled().get_config() and trained(graph(line(), optimizer=aa.Optimizer(Settled())))

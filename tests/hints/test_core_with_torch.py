@@ -242,3 +242,9 @@ def test_models_on_several_devices(hint: Any) -> None:
     with hint("ask for one device, and name the others in max_memory"):
         with_replicas(accelerator=one, replicas=2)
     assert with_replicas(accelerator=one)  # the others are in max_memory
+
+
+def test_rates_of_optimizers_of_torch(hint: Any) -> None:
+    with hint("write lr={}, without learning_rate"):
+        aa.Optimizer(torch.optim.SGD, learning_rate=0.1)
+    assert trained(graph(Line(), optimizer=aa.Optimizer(torch.optim.SGD, lr=0.1)))  # without learning_rate

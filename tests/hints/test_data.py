@@ -680,3 +680,15 @@ def test_conditions_on_several_feature_sets(hint: Any) -> None:
     for condition in (aa.Same("n"), aa.Different("n"), aa.Within("n", 1), aa.Beyond("n", 1)):
         sampler = aa.PairSampler(8, condition)
         assert aa.PairSampler.from_config(sampler.get_config()) == sampler
+
+
+def test_files_in_other_encodings(hint: Any, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes("größe,y\n1,2\n3,4\n".encode("latin-1"))
+    with hint("write the file as UTF-8, or give the frame of pandas.read_csv(path, encoding='latin-1')"):
+        aa.FeatureSet.from_csv("data", path, ["größe"], ["y"])
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(path, encoding="latin-1")
+    assert aa.FeatureSet.from_pandas("data", frame, ["größe"], ["y"]).array("größe").size == 2
+    path.write_text("größe,y\n1,2\n3,4\n", encoding="utf-8")
+    assert aa.FeatureSet.from_csv("data", path, ["größe"], ["y"]).array("größe").size == 2

@@ -371,3 +371,36 @@ def test_policies_of_plugins(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None
     with_policy(monkeypatch, lambda nodes: {"net": "cpu"})
     assert trained(graph(), policy="nearest")  # the plugin was updated
     assert trained(graph())  # without policy=
+
+
+class Ensemble(Learner):
+    """An estimator with another in it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        return {"inner": self.inner}
+
+
+def test_estimators_in_estimators(hint: Any) -> None:
+    with hint("give the estimator itself: {}(...) without Estimator(...)"):
+        Estimator(Ensemble(Estimator(Learner())))
+    assert Estimator(Ensemble(Learner()))
+
+
+def test_variables_of_the_environment(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYACCEL_DEVICE", "my gpu!")
+    with hint("set {}=cpu or {}=gpu:0"):
+        trained(graph())
+    monkeypatch.setenv("ANYACCEL_DEVICE", "cpu")
+    assert trained(graph())
+
+
+def test_rates_of_optimizers(hint: Any) -> None:
+    def halved(step: int) -> float:
+        return 0.5**step
+
+    with hint("write lr=1.0, schedule=... with what {} is here: a function of the step"):
+        aa.Optimizer("sgd", lr=halved)
+    assert trained(graph(optimizer=aa.Optimizer("sgd", lr=1.0, schedule=halved)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -320,3 +321,17 @@ def test_subjects_that_cannot_be_imported(hint: Any, tmp_path: Path, monkeypatch
     (tmp_path / "odd_kit.py").write_text(right)
     done = kit()
     assert "the kit cannot run" not in done.stderr and "odd" in done.stdout
+
+
+def test_variables_of_simulations(hint: Any) -> None:
+    script = "import anyaccel as aa\nprint(len(aa.devices('sim')), 'devices')"
+
+    def printed_with(**variables: str) -> str:
+        environment = {**os.environ, "ANYACCEL_PLUGINS": "numpy", **variables}
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return done.stdout + done.stderr
+
+    with hint("set {}=2, or unset it") as printed:
+        printed.text = printed_with(ANYACCEL_SIMULATE="two")
+    assert "2 devices" in printed_with(ANYACCEL_SIMULATE="2") and "0 devices" in printed_with()

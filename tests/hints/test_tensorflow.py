@@ -296,7 +296,8 @@ def test_optimizers_of_keras(hint: Any) -> None:
         run(optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3))
     assert run(optimizers.SGD(0.1))
     with hint("give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes"):
-        run(optimizers.MultiOptimizer(optimizers.SGD(0.1), {".*bias": optimizers.SGD(0.2)}))
+        rates = optimizers.OptimizerMap(optimizers.SGD(0.1), {".*bias": optimizers.SGD(0.2)})
+        run(optimizers.MultiOptimizer(rates))
     assert run(aa.Optimizer(optimizers.SGD, lr=0.1, groups={"*bias": {"lr": 0.2}}))
 
 

@@ -1,0 +1,30 @@
+"""What 0.1 saved is read, and gives what it gave then: `write.py` says how the folders beside this file were made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .cases import CASES
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_read_and_gives_what_it_gave(name, tmp_path):
+    expected = json.loads((HERE / name / "expected.json").read_text())["values"]
+    values = CASES[name][1](Path(shutil.copytree(HERE / name, tmp_path / name)))
+    assert expected and values.keys() == expected.keys()
+    for key, value in expected.items():
+        are_numbers = isinstance(value, float) or (
+            isinstance(value, list) and all(isinstance(number, float) for number in value)
+        )
+        assert values[key] == (pytest.approx(value, rel=1e-4, abs=1e-5) if are_numbers else value), key
+
+
+def test_every_folder_has_a_reader():
+    folders = {path.parent.name for path in HERE.glob("*/expected.json")}
+    assert folders == set(CASES)
