@@ -51,12 +51,6 @@ def test_settings_of_optimizers(hint: Any) -> None:
         "averaging.apply(graph) afterwards"
     ):
         with_optimizer(use_ema=True)
-<<<<<<< HEAD
-    averaging, averaged = aa.WeightAveraging(0.99), graph(line())
-    phase = aa.TrainPhase("train", data="all", losses=[LOSS], callbacks=[averaging])
-    assert averaged.run(phase, progress="none").loss.size
-    averaging.apply(averaged)
-=======
     averaging, given = aa.WeightAveraging(0.99), graph(line())
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], callbacks=[averaging])
     assert given.run(phase, progress="none").loss.size
@@ -64,7 +58,6 @@ def test_settings_of_optimizers(hint: Any) -> None:
     with hint("leave it out: averages do not take the place of what is trained here"):
         with_optimizer(use_ema=True, ema_overwrite_frequency=5)
     assert with_optimizer()
->>>>>>> h/hints
     with hint("write TrainPhase(accumulate={}) in its place"):
         with_optimizer(gradient_accumulation_steps=2)
     phase = aa.TrainPhase("train", data="all", losses=[LOSS], sampler=6, accumulate=2)
@@ -81,38 +74,6 @@ def test_settings_of_optimizers(hint: Any) -> None:
     assert trained(graph(line(), optimizer=aa.Optimizer(keras.optimizers.SGD, lr=0.1, clip_norm=0.5)))
 
 
-<<<<<<< HEAD
-class Demanding(keras.optimizers.SGD):
-    """Cannot be made from what its `get_config` gives."""
-
-    def __init__(self, wanted: Any, **settings: Any) -> None:
-        super().__init__(**settings)
-
-
-def test_optimizers_that_are_objects(hint: Any) -> None:
-    optimizers = keras.optimizers
-
-    def run(optimizer: Any) -> Any:
-        return trained(graph(line(), optimizer=optimizer)).loss.size
-
-    with hint("give them to {}(...), or give its class: Optimizer({}, lr=..., {}=...)"):
-        run(aa.Optimizer(optimizers.SGD(0.1), momentum=0.9))
-    assert run(aa.Optimizer(optimizers.SGD(0.1, momentum=0.9)))
-    assert run(aa.Optimizer(optimizers.SGD, lr=0.1, momentum=0.9))
-    optimizer, model = optimizers.SGD(0.1), line()
-    model.compile(optimizer, "mse")
-    model.fit(X, X[:, :1], verbose=0)
-    with hint("give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
-        run(aa.Optimizer(optimizer))
-    assert run(aa.Optimizer(type(optimizer).from_config(optimizer.get_config())))
-    with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
-        run(aa.Optimizer(Demanding(3, learning_rate=0.1)))
-    assert optimizers.SGD(0.1).get_config()["learning_rate"] and run(aa.Optimizer(optimizers.SGD(0.1)))
-    with hint("give the inner one: Optimizer(optimizer.inner_optimizer)"):
-        run(optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))
-    optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
-    assert run(aa.Optimizer(optimizer.inner_optimizer))
-=======
 def test_optimizer_objects(hint: Any) -> None:
     def with_optimizer(*arguments: Any, **settings: Any) -> Any:
         return trained(graph(line(), optimizer=aa.Optimizer(*arguments, **settings)))
@@ -127,7 +88,6 @@ def test_optimizer_objects(hint: Any) -> None:
         with_optimizer(optimizer)
     new = aa.Optimizer(type(optimizer).from_config(optimizer.get_config()))
     assert trained(graph(line(), optimizer=new))
->>>>>>> h/hints
 
 
 def test_batches_come_first(hint: Any) -> None:
@@ -241,3 +201,35 @@ def test_optimizers_of_the_users_own(hint: Any) -> None:
     with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
         trained(graph(line(), optimizer=aa.Optimizer(Bare())))
     assert Settled().get_config() and trained(graph(line(), optimizer=aa.Optimizer(Settled())))
+
+
+class Demanding(keras.optimizers.SGD):
+    """Cannot be made from what its `get_config` gives."""
+
+    def __init__(self, wanted: Any, **settings: Any) -> None:
+        super().__init__(**settings)
+
+
+def test_optimizers_that_are_objects(hint: Any) -> None:
+    optimizers = keras.optimizers
+
+    def run(optimizer: Any) -> Any:
+        return trained(graph(line(), optimizer=optimizer)).loss.size
+
+    with hint("give them to {}(...), or give its class: Optimizer({}, lr=..., {}=...)"):
+        run(aa.Optimizer(optimizers.SGD(0.1), momentum=0.9))
+    assert run(aa.Optimizer(optimizers.SGD(0.1, momentum=0.9)))
+    assert run(aa.Optimizer(optimizers.SGD, lr=0.1, momentum=0.9))
+    optimizer, model = optimizers.SGD(0.1), line()
+    model.compile(optimizer, "mse")
+    model.fit(X, X[:, :1], verbose=0)
+    with hint("give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
+        run(aa.Optimizer(optimizer))
+    assert run(aa.Optimizer(type(optimizer).from_config(optimizer.get_config())))
+    with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
+        run(aa.Optimizer(Demanding(3, learning_rate=0.1)))
+    assert optimizers.SGD(0.1).get_config()["learning_rate"] and run(aa.Optimizer(optimizers.SGD(0.1)))
+    with hint("give the inner one: Optimizer(optimizer.inner_optimizer)"):
+        run(optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))
+    optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
+    assert run(aa.Optimizer(optimizer.inner_optimizer))
