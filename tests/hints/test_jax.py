@@ -313,6 +313,7 @@ def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert jnp.ones(2).sum() == 2  # JAX has started
     with hint("write at the top of the script: from anyaccel.replicas import join; join('jax')"):
         join_cluster(0, 2)
+    assert "join('jax')" in JOINS  # which the replicas below run
     with (
         socket.socket() as taken,
         hint("start all processes with one launcher, or set {}=HOST:PORT to a port that is free") as printed,
