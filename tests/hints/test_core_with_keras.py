@@ -201,3 +201,35 @@ def test_optimizers_of_the_users_own(hint: Any) -> None:
     with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
         trained(graph(line(), optimizer=aa.Optimizer(Bare())))
     assert Settled().get_config() and trained(graph(line(), optimizer=aa.Optimizer(Settled())))
+
+
+class Demanding(keras.optimizers.SGD):
+    """Cannot be made from what its `get_config` gives."""
+
+    def __init__(self, wanted: Any, **settings: Any) -> None:
+        super().__init__(**settings)
+
+
+def test_optimizers_that_are_objects(hint: Any) -> None:
+    optimizers = keras.optimizers
+
+    def run(optimizer: Any) -> Any:
+        return trained(graph(line(), optimizer=optimizer)).loss.size
+
+    with hint("give them to {}(...), or give its class: Optimizer({}, lr=..., {}=...)"):
+        run(aa.Optimizer(optimizers.SGD(0.1), momentum=0.9))
+    assert run(aa.Optimizer(optimizers.SGD(0.1, momentum=0.9)))
+    assert run(aa.Optimizer(optimizers.SGD, lr=0.1, momentum=0.9))
+    optimizer, model = optimizers.SGD(0.1), line()
+    model.compile(optimizer, "mse")
+    model.fit(X, X[:, :1], verbose=0)
+    with hint("give a new one: Optimizer(type(optimizer).from_config(optimizer.get_config()))"):
+        run(aa.Optimizer(optimizer))
+    assert run(aa.Optimizer(type(optimizer).from_config(optimizer.get_config())))
+    with hint("let its constructor take what get_config() gives, such as learning_rate and name, or **settings"):
+        run(aa.Optimizer(Demanding(3, learning_rate=0.1)))
+    assert optimizers.SGD(0.1).get_config()["learning_rate"] and run(aa.Optimizer(optimizers.SGD(0.1)))
+    with hint("give the inner one: Optimizer(optimizer.inner_optimizer)"):
+        run(optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))
+    optimizer = optimizers.LossScaleOptimizer(optimizers.SGD(0.1))
+    assert run(aa.Optimizer(optimizer.inner_optimizer))
