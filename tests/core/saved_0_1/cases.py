@@ -294,6 +294,16 @@ class BreakOff(aa.Callback):
             raise KeyboardInterrupt
 
 
+class LastScale(aa.Callback):
+    """Keeps the loss scale after the last epoch."""
+
+    value = 0.0
+
+    def epoch_end(self, run: Any) -> None:
+        if run.loss_scale is not None:
+            self.value = float(run.loss_scale.scale)
+
+
 class Steps(aa.Callback):
     """Keeps how many steps it has seen, and an array."""
 
@@ -336,8 +346,8 @@ def run_whole(folder: Path | None, at: int) -> Any:
     callbacks = [
         Steps(),
         BreakOff(at),
-        aa.EarlyStopping("val_loss", patience=9, restore_best=True),
-        aa.ReduceLROnPlateau("val_loss", patience=0, factor=0.5),
+        aa.EarlyStopping("val_loss", patience=9, mode="max", restore_best=True),  # the first epoch, in the checkpoint
+        aa.ReduceLROnPlateau("val_loss", patience=0, factor=0.5, mode="max"),
     ]
     val = aa.EvalPhase("val", data="val", losses=[MSE])
     given: dict[str, Any] = {"validation": val, "callbacks": callbacks, "checkpoint": checkpoint(folder)}
@@ -357,7 +367,7 @@ def run_scaled(folder: Path | None, at: int) -> Any:
     losses = [aa.AppliedLoss("mse")]
     return run(
         one_node(data()),
-        training(losses=losses, callbacks=[BreakOff(at)], checkpoint=checkpoint(folder), **given),
+        training(losses=losses, callbacks=[BreakOff(at), LastScale()], checkpoint=checkpoint(folder), **given),
         folder,
     )
 
@@ -446,7 +456,8 @@ def run(graph: aa.ModelGraph, phase: Any, folder: Path | None) -> Any:
     if phase.validation is not None:
         values["val_loss"] = plain(results.figure("val_loss"))
     steps = [callback.seen for callback in phase.callbacks if isinstance(callback, Steps)]
-    return {**values, "steps seen": steps}
+    scales = [callback.value for callback in phase.callbacks if isinstance(callback, LastScale)]
+    return {**values, "steps seen": steps, "loss scale": scales}
 
 
 RUNS = {

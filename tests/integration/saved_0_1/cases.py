@@ -172,6 +172,16 @@ class BreakOff(aa.Callback):
             raise KeyboardInterrupt
 
 
+class LastScale(aa.Callback):
+    """Keeps the loss scale after the last epoch."""
+
+    value = 0.0
+
+    def epoch_end(self, run: Any) -> None:
+        if run.loss_scale is not None:
+            self.value = float(run.loss_scale.scale)
+
+
 def plain(array: Any) -> list[Any]:
     """An array as a flat list."""
     values: list[Any] = np.asarray(array).reshape(-1).tolist()
@@ -199,7 +209,9 @@ def run(graph: aa.ModelGraph, folder: Path | None, at: int, **settings: Any) -> 
     checkpoint = None if folder is None else aa.Checkpoint(folder, keep=1)
     if "step" in settings:
         settings |= {"losses": [], "validation": None}
-    phase = training(**{"validation": "val", "callbacks": [BreakOff(at)], "checkpoint": checkpoint, **settings})
+    phase = training(
+        **{"validation": "val", "callbacks": [BreakOff(at), LastScale()], "checkpoint": checkpoint, **settings}
+    )
     return finished(graph, phase, "never" if at or not folder else "auto")
 
 
@@ -346,6 +358,8 @@ def finished(graph: aa.ModelGraph, phase: aa.TrainPhase, resume: str) -> Any:
     except KeyboardInterrupt:
         return None
     values = {"losses": plain(results.loss)}
+    scales = [callback.value for callback in phase.callbacks if isinstance(callback, LastScale) and callback.value]
+    values |= {"loss scale": scales} if scales else {}
     if phase.validation is not None:
         values["val_loss"] = plain(results.figure("val_loss"))
     return {**values, **{f"state of {name}": plain(array) for name, array in graph.state().items()}}
