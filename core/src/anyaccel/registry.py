@@ -239,7 +239,7 @@ class Registry:
         backend = self.find(framework, device.kind)
         usable = self.ask(backend, "devices")
         if device not in usable:
-            available, reason = ", ".join(map(str, usable)) or "no device", self.unavailable_reason(framework, device)
+            available, reason = ", ".join(map(str, usable)), self.unavailable_reason(framework, device)
             problem = f"{device} is not on this machine for {framework}" + (f" ({reason})" if reason else "")
             raise DeviceUnavailableError(problem, available=available, hint=_device_hint(device, usable))
         actual = self.ask(backend, "device_info", device).vendor if vendor else ""

@@ -351,7 +351,7 @@ def _check_names(what: str, given: Mapping[str, Any], known: Any, also: tuple[st
         left = _LEFT_OUT.get(unknown[0])
         hint = f"leave it out: {left}" if left else did_you_mean(meant, available, "leave it out")
         problem = f"{what} has no setting {', '.join(unknown)}"
-        raise SpecError(problem, available=", ".join(available) or "none", hint=hint)
+        raise SpecError(problem, available=", ".join(available), hint=hint)
 
 
 def assign_fields(spec: Any, /, **values: Any) -> None:

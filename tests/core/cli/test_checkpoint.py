@@ -101,13 +101,13 @@ def test_only_convert_loads_plugins(run, call, monkeypatch, tmp_path):
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_a_folder_that_is_none_is_refused(command, flags, call, tmp_path):
     (tmp_path / "empty").mkdir()
-    for name, available in (("nope", "no such folder"), ("empty", "an empty folder")):
+    for name, cause in (("nope", "there is no such folder"), ("empty", "it is an empty folder")):
         folder = str(tmp_path / name)
         further = {"diff": [folder], "convert": [str(tmp_path / "w.safetensors")]}.get(command, [])
         answer = call("checkpoint", command, folder, *further, *flags)
         assert answer.exit_code == 2
         message = json.loads(answer.stdout)["error"]["message"] if flags else answer.stderr
-        assert f"'{folder}' has no checkpoints. Available: {available}. Hint: give the folder of a Checkp" in message
+        assert f"'{folder}' has no checkpoints; {cause}. Hint: give the folder of a Checkp" in message
 
 
 def test_a_manifest_of_something_else_is_refused(call, tmp_path):

@@ -293,9 +293,7 @@ def test_a_policy_chooses_for_nodes_without_an_accelerator_of_their_own(serve, c
 
 
 def test_an_unknown_policy_is_an_error(chain):
-    with pytest.raises(
-        PluginError, match=r"no plugin offers the placement policy 'spread'. Available: none. Hint: install"
-    ):
+    with pytest.raises(PluginError, match=r"no plugin offers the placement policy 'spread'. Hint: install"):
         plan(chain(None), policy="spread")
 
 

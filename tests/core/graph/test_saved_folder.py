@@ -371,7 +371,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
 
 def test_what_is_no_folder_is_an_error(tmp_path):
     graph = trained(raw())
-    with pytest.raises(ConfigError, match=r"has no manifest.json. Available: no such folder. Hint: give the folder"):
+    with pytest.raises(ConfigError, match=r"has no manifest.json; there is no such folder. Hint: give the folder"):
         ModelGraph.load(tmp_path / "none")
     with pytest.raises(ConfigError, match="3 is not a folder"):
         graph.save(3)

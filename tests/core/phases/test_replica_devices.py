@@ -267,7 +267,7 @@ def test_more_replicas_than_devices() -> None:
     message = r"replicas=9, and this process has fewer devices for them\. Available: sim:0.*anyaccel run --replicas 9"
     refused(PhaseError, message, accelerator="sim", replicas=9)
     refused(PhaseError, r"replicas=2, .* Available: sim:7\.", accelerator="sim:7", replicas=2)
-    refused(PhaseError, r"Available: none of the kind 'gpu'", accelerator="gpu", replicas=2)
+    refused(PhaseError, r"fewer devices for them\. Hint: start as many processes", accelerator="gpu", replicas=2)
     refused(DeviceUnavailableError, "it has not the index 9", accelerator=["sim:0", "sim:9"])
 
 

@@ -151,7 +151,7 @@ def test_a_store_that_fails_keeps_what_it_had(kind, monkeypatch, tmp_path):
 
 
 def test_what_is_missing_or_changed_is_told_with_the_url(url):
-    with pytest.raises(ConfigError, match=r"saved.*' has no manifest.json. Available: no such folder"):
+    with pytest.raises(ConfigError, match=r"saved.*' has no manifest.json; there is no such folder"):
         aa.ModelGraph.load(url)
     new_graph().save(url)
     store, path = fsspec.core.url_to_fs(unquote(url))

@@ -83,7 +83,7 @@ def test_settings_may_be_given_in_any_order():
         ({"name": "step", "rate": 0.5}, "schedule 'step' lacks every. Hint: give every=..."),
         ({"name": "exponential"}, "schedule 'exponential' lacks rate. Hint: give rate=..."),
         ({"name": "cosine", "steps": 3, "end": 1}, "schedule 'cosine' has no setting end. Available: steps, final."),
-        ({"name": "constant", "steps": 3}, "schedule 'constant' has no setting steps. Available: none."),
+        ({"name": "constant", "steps": 3}, "schedule 'constant' has no setting steps. Hint: leave it out."),
         ({"name": "linear", "steps": 0}, "schedule 'linear': steps=0 is not a number of steps"),
         ({"name": "linear", "steps": 2.5}, "schedule 'linear': steps=2.5 is not a number of steps"),
         ({"name": "step", "rate": 1, "every": -1}, "schedule 'step': every=-1 is not a number of steps"),
@@ -127,7 +127,7 @@ def test_a_function_that_gives_no_factor_is_refused_when_it_is_given(given):
 
 
 def test_a_function_has_no_settings_and_no_configuration():
-    with pytest.raises(SpecError, match=r"schedule 'halved' has no setting steps\. Available: none"):
+    with pytest.raises(SpecError, match=r"schedule 'halved' has no setting steps\. Hint: leave it out"):
         Schedule(halved, steps=3)
     with pytest.raises(ConfigError, match="schedule 'halved' is a framework's own and has no configuration"):
         Optimizer("sgd", schedule=halved).get_config()

@@ -270,7 +270,7 @@ def _check_report(report: KitReport, backend: Backend, device: Device | None) ->
         reason = registry().ask(backend, "unavailable_reason", device)
         raise DeviceUnavailableError(
             f"{backend.framework} has no device {device} on this machine" + (f" ({reason})" if reason else ""),
-            available=", ".join(report.facts["devices"]) or "no device",
+            available=", ".join(report.facts["devices"]),
             hint="leave --device out, or name an available device",
         )
 

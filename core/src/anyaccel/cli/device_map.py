@@ -101,7 +101,7 @@ def _dividing(model: Any, inventory: Inventory) -> Any:
     if not serving or not isinstance(serving[0], OffloadModels):
         raise CapabilityError(
             f"{framework} cannot divide models, or not on {inventory}",
-            available="frameworks whose plugin has the capability 'offload'",
+            cause="its plugin lacks the capability 'offload'",
             hint="use such a framework, or make its blocks nodes of a graph",
         )
     return serving[0]

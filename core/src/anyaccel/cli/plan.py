@@ -63,12 +63,12 @@ def _graph_of(module: ModuleType, name: str | None) -> ModelGraph:
     if name is not None:
         if name not in found:
             problem = f"{module.__name__} has no graph or experiment {name!r}"
-            raise ConfigError(problem, available=", ".join(found) or "none", hint="name one of these with --graph")
+            raise ConfigError(problem, available=", ".join(found), hint="name one of these with --graph")
         return found[name]
     if len({id(graph) for graph in found.values()}) != 1:
         problem = f"{module.__name__} has {'several graphs' if found else 'no graph'}"
         hint = "name one with --graph" if found else "keep the ModelGraph or Experiment in a global variable"
-        raise ConfigError(problem, available=", ".join(found) or "none", hint=hint)
+        raise ConfigError(problem, available=", ".join(found), hint=hint)
     return next(iter(found.values()))
 
 

@@ -55,6 +55,6 @@ def check_config(config: Any, labels: Iterable[str]) -> None:
     if config["feature_set"] not in labels:
         raise ConfigError(
             f"a reference names the feature set {config['feature_set']!r}, which was not given",
-            available=listed(labels),
+            available=listed(labels) if labels else "",
             hint=did_you_mean(config["feature_set"], labels) if labels else "give it in feature_sets",
         )

@@ -136,7 +136,11 @@ def brief(names: Sequence[str]) -> str:
 def no_column(label: str, name: object, columns: Iterable[object]) -> ColumnError:
     """The error for a column that a feature set does not have."""
     columns = list(columns)
-    return ColumnError(f"{label!r} has no column {name!r}", available=listed(columns), hint=did_you_mean(name, columns))
+    return ColumnError(
+        f"{label!r} has no column {name!r}",
+        available=listed(columns) if columns else "",
+        hint=did_you_mean(name, columns),
+    )
 
 
 def assign_roles(label: str, columns: Sequence[str], given: RoleNames) -> dict[str, str]:

@@ -73,7 +73,7 @@ def _frameworks(given: Any) -> set[str]:
     if not objects:
         raise DataError(
             f"prepare() cannot prepare {shown(given)}",
-            available="models and optimizers of frameworks that have a plugin, and loaders",
+            available="models, optimizers and loaders of installed plugins",
             hint="write prepare(net, optimizer, loader)",
         )
     return {known.owner(leaf) for leaf in objects}

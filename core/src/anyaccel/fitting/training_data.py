@@ -132,7 +132,7 @@ def _no_number(data: FeatureSet, name: str, loss: str) -> PhaseError:
     row, value = next((pair for pair in values if not _is_number(pair[1])), (0, column[0].as_py()))
     return PhaseError(
         f"the target {name!r} is {column.type}, and the loss {loss!r} compares numbers",
-        available=f"row {row} has {shown(value)}",
+        cause=f"row {row} has {shown(value)}",
         hint="make the column numbers before (pandas: to_numeric(table[COLUMN])); for classes the loss is "
         "'cross_entropy'",
     )

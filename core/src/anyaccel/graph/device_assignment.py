@@ -256,7 +256,7 @@ class DeviceAssigner:
         if policy not in policies:
             raise PluginError(
                 f"no plugin offers the placement policy {policy!r}",
-                available=", ".join(sorted(policies)) or "none",
+                available=", ".join(sorted(policies)),
                 hint="install the plugin that offers it, or leave policy= out",
             )
         return policies[policy]

@@ -85,7 +85,8 @@ def positions(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
     if given == 0 or axis >= len(output.shape) or given < -len(output.shape):
         raise ShapeError(
             f"cross_entropy on node {loss.on!r} has class_axis={given}, and its output is {output} after the batch",
-            available=f"1 to {len(output.shape)}, where 0 is the batch, or -1, the last",
+            cause="axis 0 is the batch",
+            available=f"1 to {len(output.shape)}, or -1",
             hint="write class_axis=1 for [batch, classes, ...], or leave it out for [batch, ..., classes]",
         )
     return (*output.shape[:axis], *output.shape[axis + 1 :])

@@ -59,7 +59,7 @@ def _check_possible(node: ModelNode, assignment: Assignment, request: Request) -
         what = "is an estimator" if isinstance(node.model, Estimator) else f"is computed by {assignment.framework}"
         raise CapabilityError(
             f"{problem}, and {what}, which cannot divide models or let weights rest elsewhere",
-            available="frameworks whose plugin has the capability 'offload'",
+            cause="its plugin lacks the capability 'offload'",
             hint="leave device_map, max_memory and offload out",
         )
     for name in ("precision", "remat"):

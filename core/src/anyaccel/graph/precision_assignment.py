@@ -59,7 +59,7 @@ def _check_precision(node: ModelNode, assignment: Assignment, name: str) -> None
     if name not in known:
         raise CapabilityError(
             f"{problem}: the plugin of {framework} does not support it",
-            available=", ".join(map(repr, known)) or "models in the dtype that they are to have",
+            available=", ".join(map(repr, known)),
             hint=f"write precision={known[0]!r}" if known else "leave precision out",
         )
     assert isinstance(backend, ComputesPrecision)
@@ -148,7 +148,7 @@ def matmul_precisions(
     by_framework = (
         dict(given) if isinstance(given, Mapping) else {name: given for name in known if _has(known[name], given)}
     )
-    available = "; ".join(f"{name}: {', '.join(map(repr, values)) or 'none'}" for name, values in known.items())
+    available = "; ".join(f"{name}: {', '.join(map(repr, values))}" for name, values in known.items() if values)
     for name, value in by_framework.items() or [("", given)]:
         if name not in known or not _has(known[name], value):
             setting = {name: value} if isinstance(given, Mapping) else given

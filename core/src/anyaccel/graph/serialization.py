@@ -290,7 +290,7 @@ def _shared(label: str, other: Any, models: Mapping[str, Any]) -> Any:
     if other not in list(models):
         raise ConfigError(
             f"node {label!r} shares the model of {other!r}, which is not a node before it",
-            available=", ".join(models) or "none",
+            available=", ".join(models),
         )
     return models[other]
 
@@ -302,7 +302,7 @@ def _named(label: str, named: Mapping[str, Any]) -> type:
     if name not in offered:
         raise ConfigError(
             f"node {label!r}: {backend.framework} has no model called {name!r}",
-            available=", ".join(offered) or "none",
+            available=", ".join(offered),
             hint=f"give it: models={{{label!r}: ...}}",
         )
     return offered[name]
@@ -314,6 +314,6 @@ def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
             return cls
     raise ConfigError(
         f"node {label!r}: the configuration names the class {name!r}, which is not registered; nothing was imported",
-        available=", ".join(map(class_name, allow)) or "none",
+        available=", ".join(map(class_name, allow)),
         hint=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}], or give models={{{label!r}: ...}}",
     )

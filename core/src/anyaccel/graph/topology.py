@@ -104,7 +104,7 @@ def unknown_node(problem: str, label: object, nodes: Iterable[str]) -> GraphErro
     """The error for a label that no node has; its hint suggests the closest one."""
     labels = list(nodes)
     hint = did_you_mean(label, labels, "use one of these labels")
-    return GraphError(problem, available=", ".join(labels) or "no node", hint=hint)
+    return GraphError(problem, available=", ".join(labels), hint=hint)
 
 
 def labels_in(given: Iterable[Any], nodes: Mapping[str, Node]) -> list[str]:

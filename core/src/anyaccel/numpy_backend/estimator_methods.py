@@ -38,7 +38,7 @@ def no_predict_error(obj: Any) -> EstimatorError:
     example = f"give Estimator({name}(...), method={methods[0]!r})" if methods else ""
     return EstimatorError(
         f"{name} has {' and '.join(fitting)}, and no predict",
-        available=", ".join(methods) or "no output method",
+        available=", ".join(methods),
         hint=example or _no_output_hint(obj),
     )
 
@@ -65,7 +65,7 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
         suggestion = did_you_mean(method, methods, "name one of these as method=")
         raise EstimatorError(
             f"{type(obj).__name__} has no method {method!r} that could compute a node's output",
-            available=", ".join(methods) or "none of the usual methods",
+            available=", ".join(methods),
             hint=suggestion if methods else _no_output_hint(obj),
         )
     if not is_fittable(obj):

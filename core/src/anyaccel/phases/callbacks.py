@@ -196,7 +196,7 @@ class EarlyStopping(Callback):
     `best` is the best value so far, NaN before there is one; `best_epoch` is its epoch within the run, or -1.
 
     Raises:
-        PhaseError: a setting out of range; or, at the end of the first epoch, a value that does not exist.
+        PhaseError: a setting out of range; or, when a phase is made with it, a value that its epochs do not have.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ def next_to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) 
         named = phase.nodes is not None
         raise PhaseError(
             f"phase {phase.label!r} has nothing to fit",
-            available="nodes=[]" if named else "no node with an estimator (fit, predict) that has not been fitted",
+            cause="nodes=[] names none" if named else "no node has an estimator (fit, predict) that is not fitted yet",
             hint="name nodes=[...] to fit one again",
         )
     return [label for label in waiting if not (ancestors([label], graph.nodes) - {label}) & set(waiting)]

@@ -222,7 +222,6 @@ class Evaluation:
                 raise SpecError(
                     f"metric {metric.label!r} on node {metric.node!r} compares values that differ in length, and would "
                     "count what fills the places behind the shorter ones",
-                    available="losses that leave these places out, and the outputs themselves",
                     hint=f"leave the metric out, and compute it from results.prediction({metric.node!r}), which holds "
                     "NaN behind each batch, and the lengths of the rows",
                 )

@@ -79,7 +79,7 @@ def _check(label: str, name: str, value: Any, allowed: Mapping[str, tuple[Any, .
     if name not in allowed:
         raise PhaseError(
             f"phase {label!r}: no framework of its graph has the setting {name!r}",
-            available=", ".join(allowed) or "none",
+            available=", ".join(allowed),
             hint=did_you_mean(name, allowed, "leave it out, or set it yourself"),
         )
     if not any(type(each) is type(value) and each == value for each in allowed[name]):

@@ -89,7 +89,7 @@ class Profile(Callback):
         if lacking:
             raise PhaseError(
                 f"phase {phase.label!r} has a Profile, and the plugin of {', '.join(sorted(lacking))} has no profiler",
-                available="plugins with the capability profile_steps",
+                cause="it lacks the capability 'profile_steps'",
                 hint="leave the Profile out, or profile the process with a tool of the system",
             )
 

@@ -105,10 +105,9 @@ def _of_kind(
     """So many devices of a kind on which all frameworks run, from the first on."""
     found = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
     if len(found) < wanted:
-        there = ", ".join(map(str, found)) or f"none of the kind {first.kind!r}"
         raise PhaseError(
             f"phase {phase.label!r} has replicas={wanted}, and this process has fewer devices for them",
-            available=there,
+            available=", ".join(map(str, found)),
             hint=f"start as many processes, anyaccel run --replicas {wanted} SCRIPT, or write replicas=1",
         )
     return tuple(found[:wanted])
@@ -131,7 +130,7 @@ def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[st
     if not isinstance(backend, DeviceReplicas):
         raise CapabilityError(
             f"phase {phase.label!r} cannot {doing}: the plugin of {backend.framework} has no replicas in one process",
-            available="backends with the capability 'device_replicas'",
+            cause="it lacks the capability 'device_replicas'",
             hint=f"update the plugin, or {_one_device(resolution.plan)}",
         )
     check_accumulation(phase.label, phase.losses, replicated=True)

@@ -58,7 +58,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         if not isinstance(backend, Replicate):
             raise CapabilityError(
                 f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
-                available="frameworks whose plugin has the capability 'replicate'",
+                cause="its plugin lacks the capability 'replicate'",
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
     groups = {name: _joined(backend, place) for name, backend in backends.items()}

@@ -59,7 +59,7 @@ def check_sharding(phase: Phase, resolution: Resolution) -> None:
         if not isinstance(backend, ShardParameters):
             raise CapabilityError(
                 f"{_who(phase, resolution)}, and {backend.framework} cannot divide parameters among replicas",
-                available="frameworks whose plugin has the capability 'shard_parameters'",
+                cause="its plugin lacks the capability 'shard_parameters'",
                 hint=_LEAVE_OUT,
             )
         _check_single_nodes(phase, resolution, backend, able=backend.shards_nodes)

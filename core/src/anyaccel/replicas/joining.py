@@ -28,7 +28,7 @@ def join(framework: str) -> Launched | None:
     if not isinstance(backend, Replicate):
         raise CapabilityError(
             f"{framework} has no replicas in several processes here",
-            available="frameworks whose plugin has the capability 'replicate'",
+            cause="its plugin lacks the capability 'replicate'",
             hint="train on several devices of one process, TrainPhase(replicas=2), or leave join out",
         )
     if place is not None:

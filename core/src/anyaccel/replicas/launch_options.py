@@ -61,7 +61,7 @@ def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | Non
     if name not in found:
         raise ConfigError(
             f"no plugin here starts processes on {name!r}",
-            available=", ".join(sorted(found)) or "this machine, without --on",
+            available=", ".join(sorted(found)),
             hint=_hint(name),
         )
     return found[name]()

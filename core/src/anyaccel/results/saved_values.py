@@ -40,7 +40,6 @@ def parts_of(results: Any, arrays: Arrays, prefix: str) -> dict[str, Any]:
         except NotPlainError as error:
             raise ResultError(
                 f"run {results.label!r} cannot be saved: {error} is neither numbers nor text",
-                available="what to_dict() and to_arrow() give",
                 hint="leave this output out: EvalPhase(outputs=[...])",
             ) from error
     return parts

@@ -83,8 +83,7 @@ class TrainResults(PhaseResults):
             if self.epochs and not validated and str(name).startswith("val_"):
                 hint = "give the phase a validation: TrainPhase(..., validation='val')"
                 raise formatting.unknown_name(f"run {self.label!r} has no figure {name!r}", "", self.figures, hint)
-            known = self.figures or ("no complete epoch",)
-            raise formatting.unknown_name(f"run {self.label!r} has no figure {name!r}", name, known, hint)
+            raise formatting.unknown_name(f"run {self.label!r} has no figure {name!r}", name, self.figures, hint)
         return np.array([epoch.figures.get(name, np.nan) for epoch in self.epochs], dtype=np.float64)
 
     def curve(self, name: str) -> plots.Curve:

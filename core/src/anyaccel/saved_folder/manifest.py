@@ -142,8 +142,8 @@ def _parsed(storage: Storage, name: str) -> dict[str, Any]:
     size = storage.size(name)
     if size is None:
         names = storage.names()
-        there = "no such folder" if names is None else ", ".join(sorted(names)[:10])
-        raise ConfigError(f"{storage.name!r} has no {name}", available=there, hint=HINT)
+        cause = "there is no such folder" if names is None else f"it has {', '.join(sorted(names)[:10]) or 'no files'}"
+        raise ConfigError(f"{storage.name!r} has no {name}", cause=cause, hint=HINT)
     problem = f"{storage.file_name(name)!r} is not a manifest of {_FORMAT}"
     if size > _LARGEST:
         raise ConfigError(f"{problem}: it is too large", hint=HINT)

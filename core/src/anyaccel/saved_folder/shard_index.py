@@ -50,7 +50,7 @@ def weight_file_in(folder: Storage, suffixes: Sequence[str]) -> str:
             break
     raise StateError(
         f"{folder.name!r} has {'several files' if files else 'no file'} of weights",
-        available=", ".join(there[:20]) or "nothing",
+        available=", ".join(there[:20]),
         hint="give the file itself",
     )
 

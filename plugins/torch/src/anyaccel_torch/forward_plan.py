@@ -72,7 +72,7 @@ class ForwardPlan:
         if name not in self._homes:
             raise GraphError(
                 f"segment has no value {name!r} before the operation that reads it",
-                available=", ".join(self._homes) or "no value",
+                available=", ".join(self._homes),
                 hint="list the operation that computes it first",
             )
         home = self._homes[name]

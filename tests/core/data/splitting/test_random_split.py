@@ -185,7 +185,7 @@ def test_names_are_taken_once_and_nothing_is_registered_on_failure() -> None:
     fs = make()
     fs.split_random({"train": 0.5, "test": 0.5})
     assert (
-        "'fs' already has a split 'test' of other rows. Available: train, test, all. "
+        "'fs' already has a split 'test' of other rows; it has train, test, all. "
         "Hint: make the feature set anew in the same cell, or choose another name"
     ) in refusal({"other": 0.5, "test": 0.5}, seed=3, fs=fs)
     assert list(fs.splits) == ["train", "test"]

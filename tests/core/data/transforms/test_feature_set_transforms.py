@@ -741,7 +741,7 @@ def test_transforms_are_taken_from_what_has_them_and_once() -> None:
     fitted_there = fitted()
     done = fresh().transform_like(fitted_there)
     for again in (lambda: done.transform_like(fitted_there), lambda: fitted_there.transform_like(fitted_there)):
-        assert "has these transforms already. Available: FittedTransform(Shift on x, z" in refusal(again)
+        assert "has these transforms already; FittedTransform(Shift on x, z" in refusal(again)
 
 
 def test_roles_of_fresh_data_stay_unless_the_transform_changes_them() -> None:

@@ -92,8 +92,11 @@ def run_names(folder: str) -> list[str]:
         hint = f"it is one saved graph or checkpoint: anyaccel checkpoint show {folder}"
     else:
         hint = "give the folder of a Checkpoint(...)"
-    available = "no such folder" if there is None else ", ".join(sorted(there)[:10]) or "an empty folder"
-    raise ConfigError(f"{storage.name!r} has no checkpoints", available=available, hint=hint)
+    if not there:
+        cause = "there is no such folder" if there is None else "it is an empty folder"
+        raise ConfigError(f"{storage.name!r} has no checkpoints", cause=cause, hint=hint)
+    cause = f"it has {', '.join(sorted(there)[:10])}"
+    raise ConfigError(f"{storage.name!r} has no checkpoints", cause=cause, hint=hint)
 
 
 def read_saved(storage: Storage) -> Saved:

@@ -211,7 +211,7 @@ def _row_group_numbers(label: str, shown: str, count: int, row_groups: int | Seq
         if not is_integer(number) or operator.index(number) not in range(count):
             raise DataError(
                 f"{shown} has no row group {number!r} for {label!r}",
-                available=f"row groups 0 to {count - 1}" if count else "no row group at all",
+                available=f"row groups 0 to {count - 1}" if count else "",
                 hint="give numbers of row groups: row_groups=[0, 1]",
             )
     return [operator.index(number) for number in given]

@@ -86,7 +86,9 @@ class NamedSplits(Generic[View]):
 
     def _name_taken(self, name: str, hint: str, of: str = "") -> SplitError:
         return SplitError(
-            f"{self._label!r} already has a split {name!r}{of}", available=listed([*self.by_name, ALL]), hint=hint
+            f"{self._label!r} already has a split {name!r}{of}",
+            cause=f"it has {listed([*self.by_name, ALL])}",
+            hint=hint,
         )
 
 

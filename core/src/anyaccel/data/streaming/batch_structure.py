@@ -68,7 +68,9 @@ def _picked(position: object, name: str, keys: Iterable[str], read: Callable[[st
             return holders[0][name]
         if inner:
             raise _not_in_nested(position, name, keys, inner, len(holders))
-        raise SourceError(f"{position} has no column {name!r}", available=listed(keys), hint=did_you_mean(name, keys))
+        raise SourceError(
+            f"{position} has no column {name!r}", available=listed(keys) if keys else "", hint=did_you_mean(name, keys)
+        )
     return read(name)
 
 
@@ -78,7 +80,9 @@ def _not_in_nested(
     nested = [str(key) for mapping in inner for key in mapping]
     problem = f"{count} columns {name!r} in nested mappings" if count else f"no column {name!r}"
     hint = "give each another name" if count else did_you_mean(name, [*keys, *nested])
-    return SourceError(f"{position} has {problem}", available=listed([*keys, *nested]), hint=hint)
+    return SourceError(
+        f"{position} has {problem}", available=listed([*keys, *nested]) if keys or nested else "", hint=hint
+    )
 
 
 def _has_parts(given: Any, names: Sequence[str]) -> bool:

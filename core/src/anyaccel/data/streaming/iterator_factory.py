@@ -78,7 +78,7 @@ def iterator_factory(label: str, source: Any) -> IteratorFactory:
         )
     raise SourceError(
         f"a {type(source).__name__} is not a source of batches for {label!r}",
-        available="loaders, data sets, lists of batches, and functions that give an iterable of batches",
+        available="loaders, data sets, lists of batches, functions without arguments that return an iterable",
         hint="write a function that yields batches",
     )
 

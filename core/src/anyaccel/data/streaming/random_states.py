@@ -81,7 +81,7 @@ class RandomStates:
             if name not in generators:
                 raise SourceError(
                     f"the random generator {name!r} is not in the source any more",
-                    available=", ".join(generators) or "none is found in it",
+                    available=", ".join(generators),
                     hint="make the source as it was made for the run that wrote the checkpoint",
                 )
             try:

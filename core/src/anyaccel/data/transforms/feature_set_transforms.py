@@ -111,9 +111,7 @@ def transform_like(rows: Rows, log: Log, other: Any) -> tuple[Any, Log]:
         )
     own = fitted_transforms(log)
     if set(transforms) & set(own):
-        raise TransformError(
-            f"{rows.label!r} has these transforms already", available=listed(own), hint="apply them once"
-        )
+        raise TransformError(f"{rows.label!r} has these transforms already", cause=listed(own), hint="apply them once")
     table = rows.to_arrow()
     for fitted in transforms:
         what = described(fitted.transform, fitted.columns, rows.label)

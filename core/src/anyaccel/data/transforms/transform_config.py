@@ -68,7 +68,7 @@ def read_transform(config: Any, reader: PlainReader) -> FittedTransform:
     if config["state"] is None:
         raise ConfigError(
             f"the data were transformed by {config['class']} on {', '.join(config['columns'])}, which no file can hold",
-            available="transforms of scikit-learn whose state is numbers and text",
+            cause="a file holds transforms of scikit-learn whose state is numbers and text",
             hint="give data that are transformed so: feature_sets=[data]",
         )
     fitted = FittedTransform(
