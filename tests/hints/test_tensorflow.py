@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -51,14 +52,15 @@ def evaluate(model: Any, graph: Any = None) -> Any:
     return (graph or graph_of(model)).run(phase, progress="none")
 
 
+(_cpu,) = tf.config.list_physical_devices("CPU")
+if len(tf.config.get_logical_device_configuration(_cpu) or ()) < 2:
+    with contextlib.suppress(RuntimeError):  # TensorFlow has started with one
+        tf.config.set_logical_device_configuration(_cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
 @pytest.fixture
 def two_devices() -> None:
-    """Two CPUs for TensorFlow, if it has not started."""
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    try:
-        if len(tf.config.get_logical_device_configuration(cpu) or ()) < 2:
-            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    except RuntimeError:
+    if len(tf.config.list_logical_devices("CPU")) < 2:
         pytest.skip("TensorFlow has started with one device")
 
 
