@@ -224,26 +224,6 @@ def test_models_that_are_planned(hint: Any, cli: Any, tmp_path: Path) -> None:
     assert cli("device-map", place, "--on", "cpu 64GB").exit_code == 0
 
 
-def test_models_on_several_devices(hint: Any) -> None:
-    simulated = pytest.importorskip("anyaccel_torch.simulated")
-    simulated.start(2)
-    one, two, cpu = "sim:0", "sim:1", "cpu"
-    experiment = aa.Experiment("test", progress="none", graph=graph(Line(), device_map={"": two}))
-    with hint("write ModelNode(..., accelerator={})"):
-        experiment.run(aa.EvalPhase("test", data="all", accelerator=one))
-    node = aa.ModelNode("net", Line(), DATA.reference(), device_map={"": two}, accelerator=two)
-    assert aa.ModelGraph([node], "sgd").run(aa.EvalPhase("test", data="all", accelerator=one), progress="none")
-
-    def with_replicas(**settings: Any) -> Any:
-        given = graph(Line(), device_map="auto", max_memory={one: 2**20, two: 2**20, cpu: 2**30})
-        phase = aa.TrainPhase("train", data="all", losses=[LOSS], compile="off", **settings)
-        return given.run(phase, progress="none")
-
-    with hint("ask for one device, and name the others in max_memory"):
-        with_replicas(accelerator=one, replicas=2)
-    assert with_replicas(accelerator=one)  # the others are in max_memory
-
-
 def test_rates_of_optimizers_of_torch(hint: Any) -> None:
     with hint("write lr={}, without learning_rate"):
         aa.Optimizer(torch.optim.SGD, learning_rate=0.1)

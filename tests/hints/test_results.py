@@ -194,12 +194,11 @@ def test_predictions_that_were_not_kept(hint: Any) -> None:
 def test_plots(hint: Any) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     features = data(label=np.arange(24) % 5)
-    five = graph(4, features)
-    shown = five.run(aa.EvalPhase("test", data="all"), progress="none")
+    wide = graph(8, features)
+    shown = wide.run(aa.EvalPhase("test", data="all"), progress="none")
     with hint("if they are scores, say so with a metric: EvalPhase(..., metrics=['accuracy'])"):
         shown.plot(targets="label")
-    net = graph(5, features)
-    assert net.run(aa.EvalPhase("test", data="all", metrics=["accuracy"]), progress="none").plot(targets="label")
+    assert wide.run(aa.EvalPhase("test", data="all", metrics=["accuracy"]), progress="none").plot(targets="label")
     trained = experiment().run_phase(train())
     with hint("pass one Axes: figure, ax = pyplot.subplots(); of several, axes[0]"):
         trained.plot(ax=pyplot)

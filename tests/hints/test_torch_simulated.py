@@ -111,3 +111,25 @@ class Reads(nn.Module):
 def test_maps(hint: Any) -> None:
     assert evaluated(Reads(), ONE, device_map={"": "cpu"}) > 0
     assert offload_of(chain()) is None
+
+
+def test_models_on_several_devices(hint: Any) -> None:
+    data = aa.FeatureSet.from_dict("data", {"x": X, "y": X}, ["x"], ["y"])
+
+    def graph(model: nn.Module, **settings: Any) -> aa.ModelGraph:
+        return aa.ModelGraph([aa.ModelNode("net", model, data.reference(), **settings)], "sgd")
+
+    experiment = aa.Experiment("test", progress="none", graph=graph(chain(), device_map={"": TWO}))
+    with hint("write ModelNode(..., accelerator={})"):
+        experiment.run(aa.EvalPhase("test", data="all", accelerator=ONE))
+    node = aa.ModelNode("net", chain(), data.reference(), device_map={"": TWO}, accelerator=TWO)
+    assert aa.ModelGraph([node], "sgd").run(aa.EvalPhase("test", data="all", accelerator=ONE), progress="none")
+
+    def with_replicas(**settings: Any) -> Any:
+        given = graph(chain(), device_map="auto", max_memory={ONE: 2**20, TWO: 2**20, "cpu": 2**30})
+        phase = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")], compile="off", **settings)
+        return given.run(phase, progress="none")
+
+    with hint("ask for one device, and name the others in max_memory"):
+        with_replicas(accelerator=ONE, replicas=2)
+    assert with_replicas(accelerator=ONE)  # the others are in max_memory
