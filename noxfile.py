@@ -85,7 +85,7 @@ FOUND = [version for version in SUPPORTED if version == RUNNING or is_found(vers
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
-OF_KIT = ("tests/packaging", "tests/contract", "--ignore=tests/packaging/test_wheels.py")
+OF_KIT = ("tests/packaging", "tests/contract", "tests/hints", "--ignore=tests/packaging/test_wheels.py")
 # Of the kit, what is run from wheels; the rest of it is run by a plugin's own tests, and all of it from the wheel of a
 # new plugin in tests/packaging.
 PLACEMENT = ("--capability", "backend", "--capability", "exchange", "--capability", "memory")
@@ -168,6 +168,12 @@ def install(session: nox.Session, *arguments: str) -> None:
         session.install("--no-compile", *group("editable"))
         arguments = ("--no-build-isolation", *arguments)
     session.install("--no-compile", *arguments)
+
+
+def hints_with(*modules: str) -> list[str]:
+    """The tests of hints of which some need one of these modules; `kit` runs them all, without a framework."""
+    asks = re.compile(rf'importorskip\("({"|".join(modules)})\b')
+    return [path for path in python_files("tests/hints") if asks.search((ROOT / path).read_text("utf-8"))]
 
 
 def import_once(session: nox.Session) -> None:
@@ -313,6 +319,8 @@ def backend(session: nox.Session, plugin: str) -> None:
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
     env = {**ONE_THREAD, **compiled_once(session)}
     session.run("pytest", f"plugins/{plugin}/tests", *spread(), *session.posargs, env=env)
+    if followed := hints_with(plugin, f"anyaccel_{plugin}"):
+        session.run("pytest", *followed, *spread(), *session.posargs, env=env)
     if has_backend(plugin) and with_siblings(plugin) == [plugin]:
         session.run("pytest", "tests/integration", *OF_FRAMEWORKS, *spread(), *session.posargs, env=env)
 
@@ -336,7 +344,7 @@ def mixed(session: nox.Session) -> None:
     tests = [f"tests/integration/test_{name}.py" for name in names]
     tests.append("tests/integration/saved_0_1/test_saved_0_1.py::test_a_run_of_three_frameworks_goes_on")
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
-    session.run("pytest", *tests, *spread(), *session.posargs, env=env)
+    session.run("pytest", *tests, *hints_with("datasets"), *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

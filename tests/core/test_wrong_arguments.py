@@ -668,7 +668,7 @@ PROTOCOLS |= {
     "phase_start",
     "before_placement",
     "phase_end",
-    *("held_states", "hold_again", "load_random_states"),
+    *("held_states", "hold_again", "load_random_states", "check_monitors"),
 }
 """Methods of conditions, models, sources and phases that core calls with what it has checked."""
 

@@ -307,7 +307,7 @@ class Registry:
         meant = did_you_mean(name, self.frameworks, "check the spelling, or install its plugin")
         hint = install_line(distribution) if distribution and name not in self.frameworks else meant
         problem, allowed = f"no plugin for the framework {framework!r} is installed", loader.wanted()
-        if allowed is not None and framework not in allowed and name not in self.frameworks:
+        if allowed is not None and str(framework) not in allowed and name not in self.frameworks:
             problem = f"no plugin for the framework {framework!r} is loaded, and {loader.SWITCH} says which are"
             hint = f"add it to {loader.SWITCH} ({','.join(sorted(allowed))!r} now), or {hint}"
         return FrameworkError(problem, available=available, hint=hint)

@@ -21,7 +21,7 @@ import anyaccel as aa
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
 from anyaccel.replicas import join
 from anyaccel_jax import SequentialMLP, runtime_config
-from anyaccel_jax.cluster import own_gpu
+from anyaccel_jax.cluster import join_cluster, own_gpu
 from anyaccel_jax.replica_group import on_host
 
 SCRIPT = Path(__file__).with_name("replica_script.py")
@@ -285,6 +285,30 @@ def test_what_replicas_compare_goes_over_cpus_unless_jax_has_none(monkeypatch: p
 
     monkeypatch.setattr(jax, "local_devices", none)
     assert on_host(np.ones(2, np.uint8)).tolist() == [1, 1]
+
+
+@pytest.mark.usefixtures("second_of_two")
+@pytest.mark.parametrize(
+    ("rank", "address", "says"),
+    [
+        (1, "nowhere", "its address is not HOST:PORT"),
+        (1, "127.0.0.1:FREE", "Connection refused"),
+        (0, "127.0.0.1:TAKEN", "Address already in use"),
+    ],
+)
+def test_a_coordinator_that_cannot_be_is_an_error(
+    rank: int, address: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX itself ends the process: by a signal, without an exception."""
+    monkeypatch.setattr(runtime_config, "is_started", lambda: False)
+    monkeypatch.setenv("ANYACCEL_REPLICA_TIMEOUT", "0.3")
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        address = address.replace("TAKEN", str(taken.getsockname()[1])).replace("FREE", str(free_port()))
+        monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", address)
+        with pytest.raises(FrameworkError, match=rf"could not join the others by JAX: .*{says}.*HOST:PORT to a port"):
+            join_cluster(rank, 2)
 
 
 @pytest.mark.usefixtures("second_of_two")

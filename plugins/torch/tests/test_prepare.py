@@ -139,7 +139,7 @@ def test_a_device_that_is_not_there_and_what_cannot_be_prepared_are_errors():
             aa.prepare(net, optimizer, loader, accelerator="gpu:0")
     with pytest.raises(DataError, match=r"prepare\(\) was given nothing\. Hint: write prepare\(net, opt"):
         aa.prepare()
-    with pytest.raises(DataError, match=r"prepare\(\) cannot prepare 3\. Available: models and optimizers"):
+    with pytest.raises(DataError, match=r"prepare\(\) cannot prepare 3\. Available: models, optimizers and loaders"):
         aa.prepare(net, 3)
     with pytest.raises(NoBackendError):
         aa.prepare(net, object())

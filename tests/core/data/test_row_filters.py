@@ -259,7 +259,7 @@ def test_select_refuses_what_is_not_there() -> None:
     for whole in (make(), make().view()):
         with pytest.raises(ColumnError, match=r"'fs' has no column 'z'"):
             whole.select(tags="z")
-        with pytest.raises(ColumnError, match=r"no feature 'who', it is a tag.*features: x, volt.*name it in tags="):
+        with pytest.raises(ColumnError, match=r"no feature 'who', it is a tag.*features: x, volt.*it among the tags"):
             whole.select(features="who")
         with pytest.raises(ColumnError, match=r"it is already a feature"):
             whole.select(features=["x", "x"])

@@ -256,8 +256,10 @@ def test_a_share_beside_splits_of_the_same_name_is_an_error():
         untrained = aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"])
         untrained.add_split("val", [1, 2])
         fit(untrained, target=None, validation="val")
-    with pytest.raises(PhaseError, match=r"'data' has no target\. Available: columns: a, b.*write target='COLUMN'"):
+    with pytest.raises(PhaseError, match=r"'data' has no target\. Hint: say so where .*target_keys=\[\.\.\.\]"):
         fit(aa.FeatureSet.from_dict("data", numbers(), ["a", "b"]), target=None)
+    with pytest.raises(ColumnError, match=r"fit: column 'value' of 'data' is not a feature of it\. Available: a, b"):
+        fit(aa.FeatureSet.from_dict("data", numbers(), ["a", "b"], ["value"]), features="value", target=None)
 
 
 def test_predictions_for_rows_without_the_columns_name_them():

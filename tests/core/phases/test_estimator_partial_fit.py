@@ -358,7 +358,7 @@ def test_an_estimator_with_partial_fit_only_is_not_fitted(data, experiment):
         ours.run_phase(FitPhase("fit", data="train"))
     with pytest.raises(
         PhaseError,
-        match=r"phase 'fit' fits 'est', and Counts has no fit\. Available: partial_fit\. Hint: train it in",
+        match=r"phase 'fit' fits 'est', and Counts has no fit; it has partial_fit\. Hint: train it in",
     ):
         ours.run_phase(FitPhase("fit", data="train", nodes="est"))
 

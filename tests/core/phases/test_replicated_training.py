@@ -168,8 +168,8 @@ def apart(nodes: Mapping[str, str | None], other: Any, **settings: Any) -> None:
 
 def test_a_node_on_a_device_of_its_own_beside_replicas_is_refused() -> None:
     expected = (
-        r"they would train on one device: node 'b' on sim:1 in replica 0, node 'b' on sim:1 in replica 1\. "
-        r"; accelerator='sim' of the phase gives .*Hint: leave the accelerator of the node out"
+        r"they would train on one device: node 'b' on sim:1 in replica 0, node 'b' on sim:1 in replica 1; "
+        r"accelerator='sim' of the phase gives .*Hint: leave the accelerator of the node out"
     )
     with pytest.raises(PhaseError, match=expected):
         apart({"a": "cpu", "b": "sim:1"}, None)

@@ -158,6 +158,16 @@ def test_devices_of_one_process_that_divide_nothing_are_refused() -> None:
             plan("full", None, accelerator="sim", replicas=2, deterministic=True)
 
 
+@pytest.mark.usefixtures("numpy_divides")
+def test_processes_are_a_hint_where_they_can_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    with aa.simulate(2):
+        with pytest.raises(PhaseError, match=r"Hint: start processes, anyaccel run --replicas 2 SCRIPT, or leave"):
+            plan("full", None, accelerator="sim", replicas=2)
+        monkeypatch.setattr(NumpyBackend, "unshardable_reason", lambda *_, **__: "nothing is divided")
+        with pytest.raises(PhaseError, match=r"Hint: leave sharding out: then each replica keeps"):
+            plan("full", None, accelerator="sim", replicas=2)
+
+
 def test_devices_that_divide_all_nodes_or_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NumpyBackend, "undividable_reason", lambda self, segment: "")
     with aa.simulate(2), pytest.raises(CapabilityError, match=r"the plugin of numpy divides all nodes or none"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+from pyarrow import parquet
 
 import anyaccel as aa
 from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Dropout, Sequential
@@ -212,6 +215,40 @@ def read_experiment(folder: Path) -> dict[str, Any]:
     return {**values, "losses of one more run": plain(experiment.run_phase(experiment.phases[1]).loss)}
 
 
+def errors() -> list[Exception]:
+    out_of_memory = aa.errors.OutOfMemoryError("it is full", available="64 MB", hint="take less")
+    out_of_memory.add_note("while it was tried")
+    return [out_of_memory, ValueError("a value", 3), aa.errors.DataError("no rows"), KeyboardInterrupt()]  # type: ignore[list-item]
+
+
+def write_failed(folder: Path) -> None:
+    for i, error in enumerate(errors()):
+        aa.TrainResults(label="t", epochs=(), error=error).save(folder / str(i))
+
+
+def read_failed(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for i in range(len(errors())):
+        error: Any = aa.TrainResults.load(folder / str(i)).error
+        values[str(i)] = [type(error).__name__, str(error), *getattr(error, "__notes__", [])]
+    return values
+
+
+def write_ledger(folder: Path) -> None:
+    with aa.ledger() as counts:
+        one_node(data()).run(training(losses=[aa.AppliedLoss("mse")]), progress="none")
+    (folder / "ledger.json").write_text(counts.to_json())
+
+
+def read_ledger(folder: Path) -> dict[str, Any]:
+    """Nothing here reads such a file, programs of others do: what was written then is written today."""
+    write_ledger(folder.parent)
+    old, new = (json.loads((place / "ledger.json").read_text()) for place in (folder, folder.parent))
+    assert set(old) <= set(new) and set(old["totals"]) <= set(new["totals"]) and old["schema"] == new["schema"]
+    assert all(set(old_row) <= set(new["rows"][0]) for old_row in old["rows"])
+    return {"keys": sorted(old), "keys of totals": sorted(old["totals"]), "rows": len(old["rows"]) > 0}
+
+
 # -- fit ---------------------------------------------------------------------------------------------------------------
 
 TABLE = {"a": X[:, 0].tolist(), "b": X[:, 1].tolist(), "c": X[:, 2].tolist()}
@@ -257,6 +294,16 @@ class BreakOff(aa.Callback):
             raise KeyboardInterrupt
 
 
+class LastScale(aa.Callback):
+    """Keeps the loss scale after the last epoch."""
+
+    value = 0.0
+
+    def epoch_end(self, run: Any) -> None:
+        if run.loss_scale is not None:
+            self.value = float(run.loss_scale.scale)
+
+
 class Steps(aa.Callback):
     """Keeps how many steps it has seen, and an array."""
 
@@ -299,8 +346,8 @@ def run_whole(folder: Path | None, at: int) -> Any:
     callbacks = [
         Steps(),
         BreakOff(at),
-        aa.EarlyStopping("val_loss", patience=9, restore_best=True),
-        aa.ReduceLROnPlateau("val_loss", patience=0, factor=0.5),
+        aa.EarlyStopping("val_loss", patience=9, mode="max", restore_best=True),  # the first epoch, in the checkpoint
+        aa.ReduceLROnPlateau("val_loss", patience=0, factor=0.5, mode="max"),
     ]
     val = aa.EvalPhase("val", data="val", losses=[MSE])
     given: dict[str, Any] = {"validation": val, "callbacks": callbacks, "checkpoint": checkpoint(folder)}
@@ -320,7 +367,7 @@ def run_scaled(folder: Path | None, at: int) -> Any:
     losses = [aa.AppliedLoss("mse")]
     return run(
         one_node(data()),
-        training(losses=losses, callbacks=[BreakOff(at)], checkpoint=checkpoint(folder), **given),
+        training(losses=losses, callbacks=[BreakOff(at), LastScale()], checkpoint=checkpoint(folder), **given),
         folder,
     )
 
@@ -343,6 +390,37 @@ def run_source(folder: Path | None, at: int) -> Any:
 def run_map(folder: Path | None, at: int) -> Any:
     source = aa.MapSource("data", Rows(), features="x", targets="y")
     return of_source(source, folder, at, sampler=aa.SimpleSampler(4, shuffle=True, seed=5))
+
+
+def run_parquet(folder: Path | None, at: int) -> Any:
+    """Rows of a file, shuffled in a buffer."""
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary, "rows.parquet")
+        columns = {"a": X[:, 0], "b": X[:, 1], "y": X[:, 0] - X[:, 1]}
+        parquet.write_table(pyarrow.table(columns), file, row_group_size=6)
+        sampler = aa.SimpleSampler(4, shuffle=True, seed=5)
+        given: dict[str, Any] = {"sampler": sampler, "buffer_size": 10}
+        source = aa.ParquetStream("data", file, features=["a", "b"], targets="y", **given)
+        model = aa.SequentialMLP((1,), n_layers=1, hidden_dim=2, dropout=0.2)
+        graph = aa.ModelGraph([aa.ModelNode("head", model, source.reference(["a", "b"], ["y"]))], "adam", seed=3)
+        loss = aa.AppliedLoss("mse", on="head")
+        given = {"losses": [loss], "callbacks": [BreakOff(at)], "checkpoint": checkpoint(folder)}
+        return run(graph, aa.TrainPhase("train", data=source, n_epochs=3, **given), folder)
+
+
+def run_triplets(folder: Path | None, at: int) -> Any:
+    """One model over three rows at a time, with a loss over its outputs."""
+    rows = data()
+    sampler = aa.TripletSampler(4, aa.Same("kind"), aa.Different("kind"), shuffle=True, seed=6)
+    names = ("anchor", "positive", "negative")
+    nodes = [
+        aa.ModelNode(name, aa.SequentialMLP((1,), n_layers=1, hidden_dim=2), rows.reference(["x"], ["y"], stream=name))
+        for name in names
+    ]
+    graph = aa.ModelGraph(nodes, aa.Optimizer("adam", lr=0.01), seed=3)
+    losses = [aa.AppliedLoss("mse", on=name, label=name, weight=0.5) for name in names]
+    given: dict[str, Any] = {"losses": losses, "callbacks": [BreakOff(at)], "checkpoint": checkpoint(folder)}
+    return run(graph, training(sampler=sampler, **given), folder)
 
 
 def of_source(source: Any, folder: Path | None, at: int, **given: Any) -> Any:
@@ -378,7 +456,8 @@ def run(graph: aa.ModelGraph, phase: Any, folder: Path | None) -> Any:
     if phase.validation is not None:
         values["val_loss"] = plain(results.figure("val_loss"))
     steps = [callback.seen for callback in phase.callbacks if isinstance(callback, Steps)]
-    return {**values, "steps seen": steps}
+    scales = [callback.value for callback in phase.callbacks if isinstance(callback, LastScale)]
+    return {**values, "steps seen": steps, "loss scale": scales}
 
 
 RUNS = {
@@ -389,6 +468,8 @@ RUNS = {
     "source": run_source,
     "map": run_map,
     "estimator": run_estimator,
+    "parquet": run_parquet,
+    "triplets": run_triplets,
 }
 
 
@@ -565,6 +646,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "weights": (write_weights, read_weights),
     "optimizers": (write_optimizers, read_optimizers),
     "experiment": (write_experiment, read_experiment),
+    "failed": (write_failed, read_failed),
+    "ledger": (write_ledger, read_ledger),
     "fit": (write_fit, read_fit),
     "epoch_end": (write_epoch_end, read_epoch_end),
     "plans": (write_plans, read_plans),

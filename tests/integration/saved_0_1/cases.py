@@ -172,6 +172,16 @@ class BreakOff(aa.Callback):
             raise KeyboardInterrupt
 
 
+class LastScale(aa.Callback):
+    """Keeps the loss scale after the last epoch."""
+
+    value = 0.0
+
+    def epoch_end(self, run: Any) -> None:
+        if run.loss_scale is not None:
+            self.value = float(run.loss_scale.scale)
+
+
 def plain(array: Any) -> list[Any]:
     """An array as a flat list."""
     values: list[Any] = np.asarray(array).reshape(-1).tolist()
@@ -197,15 +207,12 @@ def training(**settings: Any) -> aa.TrainPhase:
 def run(graph: aa.ModelGraph, folder: Path | None, at: int, **settings: Any) -> Any:
     """Losses and the last state as plain values; None for a run that was broken off."""
     checkpoint = None if folder is None else aa.Checkpoint(folder, keep=1)
-    phase = training(validation="val", callbacks=[BreakOff(at)], checkpoint=checkpoint, **settings)
-    try:
-        results = aa.Experiment("e", graph, progress="none").run_phase(
-            phase, resume="never" if at or not folder else "auto"
-        )
-    except KeyboardInterrupt:
-        return None
-    values = {"losses": plain(results.loss), "val_loss": plain(results.figure("val_loss"))}
-    return {**values, **{f"state of {name}": plain(array) for name, array in graph.state().items()}}
+    if "step" in settings:
+        settings |= {"losses": [], "validation": None}
+    phase = training(
+        **{"validation": "val", "callbacks": [BreakOff(at), LastScale()], "checkpoint": checkpoint, **settings}
+    )
+    return finished(graph, phase, "never" if at or not folder else "auto")
 
 
 def outputs_of(graph: aa.ModelGraph) -> list[Any]:
@@ -321,6 +328,69 @@ def suffixes_of(name: str) -> tuple[str, ...]:
     return (".safetensors", ".pt") if name.startswith("torch") else (".safetensors",)
 
 
+def of_source(make: Callable[[], Any], source: Callable[[], Any]) -> tuple[Any, Any]:
+    """A run over a source of a framework, which draws the order of its rows, broken off within its second epoch."""
+
+    def goes(folder: Path | None, at: int) -> Any:
+        given = source()
+        node = aa.ModelNode("net", make(), aa.IterableSource("data", given, features="x", targets="y").reference())
+        graph = aa.ModelGraph([node], adamw(), seed=3)
+        checkpoint = None if folder is None else aa.Checkpoint(folder, keep=1)
+        losses = [aa.AppliedLoss("mse")]
+        rows_of = aa.IterableSource("data", given, features="x", targets="y")
+        callbacks = [BreakOff(at)]
+        phase = aa.TrainPhase(
+            "train", data=rows_of, losses=losses, n_epochs=3, callbacks=callbacks, checkpoint=checkpoint
+        )
+        return finished(graph, phase, "never" if at or not folder else "auto")
+
+    def write(folder: Path) -> Any:
+        assert goes(folder / "run", 8) is None
+        return goes(None, 0)
+
+    return write, lambda folder: goes(folder / "run", 0)
+
+
+def finished(graph: aa.ModelGraph, phase: aa.TrainPhase, resume: str) -> Any:
+    """Losses and the last state as plain values; None for a run that was broken off."""
+    try:
+        results = aa.Experiment("e", graph, progress="none").run_phase(phase, resume=resume)
+    except KeyboardInterrupt:
+        return None
+    values = {"losses": plain(results.loss)}
+    scales = [callback.value for callback in phase.callbacks if isinstance(callback, LastScale) and callback.value]
+    values |= {"loss scale": scales} if scales else {}
+    if phase.validation is not None:
+        values["val_loss"] = plain(results.figure("val_loss"))
+    return {**values, **{f"state of {name}": plain(array) for name, array in graph.state().items()}}
+
+
+def torch_loader() -> Any:
+    import torch
+
+    rows_of = torch.utils.data.TensorDataset(torch.from_numpy(X.copy()), torch.from_numpy(X[:, :1].copy()))
+    torch.manual_seed(11)
+    return torch.utils.data.DataLoader(rows_of, batch_size=4, shuffle=True)
+
+
+def tf_data() -> Any:
+    import tensorflow
+
+    tensorflow.random.set_seed(3)
+    return tensorflow.data.Dataset.from_tensor_slices((X, X[:, :1])).shuffle(24, seed=4).batch(4)
+
+
+def torch_step(models: Any, batch: Any, optimizers: Any) -> Any:
+    import torch
+
+    optimizers["net"].zero_grad()
+    outputs = models["net"](batch["x"])
+    loss = torch.nn.functional.mse_loss(outputs, batch["y"])
+    loss.backward()
+    optimizers["net"].step()
+    return {"loss": loss, "mae": (outputs - batch["y"]).abs().mean()}
+
+
 def model_of(name: str) -> Callable[..., Any]:
     """The model of the longest name with which this one begins."""
     return MODELS[max((model for model in MODELS if name.startswith(model)), key=len)]
@@ -334,5 +404,9 @@ CASES: dict[str, tuple[Any, Any]] = {
     **{f"run_{name}": of_run(make, adamw) for name, make in MODELS.items()},
     **{f"half_{name}": of_run(MODELS[name], adamw, **HALF) for name in ("torch", "jax_nnx", "tensorflow_keras")},
     **{f"own_{name}": of_run(model_of(name), optimizer) for name, optimizer in OWN.items()},
+    "source_torch_loader": of_source(torch_model, torch_loader),
+    "source_tensorflow_data": of_source(builtin("tensorflow"), tf_data),
+    "step_torch": of_run(torch_model, adamw, step=torch_step),
+    "devices_jax_builtin": of_run(lambda: MODELS["jax_builtin"](), adamw, accelerator="cpu", replicas=2),
     "mixed": of_mixed(),
 }

@@ -124,20 +124,22 @@ class LayerOptimizerRule(UpdateRule):
                 f"the optimizer {name} has {_OF_ALL_NODES}, a norm over all nodes, and it sees those of one",
                 hint=f"write Optimizer(..., clip_norm={made.global_clipnorm!r}) in its place",
             )
-        refused = {
+        values = vars(made)
+        hints = {
             "inner_optimizer": "give the inner one: Optimizer(optimizer.inner_optimizer)",
             "optimizers": "give one of the inner ones, and other rates or decays by groups=, or optimizers to nodes",
             "ema_overwrite_frequency": "leave it out: averages do not take the place of what is trained here",
-            "use_ema": "give averaging = WeightAveraging({ema_momentum}) to TrainPhase(callbacks=[averaging]) in its "
-            "place, and call averaging.apply(graph) afterwards",
-            "gradient_accumulation_steps": "write TrainPhase(accumulate={gradient_accumulation_steps}) in its place",
+            "use_ema": f"give averaging = WeightAveraging({values.get('ema_momentum')}) to "
+            "TrainPhase(callbacks=[averaging]) in its place, and call averaging.apply(graph) afterwards",
+            "gradient_accumulation_steps": "write "
+            f"TrainPhase(accumulate={values.get('gradient_accumulation_steps')}) in its place",
             "loss_scale_factor": "leave it out: losses are not scaled here",
         }
-        setting = next((key for key in refused if getattr(made, key, None)), None)
+        setting = next((key for key in hints if getattr(made, key, None)), None)
         if setting is not None:
             raise SpecError(
                 f"the optimizer {name} has {setting}, which its framework's own loop heeds",
-                hint=refused[setting].format_map({**vars(made)}),
+                hint=hints[setting],
             )
 
     def for_tree(self, tree: Any) -> LayerOptimizerRule:

@@ -278,7 +278,7 @@ class ReplicatedProgram(Program, ScalesLosses):
             raise PhaseError(
                 f"segment {self.segment.label!r}: the replicas have gradients of different parameters, "
                 f"{' and '.join(map(str, sorted(lengths)))}",
-                hint="train in several processes: anyaccel run --replicas 2 SCRIPT",
+                hint="train in several processes, anyaccel run --replicas 2 SCRIPT, or let every parameter take part",
             )
         self._total, self._is_set = self._replicas.weighted_sums([*before, *tensors], weights), False
         return ()

@@ -173,9 +173,9 @@ def _checked_lists(name: str, lists: Any) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets - offsets[0]), values)
 
 
-def _not_lists(name: str, arrow_type: Any) -> ColumnError:
+def _not_lists(name: str, dtype: Any) -> ColumnError:
     return ColumnError(
-        f"column {name!r} is of {arrow_type}, and pad= is for rows of different length",
+        f"column {name!r} is of {dtype}, and pad= is for rows of different length",
         available="lists, or arrays, one for each row",
         hint="leave it out of pad=",
     )
@@ -204,17 +204,26 @@ def _mask(name: str, lists: Any, padding: Padding) -> tuple[Any, Any]:
     return padding.stamped(field), pa.chunked_array([mask])
 
 
+def _not_rows(name: str, problem: str) -> ColumnError:
+    return ColumnError(
+        f"the rows of column {name!r} cannot be padded: {problem}",
+        cause="rows may differ in their first axis only, and one has to have values",
+        hint="give each row as a list of numbers, or as an array [length, *shape]",
+    )
+
+
 def list_column(name: str, rows: Any) -> Any:
     """Rows of different length, each anything that NumPy reads as an array, as an Arrow column of lists."""
-    arrays = [np.asarray(row) for row in rows]
+    try:
+        arrays = [np.asarray(row) for row in rows]
+    except ValueError as error:  # a row that is a list of lists of different length
+        raise _not_rows(name, str(error)) from error
+    if arrays and all(array.ndim == 0 for array in arrays):
+        raise _not_lists(name, arrays[0].dtype)
     filled = [array for array in arrays if array.size]
     shapes = {array.shape[1:] if array.ndim else None for array in filled}
     if not filled or len(shapes) > 1 or None in shapes or any(array.ndim == 0 for array in arrays):
-        raise ColumnError(
-            f"the rows of column {name!r} cannot be padded: {_shown(arrays)}",
-            cause="rows may differ in their first axis only, and one has to have values",
-            hint="give each row as a list of numbers, or as an array [length, *shape]",
-        )
+        raise _not_rows(name, _shown(arrays))
     values = np.concatenate(filled)
     lengths = [len(array) if array.size else 0 for array in arrays]
     if values.dtype.kind not in "biuf":

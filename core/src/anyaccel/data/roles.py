@@ -220,7 +220,7 @@ def selected(label: str, roles: Mapping[str, str], features: Names, targets: Nam
                 raise ColumnError(
                     f"{label!r} has no {role} {name!r}, it is a {roles[name]}",
                     available=f"{role}s: {listed(of_role(roles, role))}",
-                    hint=f"name it in {roles[name]}s=",
+                    hint=f"name it among the {roles[name]}s",
                 )
     kept = [of_role(roles, role) if names is None else names_of(names) for role, names in given.items()]
     return list(assign_roles(label, list(roles), RoleNames(*kept)))

@@ -156,8 +156,11 @@ class SavedRows(Rows):
 
 def _cannot_undo(label: str, error: AnyaccelError) -> TransformError:
     problem = f"the transforms of {label!r} cannot be undone in loaded results"
-    hint = "name the class if you trust it: load(folder, allow=[MyTransform]); or undo them by the data: data.inverse"
-    hint = error.hint if "pip install" in error.hint else hint
+    hint = "undo them by the data: data.inverse(values, columns)"
+    if "pip install" in error.hint:
+        hint = error.hint
+    elif "allow=" in error.hint:
+        hint = f"name the class if you trust it: load(folder, allow=[MyTransform]); or {hint}"
     return TransformError(problem, cause=error.problem, available=error.available, hint=hint)
 
 

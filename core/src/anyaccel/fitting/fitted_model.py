@@ -208,6 +208,7 @@ def load(
     folder: str | os.PathLike[str],
     *,
     models: Mapping[str, Any] | None = None,
+    feature_sets: Iterable[Any] = (),
     optimizer: Any = None,
     allow: Iterable[type] = (),
     names: Names = None,
@@ -219,6 +220,8 @@ def load(
     Args:
         folder: that `save` wrote, or its URL.
         models: `{"model": net}` with the model, built as it was for `fit`; not needed for one with a registered name.
+        feature_sets: the FeatureSet that `fit` was given, for one whose transforms cannot be read; see
+            `ModelGraph.load`.
         optimizer: needed if the saved one was a framework's own.
         allow: classes of models and transforms that the folder may name besides those that are registered.
         names, change, strict: for a model of another framework, or one that has changed; see `ModelGraph.load`.
@@ -231,7 +234,7 @@ def load(
     if not isinstance(part, Mapping) or not isinstance(part.get("columns"), Mapping):
         problem = f"{str(folder)!r} holds {shown(part)} in place of what FittedModel.save wrote"
         raise ConfigError(problem, hint="give the folder that save() wrote")
-    given: dict[str, Any] = {"models": models, "optimizer": optimizer, "allow": allow}
+    given: dict[str, Any] = {"models": models, "feature_sets": feature_sets, "optimizer": optimizer, "allow": allow}
     graph = ModelGraph.load(folder, **given, names=names, change=change, strict=strict)
     loss = None if part.get("loss") is None else Loss.from_config(part["loss"])
     experiment = Experiment("fit", graph)

@@ -15,7 +15,7 @@ from anyaccel.data import FeatureSet, FeatureSetView, Source
 from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.data.transforms.class_encoder import ClassEncoder
-from anyaccel.errors import PhaseError
+from anyaccel.errors import ColumnError, PhaseError
 from anyaccel.fitting.scalers import scaler_of
 from anyaccel.fitting.tables import (
     columns_before_transforms,
@@ -30,6 +30,7 @@ from anyaccel.specs import Loss
 
 _ALL_FLOAT = ("mse", "mae", "binary_cross_entropy")
 TRAIN, VALIDATION = "train", "validation"
+_ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., feature_keys=[...], target_keys=[...])"
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,11 @@ def training_data(
         data, rows = _selected(given, features, target)
         validation = _own_split(validation, given, data)
     if not data.targets and not _texts(data, target):
+        texts = [f"target={name!r}" for name in data.tags if _texts(data, name)]
         raise PhaseError(
-            f"{data.label!r} has no target", available=f"columns: {listed(data.columns)}", hint="write target='COLUMN'"
+            f"{data.label!r} has no target",
+            available=", ".join(texts),
+            hint="write target='COLUMN'" if texts else _ROLES,
         )
     data = _with_numeric_targets(data, target, loss)
     train, split = _splits(data, rows, validation, seed)
@@ -95,6 +99,11 @@ def _selected(given: FeatureSet | FeatureSetView, features: Names, target: Names
     base = given if isinstance(given, FeatureSet) else given.feature_set
     texts = _texts(base, target)
     numeric = None if target is None else [name for name in names_of(target) if name not in texts]
+    for role, names, there in (("feature", names_of(features), base.features), ("target", numeric or (), base.targets)):
+        wrong = next((name for name in names if name in base.columns and name not in there), None)
+        if wrong is not None:
+            problem = f"fit: column {wrong!r} of {base.label!r} is not a {role} of it"
+            raise ColumnError(problem, available=listed(there), hint=_ROLES)
     return base.select(features, numeric), None if isinstance(given, FeatureSet) else given.rows
 
 

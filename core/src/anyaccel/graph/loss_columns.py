@@ -46,7 +46,7 @@ def target_spec(
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
         return _class_indices(loss, stored, output, name)
     if not is_floating(stored.dtype):
-        dtypes = dict.fromkeys(names, output.dtype)
+        dtypes = dict.fromkeys(names, output.dtype if is_floating(output.dtype) else "float32")
         raise SpecError(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
             hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",

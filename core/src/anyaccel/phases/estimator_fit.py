@@ -78,7 +78,7 @@ def _check_fittable(phase: FitPhase, label: str, graph: ModelGraph, models: Mapp
     if not models[label].has_fit:
         raise PhaseError(
             f"phase {phase.label!r} fits {label!r}, and {models[label].name} has no fit",
-            available="partial_fit",
+            cause="it has partial_fit",
             hint="train it in a TrainPhase",
         )
     names, upstreams = columns_by_name(models[label].estimator), graph[label].upstreams

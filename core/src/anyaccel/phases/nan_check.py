@@ -92,7 +92,7 @@ def _notes(columns: Sequence[Column], rows: Mapping[str, Rows], split: str) -> I
                 role = "features" if column.role == "features" else "targets"
                 yield (
                     f"{role} {name!r} hold NaN in {count} of {len(own_rows)} rows; losses will be NaN. "
-                    f"Hint: {_hint(role, own_rows.label, name, split)}"
+                    f"Hint: {_hint(role, own_rows, name, split)}"
                 )
 
 
@@ -102,7 +102,11 @@ def _rows_with_nan(array: np.ndarray) -> int:
     return int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())
 
 
-def _hint(role: str, label: str, name: str, split: str) -> str:
+def _hint(role: str, rows: Rows, name: str, split: str) -> str:
+    label, axes = rows.label, tuple(range(1, 1 + len(rows.spec(name).shape)))
     if role == "features":
         return f"build the graph on {label}.fit_transform(SimpleImputer(), [{name!r}], fit_on={split!r})"
+    if axes:  # a condition is one value for each row
+        finite = f"lambda rows: np.isfinite(rows).all({axes})"
+        return f"train without these rows, data={label}.split({split!r}).filter({{{name!r}: {finite}}})"
     return f"train without these rows, data={label}.split({split!r}).filter({{{name!r}: np.isfinite}})"

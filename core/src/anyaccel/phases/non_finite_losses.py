@@ -48,7 +48,8 @@ class NonFiniteLosses:
         problem = f"phase {label!r}: all of its {n_steps} steps were skipped, as gradients were not finite in float16"
         hint = (
             "Hint: train for more steps, as each that is skipped halves the scale, or write a smaller loss_scale=; "
-            "scale the data to about 1; or write precision='bf16-mixed', which has the range of float32"
+            "where values are beyond 65504, scale the data, or write precision='bf16-mixed', which has the range of "
+            "float32"
         )
         message = f"{problem}: nothing was learned. {hint}"
         warnings.warn(printable(message), NaNWarning, stacklevel=user_level())

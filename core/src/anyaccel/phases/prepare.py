@@ -300,7 +300,7 @@ def _check_sampler_labels(part: Phase, samplers: Mapping[str, Sampler], sets: Ma
     if missing and isinstance(part, TrainPhase):
         raise PhaseError(
             f"phase {part.label!r} has no sampler for {', '.join(missing)}",
-            available=f"samplers for {', '.join(samplers)}",
+            cause=f"it has samplers for {', '.join(samplers)}",
             hint=f"add {missing[0]!r} to sampler={{...}}",
         )
 
@@ -319,7 +319,7 @@ def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) 
     if learners:
         raise PhaseError(
             f"phase {phase.label!r} streams the source {source.label!r}, from which estimators cannot learn",
-            available=f"nodes that learn by partial_fit: {', '.join(learners)}",
+            cause=f"nodes that learn by partial_fit: {', '.join(learners)}",
             hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
         )
     if phase.residency == "resident":

@@ -95,11 +95,13 @@ def _check_divisible(phase: Phase, resolution: Resolution) -> None:
     whole = whole_nodes(resolution.plan)
     more = {"whole": whole} if whole and backend.divides_nodes else {}
     reason, hint = backend.undividable_reason(segment, **more), _LEAVE_OUT
-    if isinstance(backend, ShardParameters):
+    offload = offloads(resolution.plan)
+    more = {"whole": whole} if whole and isinstance(backend, ShardParameters) and backend.shards_nodes else {}
+    if isinstance(backend, ShardParameters) and not backend.unshardable_reason(segment, offload=offload, **more):
         hint = f"start processes, anyaccel run --replicas {len(resolution.plan.replicas)} SCRIPT, or leave sharding out"
     if isinstance(phase, TrainPhase) and phase.deterministic:
         reason, hint = "deterministic=True adds whole gradients", "leave deterministic or sharding out"
-    elif offloads(resolution.plan):
+    elif offload:
         reason = "offload is for the processes of a launcher"
     if reason:
         replicas = ", ".join(map(str, resolution.plan.replicas))

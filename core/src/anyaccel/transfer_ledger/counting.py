@@ -104,8 +104,9 @@ def _checked(frameworks: Iterable[str] | None) -> tuple[str, ...] | None:
 def _check_covered(names: tuple[str, ...] | None, partial: bool) -> None:
     unseen = observation.not_covered(names, observed_too=not partial)
     if unseen:
+        partial_helps = not partial and not observation.not_covered(names, observed_too=False)
         raise CapabilityError(
             f"no_transfers cannot promise anything: {'; '.join(unseen)}",
             hint="name the frameworks that are to be checked, no_transfers(frameworks=[...]), or import them before"
-            + ("" if partial else "; no_transfers(partial=True) checks what can be seen"),
+            + ("; no_transfers(partial=True) checks what can be seen" if partial_helps else ""),
         )

@@ -6,6 +6,8 @@ import ctypes
 import inspect
 import math
 import os
+import socket
+import time
 from typing import Any
 
 import jax
@@ -55,8 +57,9 @@ def join_cluster(rank: int, size: int) -> Departure:
     known = inspect.signature(jax.distributed.initialize).parameters
     given: dict[str, Any] = {name: value for name, value in more.items() if name in known}
     try:
+        _check_coordinator(rank, seconds)
         jax.distributed.initialize(_coordinator(), size, rank, initialization_timeout=max(1, int(seconds)), **given)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise FrameworkError(
             f"replica {rank} of {size} could not join the others by JAX: {first_line(error)}",
             cause=f"the coordinator {_coordinator()}",
@@ -92,6 +95,34 @@ def own_gpu(rank: int, size: int) -> dict[str, Any]:
 def _coordinator() -> str:
     given = os.environ.get(COORDINATOR)
     return given or f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1}"
+
+
+def _check_coordinator(rank: int, seconds: float) -> None:
+    """See that the coordinator can be: JAX crashes where its port is taken, and aborts where nobody listens.
+
+    Raises:
+        ValueError: its address has no port.
+        OSError: the port is taken, or nobody listens there in so many seconds.
+    """
+    host, _, port = _coordinator().rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError("its address is not HOST:PORT")
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", int(port)))
+        return
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(
+                (host.strip("[]"), int(port)), timeout=max(0.1, deadline - time.monotonic())
+            ).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def _check_place(rank: int, size: int) -> None:

@@ -76,7 +76,7 @@ def relocate(obj: Any, name: str) -> Any:
         raise MoveError(
             f"TensorFlow cannot place a {type(obj).__module__}.{type(obj).__name__}",
             available="tensors, variables, tf.Modules, Keras layers and optimizers, and containers of these",
-            hint="place its tensors one by one, or create it inside anyaccel.scope(device)",
+            hint="place its tensors one by one, or create it inside anyaccel.scope(device, 'tensorflow')",
         )
     held = list(variables.variables_in(obj))
     optimizer: Any = getattr(obj, "optimizer", None)
@@ -129,7 +129,8 @@ def _refill(variable: Any, copy: tf.Variable) -> None:
     if variable.value is not copy:
         raise MoveError(
             f"variable {variable.path} cannot be moved: this version of Keras stores its values in another way",
-            hint="build the model inside anyaccel.scope(device), and report this to the authors of anyaccel-tensorflow",
+            hint="build the model inside anyaccel.scope(device, 'tensorflow'), and report this to the authors of "
+            "anyaccel-tensorflow",
         )
 
 
@@ -164,7 +165,7 @@ def _refuse_what_cannot_follow(obj: Any) -> None:
         if isinstance(part, tf.random.Generator):
             raise MoveError(
                 f"{type(obj).__name__} holds a tf.random.Generator, which cannot be moved",
-                hint="create the model inside anyaccel.scope(device)",
+                hint="create the model inside anyaccel.scope(device, 'tensorflow')",
             )
         for name, function in variables.functions(part):
             if function.experimental_get_tracing_count():
@@ -173,7 +174,7 @@ def _refuse_what_cannot_follow(obj: Any) -> None:
                     "variables, and would go on using them",
                     cause="TensorFlow cannot move a variable, so that a moved model has new ones",
                     hint="place the model before it is called for the first time, or create it inside "
-                    "anyaccel.scope(device)",
+                    "anyaccel.scope(device, 'tensorflow')",
                 )
 
 

@@ -52,13 +52,7 @@ def create_optimizer(
         if isinstance(spec.own, torch.optim.Optimizer):
             return _copy_of(spec.own, spec, parameters, originals or {})
         return _create_own(spec.own, spec, given, variables)
-    create: Callable[..., torch.optim.Optimizer] | None = _CLASSES.get(spec.name)
-    if create is None:
-        raise SpecError(
-            f"torch has no optimizer for the name {spec.name!r} here",
-            available=", ".join(_CLASSES),
-            hint="use one of these names, or the class: Optimizer(torch.optim.NAME, lr=...)",
-        )
+    create: Callable[..., torch.optim.Optimizer] = _CLASSES[spec.name]
     return create(given, **torch_settings(spec), **_implementation(spec, parameters, sparse=sparse))
 
 

@@ -320,7 +320,7 @@ def test_empty_sources_are_refused(empty: Any) -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ((X[:2], Y), r"the columns of batch 1 of source 's' in epoch 0 .* differ in length\. Available: x: 2, y: 3"),
+        ((X[:2], Y), r"the columns of batch 1 of source 's' in epoch 0 .* differ in length; x: 2, y: 3"),
         ((X[:0], Y[:0]), r"batch 1 of source 's' in epoch 0 .* has no rows.*leave empty batches out"),
         ((X.astype("float64"), Y), r"column 'x' of batch 1 of source 's' .* is float64\[4\].*it is float32\[4\]"),
         ((X[:, :2], Y), r"column 'x' of batch 1 .* is float32\[2\].*float32\[4\]"),

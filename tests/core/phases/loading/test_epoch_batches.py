@@ -402,7 +402,7 @@ def test_samplers_for_unknown_sets_are_refused() -> None:
         "mean 'b'?"
     )
     message = refused(PhaseError, lambda: run(apart(), train(sampler={"a": 4})))
-    assert message == ("phase 't' has no sampler for b. Available: samplers for a. Hint: add 'b' to sampler={...}.")
+    assert message == ("phase 't' has no sampler for b; it has samplers for a. Hint: add 'b' to sampler={...}.")
     evaluated = EvalPhase("e", data="all", sampler={"c": SimpleSampler(4)})
     assert "phase 'e' has a sampler for 'c'" in refused(PhaseError, lambda: run(apart(), evaluated))
 

@@ -15,7 +15,7 @@ from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.base import Source
 from anyaccel.data.streaming.iterable_source import IterableSource
 from anyaccel.data.streaming.map_source import MapSource
-from anyaccel.data.streaming.not_a_source import instead_of
+from anyaccel.data.streaming.not_a_source import data_hint
 from anyaccel.data.streaming.to_numpy import is_tensor
 from anyaccel.errors import SourceError
 
@@ -45,7 +45,7 @@ def as_source(label: str, given: Any, like: Rows) -> Source | FeatureSet | None:
     if has_table(given) and not computes_rows(given):
         features, pads = _without_masks(like)
         return FeatureSet.from_arrow(label, given, features, like.targets, pad=pads)
-    hint = "" if computes_rows(given) else instead_of(given)
+    hint = "" if computes_rows(given) else data_hint(given)
     if hint:
         raise SourceError(f"a {type(given).__name__} cannot be the data of {label!r}", hint=hint)
     if (hasattr(given, "__iter__") or callable(given)) and not computes_rows(given):

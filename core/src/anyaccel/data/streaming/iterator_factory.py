@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from anyaccel.data.streaming.dataloader_workers import check_fork, set_epoch
-from anyaccel.data.streaming.not_a_source import instead_of
+from anyaccel.data.streaming.not_a_source import data_hint
 from anyaccel.data.streaming.source_errors import failed
 from anyaccel.errors import SourceError
 
@@ -35,7 +35,7 @@ class IteratorFactory:
         """An iterator of the batches of an epoch."""
         try:
             iterable = self.open(epoch)
-            iterator = None if instead_of(iterable) else self._started(iterable, epoch)
+            iterator = None if data_hint(iterable) else self._started(iterable, epoch)
         except SourceError:
             raise
         except Exception as error:
@@ -58,7 +58,7 @@ class IteratorFactory:
 
 def iterator_factory(label: str, source: Any) -> IteratorFactory:
     """How a source is opened."""
-    hint = instead_of(source)
+    hint = data_hint(source)
     if hint:
         kind = type(source).__name__
         raise SourceError(f"the {kind} given as source {label!r} is data, not a source of batches", hint=hint)

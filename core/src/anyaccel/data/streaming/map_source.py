@@ -18,7 +18,7 @@ from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
 from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec
 from anyaccel.data.streaming.batch_structure import batch_parts
-from anyaccel.data.streaming.not_a_source import instead_of
+from anyaccel.data.streaming.not_a_source import data_hint
 from anyaccel.data.streaming.padded_batches import PaddedBatches, rows_of, source_pads
 from anyaccel.data.streaming.random_states import RandomStates, same_states, watched_rng
 from anyaccel.data.streaming.source_errors import error_context, failed
@@ -294,7 +294,7 @@ def _by_threads(read: Callable[[int], Any], numbers: list[int], workers: int) ->
 
 def _length(label: str, dataset: Any) -> int:
     # A data set of Hugging Face is read row by row on purpose: with functions of its own, for example.
-    hint = "" if has_table(dataset) else instead_of(dataset)
+    hint = "" if has_table(dataset) else data_hint(dataset)
     if hint or isinstance(dataset, Mapping) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise SourceError(
             f"the {type(dataset).__name__} of source {label!r} is not a map-style data set",

@@ -13,7 +13,7 @@ from anyaccel.data.rows import Rows
 from anyaccel.data.streaming.to_numpy import is_tensor
 
 
-def instead_of(given: Any) -> str:
+def data_hint(given: Any) -> str:
     """What to write if data, or the name of a file, was given in place of a source of batches; `""` if it was not."""
     if isinstance(given, (str, bytes, os.PathLike)):
         return "read a file with FeatureSet.from_parquet, or with ParquetStream if it is larger than memory"

@@ -176,7 +176,7 @@ def _as_rows(output: np.ndarray, n: int, what: str, method: str) -> np.ndarray:
         raise TransformError(
             f"{what}: {method} gives an array of shape {list(output.shape)} for {n} rows",
             cause=f"it must give [{n}, numbers], one row for each row of its input",
-            hint="leave rows out beforehand, with filter()",
+            hint="leave rows out beforehand: FeatureSet.from_arrow('LABEL', data.filter({...}))",
         )
     return rows
 

@@ -45,6 +45,6 @@ def load_callback_states(callbacks: Sequence[Callback], saved: Sequence[tuple[st
 def _other_callbacks(callbacks: Sequence[Callback], held: Sequence[tuple[str, Any]]) -> StateError:
     return StateError(
         f"the checkpoint is of a run with other callbacks: {', '.join(kind for kind, _ in held) or 'none'}",
-        available=", ".join(type(each).__name__ for each in callbacks),
+        cause=f"this run has {', '.join(type(each).__name__ for each in callbacks) or 'none'}",
         hint="give the run the callbacks whose state it has, in the same order; those that keep none may come and go",
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from anyaccel.arguments import shown
 from anyaccel.errors import PhaseError
 from anyaccel.phases.executor.stage import Losses, PipelineStage
@@ -101,7 +103,8 @@ class OwnStep:
                     available="a dict of names and scalars; one scalar, the loss; or None",
                     hint="give a mean over the batch, as in {'loss': loss}",
                 )
-        return figures
+        of_numpy = (np.generic, np.ndarray)  # no backend would copy these from a device
+        return {name: value.item() if isinstance(value, of_numpy) else value for name, value in figures.items()}
 
 
 def _is_scalar(value: Any) -> bool:

@@ -1,0 +1,195 @@
+"""Hints of requests for devices, and of what starts replicas."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.replicas import join, launched, replica_timeout, spawn
+
+
+def parse(request: str) -> aa.DeviceRequest:
+    return aa.DeviceRequest.parse(request)
+
+
+def test_the_forms_of_requests(hint: Any) -> None:
+    with hint("write for instance {}"):
+        parse("zzzzz")
+    for request in ("gpu", "cuda:1", "any", "H100:8", "A100-80GB", "H100!", "B200+", "40GB+:2", "gpu[bf16]"):
+        assert parse(request)
+
+
+def test_parts_of_requests(hint: Any) -> None:
+    with hint("write 'gpu' or 'any'"):
+        parse(", gpu")
+    assert parse("gpu") and parse("any")
+    with hint("leave one out"):
+        parse("H100!+")
+    assert parse("H100!") and parse("H100+")
+    with hint("write '{}+': at least so much memory"):
+        parse("40GB")
+    assert parse("40GB+")
+    with hint("write '40GB+'"):
+        parse("0GB+")
+    assert parse("40GB+")
+    with hint("write gpu[bf16]"):
+        parse("gpu[bf16")
+    assert parse("gpu[bf16]")
+    with hint("write mem=64GB or cores=8"):
+        parse("gpu mem=many")
+    assert parse("gpu mem=64GB") and parse("gpu cores=8")
+    with hint("write {H100, A100}"):
+        parse("{H100, A100")
+    assert parse("{H100, A100}")
+
+
+def test_requests_that_are_none(hint: Any) -> None:
+    with hint("write 'any'"):
+        aa.DeviceRequest.parse(3)  # type: ignore[arg-type]
+    assert aa.DeviceRequest.parse("any")
+    with hint("write '{}'"):
+        parse('modal.gpu.A100(size="80GB", count=2)')
+    assert parse("A100-80GB:2")
+
+
+def test_a_request_that_nothing_fits(hint: Any, cli: Any) -> None:
+    machine = aa.Inventory.parse("2x T4")
+    with hint("add what else will do, such as ', any'; `anyaccel resolve` shows every candidate"):
+        _ = parse("H100").resolve(machine).devices
+    assert parse("H100, any").resolve(machine).devices
+    shown = cli("resolve", "H100, any", "--on", "2x T4")
+    assert shown.exit_code == 0 and "T4" in shown.output
+
+
+def test_exports_to_kubernetes(hint: Any) -> None:
+    with hint("export a claim, which takes alternatives: --export dra"):
+        parse("H100, A100-80GB").export("kubernetes")
+    assert parse("H100, A100-80GB").export("dra")  # anyaccel resolve --export dra
+    with hint("export a claim: --export dra"):
+        parse("40GB+").export("kubernetes")
+    assert parse("40GB+").export("dra")  # --export dra
+    with hint("write the memory, too: '{}-{}GB'"):
+        parse("A100").export("kubernetes")
+    assert parse("A100-40GB").export("kubernetes")
+    with hint("write 'gpu'"):
+        parse("gpu:1").export("kubernetes")
+    assert parse("gpu").export("kubernetes")
+    with hint("ask for memory and cores in the pod's limits"):
+        parse("H100 cores=8").export("dra")
+    assert parse("H100").export("dra") and "cpu" in str(parse("gpu cores=8").export("kubernetes"))
+
+
+def test_exports_to_other_schedulers(hint: Any) -> None:
+    with hint("write memory= and cpu= beside gpu="):
+        parse("H100 cores=8").export("modal")
+    assert dict(gpu=parse("H100").export("modal"), cpu=8, memory=65536)  # noqa: C408 - as a call of Modal's
+    with hint("write '{}:{}'"):
+        parse("H100+").export("ray")
+    assert parse("H100:1").export("ray")
+    with hint("write '16GB+' for any accelerator"):
+        parse("gpu").export("skypilot")
+    assert parse("16GB+").export("skypilot")
+    with hint("write 'gpu'"):
+        parse("gpu:1").export("slurm")
+    assert parse("gpu").export("slurm")
+
+
+def test_inventories(hint: Any, tmp_path: Path) -> None:
+    with hint("write Inventory.parse('8x H100-80GB')"):
+        aa.Inventory.parse("")
+    assert aa.Inventory.parse("8x H100-80GB")
+    with hint("write '8x H100-80GB'"):
+        aa.Inventory.parse("8x H100!")
+    assert aa.Inventory.parse("8x H100-80GB")
+    with hint("write Inventory.from_file('node.json')"):
+        aa.Inventory.from_file(3)  # type: ignore[arg-type]
+    file = tmp_path / "node.json"
+    file.write_text("{}[")
+    example = """{"devices": [{"product": "H100-80GB", "count": 8}], "host_memory_gb": 1000, "cores": 96}"""
+    with hint("write {}"):
+        aa.Inventory.from_file(file)
+    file.write_text(example)
+    assert json.loads(example) and aa.Inventory.from_file(file)
+
+
+def write_module(folder: Path, name: str) -> None:
+    """What a cell `%%writefile NAME.py` of a notebook does."""
+    (folder / f"{name}.py").write_text("def tell():\n    print('told')\n")
+
+
+def test_functions_in_replicas(
+    hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hint("write the function into a file (%%writefile training.py in a notebook) and import it from there"):
+        spawn(lambda: None, replicas=2)
+    write_module(tmp_path, "training")  # file (%%writefile training.py in a notebook)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    function = importlib.import_module("training").tell
+    with hint("write replicas=2"):
+        spawn(function, replicas=0)
+    spawn(function, replicas=2)
+    assert capsys.readouterr().out.count("told") == 2
+
+
+def of_torchrun(**variables: str) -> dict[str, str]:
+    return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **variables}
+
+
+def printed_by(script: Path) -> str:
+    """What a script prints by `anyaccel run --replicas 2 SCRIPT`."""
+    command = [sys.executable, "-m", "anyaccel", "run", "--replicas", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout + done.stderr
+
+
+def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli: Any, tmp_path: Path) -> None:
+    right = of_torchrun()
+    with hint(
+        "set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, alike in all (mpirun "
+        "-x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset both of the first for a process of its own"
+    ):
+        launched({name: value for name, value in right.items() if not name.startswith("MASTER")})
+    # as mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 hands them on
+    assert launched(of_torchrun(MASTER_ADDR="localhost", MASTER_PORT="29500")) is not None and launched({}) is None
+    with hint("set it to a free port of the first process, alike in all, such as MASTER_PORT=29500"):
+        launched(of_torchrun(MASTER_PORT="many"))
+    assert launched(of_torchrun(MASTER_PORT="29500")) is not None
+    with hint("set it to the time of the longest step and more, such as {}=600, or unset it"):
+        replica_timeout({"ANYACCEL_REPLICA_TIMEOUT": "long"})
+    assert replica_timeout({"ANYACCEL_REPLICA_TIMEOUT": "600"}) == 600 and replica_timeout({}) is None
+    with hint("start the processes with a launcher: anyaccel run --replicas 2 SCRIPT; or unset {}"):
+        launched(of_torchrun(RANK="first"))
+    with hint(
+        "start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and hand "
+        "on all variables that it sets; or unset {}"
+    ):
+        launched({"WORLD_SIZE": "2"})  # of anyaccel run --replicas 2 SCRIPT: below
+    script = tmp_path / "script.py"
+    script.write_text("from anyaccel.replicas import launched\nprint(f'rank {launched().rank}')")
+    output = printed_by(script)
+    assert "rank 0" in output and "rank 1" in output
+    with hint("leave --on out") as printed:
+        printed.text = cli("run", "--on", "nowhere", "--replicas", "2", str(script)).output
+    assert "rank 0" in printed_by(script)  # without --on
+
+
+def test_frameworks_without_processes(hint: Any) -> None:
+    with hint("train on several devices of one process, TrainPhase(replicas=2), or leave join out"):
+        join("numpy")
+    aa.simulate(2)
+    x = np.ones((8, 2), dtype="float32")
+    data = aa.FeatureSet.from_dict("data", {"x": x, "y": x[:, 0]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), data.reference())], "sgd")
+    losses = [aa.AppliedLoss("mse", on="net")]
+    results = graph.run(  # without join
+        aa.TrainPhase(replicas=2, label="train", data="all", losses=losses, accelerator="sim:0"), progress="none"
+    )
+    assert results.loss.size == 1

@@ -1,0 +1,341 @@
+"""Hints of models that are larger than a device."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("anyaccel_torch")
+
+from safetensors.torch import save_file  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from anyaccel_torch.big_models import (  # noqa: E402
+    ModelHook,
+    add_hook_to_module,
+    cpu_offload,
+    disk_offload,
+    dispatch_model,
+    infer_auto_device_map,
+    init_empty_weights,
+    init_on_device,
+    load_checkpoint_and_dispatch,
+    load_checkpoint_in_model,
+    offload_of,
+    remove_hook_from_module,
+    remove_offload,
+)
+
+X = torch.ones(2, 3)
+
+
+def chain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))
+
+
+def empty(make: Callable[[], nn.Module] = chain) -> nn.Module:
+    with init_empty_weights():
+        return make()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the weights of `chain()`."""
+    save_file(chain().state_dict(), tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def from_files(folder: Path) -> nn.Module:
+    model = empty()
+    load_checkpoint_in_model(model, folder, {"": "disk"})
+    return model
+
+
+def graph_of(model: nn.Module, **settings: Any) -> aa.ModelGraph:
+    rows = np.ones((8, 3), "float32")
+    data = aa.FeatureSet.from_dict("data", {"x": rows, "y": rows}, ["x"], ["y"])
+    return aa.ModelGraph([aa.ModelNode("net", model, data.reference(), **settings)], "sgd")
+
+
+TRAIN = aa.TrainPhase("train", data="all", losses=[aa.AppliedLoss("mse", on="net")], accelerator="cpu")
+EVAL = aa.EvalPhase("eval", data="all", losses=[aa.AppliedLoss("mse", on="net")], accelerator="cpu")
+
+
+def test_maps_of_devices(hint: Any, folder: Path, tmp_path: Path) -> None:
+    with hint("leave inputs out; blocks are then taken in the order of registration"):
+        infer_auto_device_map(chain(), inputs=["text"])
+    assert infer_auto_device_map(chain())
+    with hint("use names of model.named_modules()"):
+        dispatch_model(chain(), {"": "cpu", "9": "cpu"})
+    model = chain()
+    names = [name for name, _ in model.named_modules() if name]
+    dispatch_model(model, dict.fromkeys(names, "cpu"))
+    with hint("add them or a module that has them; '' stands for the whole model"):
+        dispatch_model(chain(), {"0": "cpu"})
+    dispatch_model(chain(), {"0": "cpu", "1": "cpu"})
+    dispatch_model(chain(), {"": "cpu"})
+    with hint("write device_map={}"):
+        dispatch_model(chain(), device_map={"": "nonsense"})
+    with hint("write 'cpu' or 'disk'"):
+        dispatch_model(chain(), device_map={"": "meta"})
+    assert offload_of(dispatch_model(chain(), {"0": "cpu", "1": "disk"}, offload_dir=tmp_path / "new"))
+    with hint("write offload_dir='FOLDER', or load the weights from {}"):
+        dispatch_model(chain(), {"": "disk"})
+    assert offload_of(dispatch_model(chain(), {"": "disk"}, offload_dir=tmp_path / "other"))
+    model = load_checkpoint_and_dispatch(empty(), folder / "model.safetensors", {"": "disk"})
+    assert torch.equal(model(X), chain()(X))
+    with hint("write device_map='auto'"):
+        load_checkpoint_and_dispatch(empty(), folder, max_memory={"cpu": "1GiB"})
+    load_checkpoint_and_dispatch(empty(), folder, device_map="auto", max_memory={"cpu": "1GiB"})
+
+
+def test_folders_of_checkpoints_and_of_offloaded_weights(hint: Any, folder: Path, tmp_path: Path) -> None:
+    with hint("write checkpoint='FOLDER'"):
+        load_checkpoint_in_model(empty(), 3)
+    load_checkpoint_in_model(empty(), checkpoint=str(folder))
+    with hint("write offload_dir='FOLDER'"):
+        disk_offload(chain(), None)
+    disk_offload(chain(), offload_dir=str(tmp_path / "weights"))
+    with hint(
+        "give a new folder; weights that are in files of safetensors already are loaded from there by "
+        "load_checkpoint_and_dispatch, and written nowhere"
+    ):
+        disk_offload(chain(), tmp_path / "weights")
+    disk_offload(chain(), tmp_path / "new")
+    load_checkpoint_and_dispatch(empty(), folder, {"": "disk"})
+    with hint("write {}='cuda:0'"):
+        cpu_offload(chain(), execution_device="disk")
+    with hint("write device='cuda:0', 'cpu' or 'meta'"), init_on_device("nowhere"):
+        chain()
+    for device in ("cpu", "meta"):
+        with init_on_device(device=device):
+            assert chain()[0].weight.device.type == device
+
+
+class Tied(nn.Module):
+    def __init__(self, tie_word_embeddings: bool = True) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        if tie_word_embeddings:
+            self.head.weight = self.embed.weight
+
+
+class WithState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def get_extra_state(self) -> Any:
+        return {"count": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_checkpoints_that_do_not_fit(hint: Any, folder: Path, tmp_path: Path) -> None:
+    with hint("give the checkpoint of this model, or load what fits with strict=False"):
+        load_checkpoint_in_model(nn.Sequential(nn.Linear(3, 4)), folder)
+    load_checkpoint_in_model(chain(), folder)
+    with pytest.warns(UserWarning, match="unexpected"):
+        load_checkpoint_in_model(nn.Sequential(nn.Linear(3, 4)), folder, strict=False)
+    with hint("load this model with model.load_state_dict"):
+        load_checkpoint_in_model(WithState(), folder)
+    model = WithState()
+    model.load_state_dict(WithState().state_dict())
+    path = tmp_path / "large.safetensors"
+    save_file({"weight": torch.full((2, 3), 70000.0), "bias": torch.zeros(2)}, path)
+    with hint("load with dtype=torch.bfloat16, or keep this part wide: keep_in_fp32=['PART']"):
+        load_checkpoint_in_model(nn.Linear(3, 2), path, dtype=torch.float16)
+    load_checkpoint_in_model(nn.Linear(3, 2), path, dtype=torch.bfloat16)
+    load_checkpoint_in_model(nn.Linear(3, 2), path, dtype=torch.float16, keep_in_fp32=["weight"])
+    untied = Tied(tie_word_embeddings=False).state_dict()
+    save_file(untied, tmp_path / "untied.safetensors")
+    with hint("build the model without the tie, such as with tie_word_embeddings=False"):
+        load_checkpoint_in_model(Tied(), tmp_path / "untied.safetensors")
+    load_checkpoint_in_model(Tied(tie_word_embeddings=False), tmp_path / "untied.safetensors")
+    torch.save(chain().state_dict(), tmp_path / "model.bin")
+    with hint("convert the checkpoint to safetensors, or write 'cpu' instead of 'disk'"):
+        load_checkpoint_in_model(empty(), tmp_path / "model.bin", {"": "disk"})
+    load_checkpoint_in_model(empty(), tmp_path / "model.bin", {"": "cpu"})
+    save_file(torch.load(tmp_path / "model.bin"), tmp_path / "converted.safetensors")
+    load_checkpoint_in_model(empty(), tmp_path / "converted.safetensors", {"": "disk"})
+
+
+class Rotary(nn.Module):
+    def __init__(self, *, persistent: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("frequencies", torch.arange(3.0), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * self.frequencies)
+
+
+class Drawn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.randn(400, 400).abs())
+
+
+def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
+    with hint("write init_empty_weights(include_buffers=True) and give the buffer its values later"):
+        empty(Drawn)
+    with init_empty_weights(include_buffers=True):
+        drawn = Drawn()
+    drawn.matrix = torch.randn(400, 400).abs()
+    with hint("load a checkpoint that has them: load_checkpoint_and_dispatch"):
+        dispatch_model(empty(), {"": "cpu"})
+    assert torch.equal(load_checkpoint_and_dispatch(empty(), folder, {"": "cpu"})(X), chain()(X))
+    path = tmp_path / "rotary.safetensors"
+    save_file(Rotary().state_dict(), path)
+    with init_empty_weights(include_buffers=True):
+        rotary = Rotary()
+    with hint(
+        "make the model with init_empty_weights(), which computes buffers (include_buffers=False); or let its module "
+        "register the buffer with persistent=True before the checkpoint is saved"
+    ):
+        load_checkpoint_and_dispatch(rotary, path, device_map="auto")
+    with init_empty_weights(include_buffers=False):
+        rotary = Rotary()
+    load_checkpoint_and_dispatch(rotary, path, device_map="auto")
+    save_file(Rotary(persistent=True).state_dict(), path)
+    with init_empty_weights(include_buffers=True):
+        kept = Rotary(persistent=True)
+    assert load_checkpoint_and_dispatch(kept, path, device_map="auto")(X).shape == (2, 3)
+    graph = graph_of(model := empty())
+    with hint(
+        "load the model first, with load_checkpoint_and_dispatch(model, 'model.safetensors', device_map={'': 'cpu'}) "
+        "of anyaccel_torch.big_models"
+    ):
+        graph.state()
+    load_checkpoint_and_dispatch(model, folder / "model.safetensors", device_map={"": "cpu"})
+    assert graph.state()
+    graph = graph_of(model := empty())
+    with hint(
+        "make it where values are, without torch.device('meta'); or load it, with load_checkpoint_and_dispatch(model, "
+        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_torch.big_models; model.to_empty() leaves garbage "
+        "in buffers that no file has"
+    ):
+        graph.run(EVAL, progress="none")
+    load_checkpoint_and_dispatch(model, folder / "model.safetensors", device_map={"": "cpu"})
+    loaded = graph.run(EVAL, progress="none").losses["net"]
+    with torch.device("cpu"):
+        assert graph_of(chain()).run(EVAL, progress="none").losses["net"] == loaded
+    model = empty().to_empty(device="cpu")
+    assert model[0].weight.device.type == "cpu"
+
+
+def test_models_that_are_offloaded(hint: Any, folder: Path, tmp_path: Path) -> None:
+    model = cpu_offload(chain())
+    with hint("call remove_offload(model) first"):
+        cpu_offload(model)
+    cpu_offload(remove_offload(model))
+    outer = nn.Sequential(model)
+    with hint("call remove_offload first"):
+        cpu_offload(outer)
+    remove_offload(model)
+    cpu_offload(outer)
+    model = cpu_offload(chain())
+    with hint("save model.state_dict(), or call remove_offload(model) first"):
+        pickle.dumps(model)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    pickle.dumps(remove_offload(model))
+    model = add_hook_to_module(chain(), ModelHook())
+    with hint("call remove_hook_from_module(model, recurse=True) first, and add_hook_to_module after it"):
+        copy.deepcopy(model)
+    remove_hook_from_module(model, recurse=True)
+    add_hook_to_module(copy.deepcopy(model), ModelHook())
+    model = cpu_offload(chain())
+    with hint("call it without torch.compile, or compile modules inside its blocks before it is dispatched"):
+        torch.compile(model, backend="eager")(X)
+    model(X)
+    model = chain()
+    model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
+    cpu_offload(model)(X)
+
+
+class Mine(Tensor):
+    """A kind of tensor that anyaccel has not made."""
+
+
+class Writing(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.copy_(self.weight / 2)
+        return super().forward(x)
+
+
+def test_weights_in_files(hint: Any, folder: Path, tmp_path: Path) -> None:
+    model = from_files(folder)
+    weight = model[0].weight
+    with hint("use weight.clone(), which reads it"):
+        weight.data_ptr()
+    assert weight.clone().data_ptr()
+    with hint("save the values: {name: value.clone() for name, value in model.state_dict().items()}"):
+        torch.save(model.state_dict(), tmp_path / "values.pt")
+    torch.save({name: value.clone() for name, value in model.state_dict().items()}, tmp_path / "values.pt")
+    mine = torch.ones(4, 3).as_subclass(Mine)
+    with hint("run under torch.no_grad(), or freeze it: weight.requires_grad_(False)"):
+        weight + mine
+    with torch.no_grad():
+        assert torch.equal(weight + mine, chain()[0].weight + 1)
+    weight.requires_grad_(False)
+    assert torch.equal(weight + mine, chain()[0].weight + 1)
+    with hint("load the model without 'disk' in its device_map, or change a copy: weight.clone()"):
+        weight.data.add_(1)
+    weight.clone().add_(1)
+    model = empty()
+    load_checkpoint_in_model(model, folder, device_map={"": "cpu"})
+    model[0].weight.data.add_(1)
+    path = tmp_path / "writing.safetensors"
+    save_file(Writing(3, 3).state_dict(), path)
+    model = load_checkpoint_and_dispatch(empty(lambda: Writing(3, 3)), path, {"": "disk"})
+    with hint("dispatch this module to 'cpu' instead of 'disk', or to a device"), torch.no_grad():
+        model(X)
+    load_checkpoint_and_dispatch(empty(lambda: Writing(3, 3)), path, {"": "cpu"})(X)
+
+
+def test_nodes_with_maps(hint: Any, folder: Path) -> None:
+    model = cpu_offload(chain())
+    with hint("leave device_map, max_memory and offload out of the node, or call remove_offload(model)"):
+        graph_of(model, device_map="auto").run(EVAL, progress="none")
+    graph_of(model).run(EVAL, progress="none")
+    graph_of(remove_offload(model), device_map="auto").run(EVAL, progress="none")
+    with hint(
+        "load the model from its files, load_checkpoint_in_model(model, FOLDER, {'': 'disk'}), or write offload='cpu'"
+    ):
+        graph_of(chain(), device_map={"": "disk"}).run(EVAL, progress="none")
+    model = empty()
+    load_checkpoint_in_model(model, folder, {"": "disk"})
+    graph_of(model, device_map={"": "disk"}).run(EVAL, progress="none")
+    graph_of(chain(), device_map="auto", offload="cpu").run(EVAL, progress="none")
+    graph = graph_of(from_files(folder), device_map={"": "disk"})
+    with hint("write offload='cpu', or freeze the node: graph.freeze('NODE')"):
+        graph.run(TRAIN, progress="none")
+    graph_of(chain(), device_map="auto", offload="cpu").run(TRAIN, progress="none")
+    graph.freeze("net")
+    graph.run(EVAL, progress="none")
+
+
+def test_an_offloaded_model_is_not_compiled(hint: Any) -> None:
+    def run(**settings: Any) -> Any:
+        losses = [aa.AppliedLoss("mse", on="net")]
+        phase = aa.TrainPhase("train", data="all", losses=losses, accelerator="cpu", **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", aa.errors.CompileWarning)
+            return graph_of(cpu_offload(chain())).run(phase, progress="none")
+
+    with hint("leave compile out: they run uncompiled"):
+        run(compile="steps")
+    assert run().loss.size  # without compile

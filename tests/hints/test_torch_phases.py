@@ -1,0 +1,274 @@
+"""Hints of steps that are functions of the user's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel import AppliedLoss, EvalPhase, ModelGraph, ModelNode, TrainPhase
+
+torch = pytest.importorskip("torch")
+
+X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
+MSE = AppliedLoss("mse", on="net")
+
+
+def data() -> aa.FeatureSet:
+    made = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
+    made.add_splits({"train": range(16), "val": range(16, 24)})
+    return made
+
+
+def step(models: Any, batch: Any, optimizers: Any) -> Any:
+    """Trains nothing."""
+    return {"loss": 0.0}
+
+
+def run(phase: Any, model: Any = None, rows: Any = None, optimizer: Any = "sgd") -> Any:
+    node = ModelNode("net", model or torch.nn.Linear(3, 1), (rows or data()).reference())
+    return ModelGraph([node], optimizer).run(phase, progress="none")
+
+
+def test_steps_of_users(hint: Any) -> None:
+    with hint("write step=FUNCTION"):
+        TrainPhase("train", data="train", step="step")
+    assert run(TrainPhase("train", data="train", step=step)).loss.size
+    with hint("leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])"):
+        TrainPhase("train", data="train", step=step, losses=[MSE])
+    validation = EvalPhase("val", data="val", losses=[MSE])
+    assert run(TrainPhase("train", data="train", step=step, validation=validation)).figure("val_loss").size
+    with hint("leave precision out, and cast in the step, as by the framework's own autocast"):
+        TrainPhase("train", data="train", step=step, precision="bf16-mixed")
+    with hint("leave accumulate out, and add up gradients in the step"):
+        TrainPhase("train", data="train", step=step, accumulate=2)
+    with hint("leave compile out, and compile what pays with your framework's own compiler"):
+        TrainPhase("train", data="train", step=step, compile="steps")
+    # without precision, accumulate and compile
+    with hint("give it as {}, and validate with TrainPhase(validation=...)"):
+        run(TrainPhase("train", data="train", step=lambda *_: {"val_loss": 1.0}))
+    given = TrainPhase("train", data="train", step=lambda *_: {"loss": 1.0}, validation=validation)
+    assert run(given).figure("val_loss").size
+    with hint("give a mean over the batch, as in {'loss': loss}"):
+        run(TrainPhase("train", data="train", step=lambda *_: {"loss": X}))
+    loss = X.mean()
+    assert run(TrainPhase("train", data="train", step=lambda *_: {"loss": loss})).loss[0] == pytest.approx(float(loss))
+
+
+def test_targets_of_losses_of_torch(hint: Any) -> None:
+    def rows(y: Any) -> aa.FeatureSet:
+        return aa.FeatureSet.from_dict("data", {"x": X, "y": y}, ["x"], ["y"])
+
+    def trained(loss: Any, y: Any, width: int = 1, **settings: Any) -> Any:
+        phase = TrainPhase("train", data="all", losses=[AppliedLoss(loss, on="net")], **settings)
+        return run(phase, torch.nn.Linear(3, width), rows(y))
+
+    with hint("correct the column, or use 'mse' for numbers of any size"):
+        trained(torch.nn.PoissonNLLLoss(), X[:, :1])
+    assert trained(torch.nn.PoissonNLLLoss(), abs(X[:, :1])).loss.size and trained("mse", X[:, :1]).loss.size
+    column = np.arange(24).reshape(24, 1) % 2
+    with hint("write -1 for no and 1 for yes: 2 * column - 1, if it has 0 and 1"):
+        trained(torch.nn.SoftMarginLoss(), column.astype("float32"))
+    assert trained(torch.nn.SoftMarginLoss(), (2 * column - 1).astype("float32")).loss.size
+    classes = np.where(np.arange(24) % 4 == 3, -100, np.arange(24) % 4)
+    with hint("leave accumulate out, or write replicas=1; or name the loss: Loss('cross_entropy', ignore_index=...)"):
+        trained(torch.nn.CrossEntropyLoss(), classes, 3, accumulate=2, sampler=6)
+    assert trained(torch.nn.CrossEntropyLoss(), classes, 3, replicas=1, sampler=12).loss.size  # without accumulate
+    named = aa.Loss("cross_entropy", ignore_index=-100)
+    assert trained(named, classes, 3, accumulate=2, sampler=6).loss.size
+
+
+def test_batches_of_one_row(hint: Any) -> None:
+    def model() -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+    with hint("draw larger batches: SimpleSampler(32, drop_last=True)"):
+        run(TrainPhase("train", data="train", losses=[MSE], sampler=1), model())
+    with hint("draw batches of {} rows, or leave that one out: {}"):
+        run(TrainPhase("train", data="train", losses=[MSE], sampler=5), model())  # 16 rows
+    for sampler in (4, aa.SimpleSampler(5, drop_last=True)):
+        assert run(TrainPhase("train", data="train", losses=[MSE], sampler=sampler), model()).loss.size
+    features = aa.FeatureSet.from_dict("data", {"x": np.tile(X, (3, 1)), "y": np.tile(X, (3, 1))[:, :1]}, ["x"], ["y"])
+    phase = TrainPhase("train", data="all", losses=[MSE], sampler=aa.SimpleSampler(32, drop_last=True))
+    assert run(phase, model(), features).loss.size
+
+
+def test_contexts_around_phases(hint: Any) -> None:
+    context = torch.autocast("cpu", torch.bfloat16)
+
+    def step(models: Any, batch: Any, optimizers: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return models["net"](batch["x"]).float().mean().detach()
+
+    with hint("run the phase outside of it; {}(..., precision={}) computes so"), context:
+        run(TrainPhase("train", data="train", losses=[MSE]))
+    assert run(TrainPhase("train", data="train", losses=[MSE], precision="bf16-mixed")).loss.size
+    with hint("run the phase outside of it, and enter it in the step: `with {}:`"), context:
+        run(TrainPhase("train", data="train", step=step))
+    assert run(TrainPhase("train", data="train", step=step)).loss.size
+
+
+def test_gradients_that_are_not_finite_in_float16(hint: Any) -> None:
+    def rows(scale: float) -> aa.FeatureSet:
+        return aa.FeatureSet.from_dict("data", {"x": scale * X, "y": 10 * scale * X[:, :1]}, ["x"], ["y"])
+
+    def trained(scale: float, **settings: Any) -> Any:
+        settings = {"precision": "fp16-mixed", "sampler": 24, "losses": [MSE], **settings}
+        return run(TrainPhase("train", data="all", **settings), None, rows(scale), "adam")
+
+    for scale in (200, 1e6):
+        with hint(
+            "Hint: train for more steps, as each that is skipped halves the scale, or write a smaller loss_scale=; "
+            "where values are beyond 65504, scale the data, or write precision='bf16-mixed', which has the range of "
+            "float32"
+        ) as printed:
+            with pytest.warns(aa.errors.NaNWarning) as caught:
+                trained(scale, n_epochs=2)
+            printed.text = str(caught[-1].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", aa.errors.NaNWarning)
+        trained(200, n_epochs=30)
+        trained(200, loss_scale=0.001)
+        trained(0.2, n_epochs=2)
+        trained(1e6, precision="bf16-mixed")
+
+
+START = """
+import json, os, sys, torch, numpy as np
+from anyaccel import *
+from anyaccel.errors import AnyaccelError
+import anyaccel as aa
+
+X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
+DATA = FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
+ITEMS = [{"x": row, "y": row[:1]} for row in X]
+RANK = int(os.environ["RANK"])
+told = {}
+
+def run(name, data="all", model=None, **settings):
+    settings.setdefault("losses", [AppliedLoss("mse", on="net")])
+    torch.manual_seed(0)
+    node = ModelNode("net", model() if model else torch.nn.Linear(3, 1), DATA.reference())
+    try:
+        phase = TrainPhase("train", data=data, **settings)
+        told[name] = float(ModelGraph([node], "sgd").run(phase, progress="none").loss[-1])
+    except AnyaccelError as error:
+        told[name] = str(error)
+
+def loader(**settings):
+    made = torch.utils.data.DataLoader(ITEMS, **settings)
+    return IterableSource("data", lambda: made, features=["x"], targets=["y"])
+
+def norm():
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+class Reads(aa.Callback):
+    def __init__(self, in_all):
+        self.in_all = in_all
+
+    def epoch_end(self, run):
+        if self.in_all or run.is_main_process:
+            run.model("net") if callable(run.model) else run.model
+            run.snapshot()
+"""
+
+END = """
+if RANK == 0:
+    with open(sys.argv[1], "w") as file:
+        json.dump(told, file)
+"""
+
+
+def in_two(script: str, folder: Path, *options: str) -> dict[str, Any]:
+    """What a script found in the first of the processes that `anyaccel run` starts."""
+    (folder / "script.py").write_text(START + textwrap.dedent(script) + END)
+    command = [sys.executable, "-m", "anyaccel", "run", *options, str(folder / "script.py"), str(folder / "told")]
+    subprocess.run(command, check=True, timeout=240, capture_output=True)
+    told: dict[str, Any] = json.loads((folder / "told").read_text())
+    return told
+
+
+@pytest.mark.slow
+def test_two_processes(hint: Any, tmp_path: Path) -> None:
+    wrong = in_two(
+        """
+        run("three", replicas=3)
+        sampler = torch.utils.data.DistributedSampler(ITEMS, num_replicas=2, rank=RANK)
+        run("own rows", data=loader(batch_size=6, sampler=sampler))
+        run("one row", data=loader(batch_size=23))
+        run("batch norm", model=norm)
+        run("reads alone", sharding="full", callbacks=[Reads(in_all=False)])
+        """,
+        tmp_path,
+        "--replicas",
+        "2",
+    )
+    with hint("start the script as anyaccel run --replicas 2 SCRIPT"):
+        TrainPhase("train", data="train", strategy="ddp")
+    with hint("start the script as anyaccel run --replicas {} SCRIPT, or leave replicas out") as printed:
+        printed.text = wrong["three"]
+    with hint("start as many processes, anyaccel run --replicas {} SCRIPT, or write replicas=1"):
+        run(TrainPhase("train", data="train", losses=[MSE], replicas=2))
+    with hint(
+        "let the source give the same batches in every process: leave a DistributedSampler out, and seed what draws; "
+        "or write replicas=1"
+    ) as printed:
+        printed.text = wrong["own rows"]
+    with hint("let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)") as printed:
+        printed.text = wrong["one row"]
+    with hint(
+        "write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in each "
+        "process on its own"
+    ) as printed:
+        printed.text = wrong["batch norm"]
+    with hint(
+        "call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write checkpoint=, "
+        "which gathers them by itself"
+    ) as printed:
+        printed.text = wrong["reads alone"]
+    right = in_two(
+        f"""
+        run("without replicas")
+        run("two", replicas=2)
+        run("same rows", data=loader(batch_size=6))  # a DataLoader without DistributedSampler
+        sampler = torch.utils.data.DistributedSampler(ITEMS, num_replicas=2, rank=RANK)
+        run("own rows", data=loader(batch_size=6, sampler=sampler), replicas=1)
+        run("larger", data=loader(batch_size=12))
+        run("without the last", data=loader(batch_size=23, drop_last=True))
+        run("synchronized", model=norm, sync_batchnorm=True)
+        run("alone", model=norm, replicas=1)
+        run("all read", sharding="full", callbacks=[Reads(in_all=True)])
+        run("gathers", sharding="full", checkpoint={str(tmp_path / "runs")!r})
+        """,
+        tmp_path,
+        "--replicas",
+        "2",
+    )
+    assert len(right) == 10 and all(isinstance(loss, float) for loss in right.values()), right
+
+
+def test_precisions_and_parts_that_run(hint: Any) -> None:
+    """What test_phases.py can only construct, as NumPy has none of it."""
+    with hint("write precision='bf16-mixed'"):
+        TrainPhase("train", data="train", mixed_precision=True)
+    assert run(TrainPhase("train", data="train", losses=[MSE], precision="bf16-mixed")).loss.size
+    with hint("write matmul_precision='high'"):
+        TrainPhase("train", data="train", tf32=True)
+    before = torch.get_float32_matmul_precision()
+    assert run(TrainPhase("train", data="train", losses=[MSE], matmul_precision="high")).loss.size
+    assert torch.get_float32_matmul_precision() == before
+    with hint("it is a node's: ModelNode(..., remat='blocks')"):
+        TrainPhase("train", data="train", gradient_checkpointing=True)
+    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()) for _ in range(3)))
+    model = torch.nn.Sequential(layers, torch.nn.Linear(3, 1))
+    node = ModelNode("net", model, data().reference(), remat="blocks")
+    phase = TrainPhase("train", data="train", losses=[MSE], compile="off")
+    assert ModelGraph([node], "sgd").run(phase, progress="none").loss.size
