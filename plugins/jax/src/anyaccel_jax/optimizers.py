@@ -41,6 +41,7 @@ class OptaxRule(UpdateRule):
 
     def __init__(self, optimizer: Optimizer, tree: ParameterTree | None = None) -> None:
         super().__init__(optimizer)
+        self._structures: dict[Any, Any] = {}
         transformation = self._transformation(optimizer.lr)
         _check_transformation(transformation, optimizer)
         if tree is not None:
@@ -72,6 +73,13 @@ class OptaxRule(UpdateRule):
             raise
         except Exception as error:
             raise self._tree_error(error) from error
+
+    def _state_structure(self, parameters: Arrays) -> Any:
+        """The state with shapes in place of values; kept, as steps that are not compiled ask for it again."""
+        key = tuple((name, array.shape, array.dtype) for name, array in parameters.items())
+        if key not in self._structures:
+            self._structures[key] = jax.eval_shape(self._initial_state, dict(parameters))
+        return self._structures[key]
 
     def _tree_error(self, error: Exception) -> SpecError:
         tree = self._tree
@@ -152,7 +160,7 @@ class OptaxRule(UpdateRule):
     ) -> tuple[dict[str, Any], Slots]:
         """One update of all parameters."""
         tree, rate, before = self._tree, coefficients["rate"], {name: parameters[name] for name in gradients}
-        state = self._with_rate(tree.join_state(jax.eval_shape(self._initial_state, before), before, slots), rate)
+        state = self._with_rate(tree.join_state(self._state_structure(before), before, slots), rate)
         transformation = self._transformation(rate)
         more = {"value": coefficients["value"]} if self.needs_value else {}
         updates, after = transformation.update(tree.join(gradients), state, tree.join(before), **more)
