@@ -237,11 +237,6 @@ def test_labels_are_never_markup(logged, read, data, experiment):
         assert all(line.startswith("    ") or line in ("", "Mermaid:") for line in text.splitlines())
 
 
-def test_a_label_that_is_not_valid_utf8_does_not_fail_the_run(logged, read, experiment, train):
-    experiment().run_phase(train(losses=[aa.AppliedLoss("mse", on="one", label="a\ud800")]))
-    assert len(read(logged / "demo/train-1").scalars["train/loss.a?"][0]) == 3
-
-
 def test_the_reason_of_a_stop_is_written(logged, read, experiment, train, on):
     stop = on("epoch_end", lambda run: run.stop("good enough\nfor `me`"))
     experiment().run_phase(train(callbacks=[stop]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import zipfile
 from collections.abc import Mapping
@@ -65,7 +66,9 @@ def load_tensors(path: Path, *, mapped: bool = False) -> Mapping[str, Tensor]:
     try:
         mapped = mapped and zipfile.is_zipfile(path)
         given = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except ENVIRONMENT_ERRORS:
+    except ENVIRONMENT_ERRORS as error:
+        if isinstance(error, OSError) and error.errno == errno.EINVAL:  # a place before the start of a file cut short
+            raise _unreadable(path, error) from error
         raise
     except Exception as error:  # of many kinds: archives, bytes, and what torch refuses to make
         raise _unreadable(path, error) from error
