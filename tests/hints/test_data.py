@@ -639,9 +639,15 @@ def test_tables_that_are_made_otherwise(hint: Any, tmp_path: Path) -> None:
     assert aa.FeatureSet.from_pandas(label, df, feature_cols=["a"]).features == ("a",)
     with hint("keep {}_cols"):
         aa.FeatureSet.from_pandas(label, df, feature_cols=["a"], feature_keys=["a"])
-    with hint("call {}() on it first"):
+    with hint("call {}() on it first, or to_frame().T where it is a row"):
         aa.FeatureSet.from_pandas(label, df["a"], ["a"])
     assert len(aa.FeatureSet.from_pandas(label, df["a"].to_frame(), ["a"])) == 24
+    assert len(aa.FeatureSet.from_pandas(label, df.iloc[1].to_frame().T, ["a"])) == 1
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"a": [1.0, 2.0]})
+    with hint("use from_arrow, which reads its table"):
+        aa.FeatureSet.from_pandas(label, rows, ["a"])
+    assert len(aa.FeatureSet.from_arrow(label, rows, ["a"])) == 2
 
 
 def test_names_of_columns_and_labels(hint: Any) -> None:

@@ -38,6 +38,18 @@ def run(phase: Any, model: Any = None, rows: Any = None, optimizer: Any = "sgd")
     return ModelGraph([node], optimizer).run(phase, progress="none")
 
 
+def test_losses_of_users(hint: Any) -> None:
+    with hint("write def loss(outputs, targets), or name what it takes in inputs=[...]"):
+        run(TrainPhase("train", data="train", losses=[AppliedLoss(lambda outputs: outputs.mean(), on="net")]))
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        return ((outputs - targets) ** 2).mean()
+
+    assert run(TrainPhase("train", data="train", losses=[AppliedLoss(loss, on="net")])).loss.size
+    alone = AppliedLoss(lambda outputs: outputs.square().mean(), on="net", inputs=["outputs"])
+    assert run(TrainPhase("train", data="train", losses=[alone])).loss.size
+
+
 def test_steps_of_users(hint: Any) -> None:
     with hint("write step=FUNCTION"):
         TrainPhase("train", data="train", step="step")
@@ -90,15 +102,10 @@ def test_batches_of_one_row(hint: Any) -> None:
     def model() -> Any:
         return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
 
-    with hint("draw larger batches: SimpleSampler(32, drop_last=True)"):
-        run(TrainPhase("train", data="train", losses=[MSE], sampler=1), model())
-    with hint("draw batches of {} rows, or leave that one out: {}"):
+    with hint(", or leave that one out: sampler=SimpleSampler({}, {}drop_last=True)"):
         run(TrainPhase("train", data="train", losses=[MSE], sampler=5), model())  # 16 rows
-    for sampler in (4, aa.SimpleSampler(5, drop_last=True)):
+    for sampler in (4, aa.SimpleSampler(5, shuffle=True, drop_last=True)):
         assert run(TrainPhase("train", data="train", losses=[MSE], sampler=sampler), model()).loss.size
-    features = aa.FeatureSet.from_dict("data", {"x": np.tile(X, (3, 1)), "y": np.tile(X, (3, 1))[:, :1]}, ["x"], ["y"])
-    phase = TrainPhase("train", data="all", losses=[MSE], sampler=aa.SimpleSampler(32, drop_last=True))
-    assert run(phase, model(), features).loss.size
 
 
 def test_contexts_around_phases(hint: Any) -> None:

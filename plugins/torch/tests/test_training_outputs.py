@@ -145,7 +145,7 @@ def test_outputs_of_training_without_names_are_refused_and_the_hint_works(kind: 
         run(graph(source, seeded(kind)), phase(PLAIN))
     assert str(caught.value).startswith(
         "node 'net': its model gives 2 outputs (float32[3], float32[3] per sample) in training, but 1 output "
-        "(float32[3] per sample) in evaluation."
+        "(float32[3] per sample) in evaluation; "
     )
     first, other = ("logits", "aux") if kind is Inception else ("out0", "out1")
     assert f"outputs=['{first}', '{other}']" in caught.value.hint

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import anyaccel as aa
+from anyaccel_torch import TorchBackend
 from anyaccel_torch.module_traits import batch_coupling
 
 pytestmark = [
@@ -158,3 +159,18 @@ def test_averages_of_before_go_on_under_plain_names() -> None:
 def test_batch_normalization_is_seen_in_wrapped_modules(name: str) -> None:
     """Or out of memory would split its batches."""
     assert batch_coupling(WRAPPED[name]()) == "BatchNorm1d"
+
+
+def test_a_name_that_only_ends_like_a_wrapper_stays() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.my_orig_mod = nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.my_orig_mod(x)
+
+    assert set(TorchBackend().state(Net())) == {
+        "parameters/my_orig_mod.weight",
+        "parameters/my_orig_mod.bias",
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
@@ -146,8 +147,10 @@ def code_error(model_name: str, error: Exception, reason: str) -> GraphError:
 
 
 def _is_library(filename: str) -> bool:
-    parts = PurePath(filename).parts
-    return "site-packages" in parts or any(part.startswith("anyaccel") for part in parts) or filename.startswith("<")
+    packages = [module for name, module in sys.modules.items() if re.fullmatch(r"anyaccel(_\w+)?", name)]
+    folders = [folder for package in packages for folder in getattr(package, "__path__", ())]
+    path = PurePath(filename)
+    return "site-packages" in path.parts or filename.startswith("<") or any(map(path.is_relative_to, folders))
 
 
 def input_error(model_name: str, inputs: Sequence[TensorSpec], reason: str, hint: str) -> ShapeError:

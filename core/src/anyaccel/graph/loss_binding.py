@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 
 from anyaccel.adapter.parameter_groups import unmatched_patterns
 from anyaccel.backend import ComputingBackend
@@ -56,6 +58,17 @@ def check_patterns(optimizer: Optimizer, parameters: Sequence[str]) -> None:
         )
 
 
+def _check_takes(loss: AppliedLoss, inputs: tuple[str, ...]) -> None:
+    """Check that a function takes as many values as the loss has; it would fail in the first step."""
+    try:
+        inspect.signature(loss.loss.own).bind(*inputs)
+    except TypeError as error:
+        raise SpecError(
+            f"the loss {loss.loss.name!r} on {loss.on!r} is called with {', '.join(inputs)}, and cannot be: {error}",
+            hint="write def loss(outputs, targets), or name what it takes in inputs=[...]",
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class LossBinder:
     """Makes the loss terms of a phase, and adds the target columns that they need to a column table."""
@@ -83,6 +96,8 @@ class LossBinder:
         positions = loss_columns.positions(loss, spec) if loss.loss.own is None else ()
         loss_columns.check_weighing(loss, spec, assignment.backend, by_column=not outputs[loss.inputs[-1]])
         inputs = tuple(name for text in loss.inputs for name in outputs[text] or (self._target(loss, text, spec),))
+        if isinstance(loss.loss.own, FunctionType):
+            _check_takes(loss, inputs)
         return LossTerm(
             label=loss.label,
             on=loss.on,

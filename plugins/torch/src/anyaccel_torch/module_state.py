@@ -18,6 +18,10 @@ def submodules(module: nn.Module) -> list[nn.Module]:
     return [*known, *(part for _, part in keras.contents(module).modules if part not in known)]
 
 
+_OF_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Attributes in which `torch.compile` and wrappers of checkpoints keep a module."""
+
+
 def plain_names(module: nn.Module) -> Callable[[str], str]:
     """Gives the name that a tensor has in a module without the wrappers in it, as of `torch.compile` and DDP.
 
@@ -31,7 +35,7 @@ def plain_names(module: nn.Module) -> Callable[[str], str]:
         for prefix in prefixes:
             if name.startswith(prefix):
                 name = prefix.removesuffix("module.") + name.removeprefix(prefix)
-        return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+        return ".".join(part for part in name.split(".") if part not in _OF_WRAPPERS)
 
     return plain
 
