@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import random
@@ -203,7 +204,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     for cls in type(value).__mro__[:-1]:
         slots = cls.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if hasattr(value, name):
+            with contextlib.suppress(Exception):  # not set; or of an extension type, which reads as it likes
                 held[name] = getattr(value, name)
         if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
             for name in ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__"):
