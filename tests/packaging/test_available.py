@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCES = sorted([*ROOT.glob("core/src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")])
 VERB = re.compile(r"\b(is|are|was|were|has|have|had|must|can|cannot|does|do|will)\b")
 """A text with one of these says something; it belongs to the problem or its cause."""
 NONE = re.compile(r"\s*(none|nothing|nobody|no|not|an empty)\b", re.IGNORECASE)
@@ -39,10 +37,11 @@ def wrong(source: str) -> list[str]:
     return [f"{line}: {text!r}" for line, text in texts(ast.parse(source)) if VERB.search(text) or NONE.match(text)]
 
 
-def test_what_is_available_is_a_list_of_options() -> None:
-    said = {path: wrong(path.read_text(encoding="utf-8")) for path in SOURCES}
-    assert {str(path.relative_to(ROOT)): lines for path, lines in said.items() if lines} == {}
-    assert sum(len(list(texts(ast.parse(path.read_text(encoding="utf-8"))))) for path in SOURCES) > 200
+def test_what_is_available_is_a_list_of_options(root: Path) -> None:
+    sources = sorted([*root.glob("core/src/**/*.py"), *root.glob("plugins/*/src/**/*.py")])
+    said = {path: wrong(path.read_text(encoding="utf-8")) for path in sources}
+    assert {str(path.relative_to(root)): lines for path, lines in said.items() if lines} == {}
+    assert sum(len(list(texts(ast.parse(path.read_text(encoding="utf-8"))))) for path in sources) > 200
 
 
 @pytest.mark.parametrize(
