@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -55,7 +55,11 @@ def _left_autocast(types: Mapping[str, str]) -> Iterator[dict[str, tuple[str, st
     The weights that autocast casts are kept until the outermost context of a thread ends, also those of contexts inside
     of it, so that the count of contexts begins again too: `precision="bf16-mixed"` would see the first weights forever.
     """
-    there = {kind: name for kind, name in types.items() if torch.amp.is_autocast_available(name)}
+    there: dict[str, str] = {}
+    for kind, name in types.items():
+        with suppress(RuntimeError):  # a type of device that nobody has given a name in this process
+            if torch.amp.is_autocast_available(name):
+                there[kind] = name
     casts: dict[str, tuple[str, str]] = {}
     for kind, name in there.items():
         if torch.is_autocast_enabled(name):
