@@ -39,7 +39,8 @@ def move_module(module: nn.Module, target: torch.device) -> nn.Module:
             if tensor is not None:
                 shared.setdefault(id(tensor), _Shared(tensor)).places.append((registry, name))
     for entry in shared.values():
-        entry.attributes = dict(entry.tensor.__dict__)
+        fields = {"_is_param", *getattr(type(entry.tensor), "__annotations__", ())}  # of its class, such as its values
+        entry.attributes = {name: value for name, value in vars(entry.tensor).items() if name not in fields}
         entry.hooks = {name: getattr(entry.tensor, name) for name in _HOOKS}
     with torch.inference_mode(False):  # what is moved there could never be trained
         moved = _to(module, target)
