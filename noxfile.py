@@ -344,7 +344,7 @@ def mixed(session: nox.Session) -> None:
     tests = [f"tests/integration/test_{name}.py" for name in names]
     tests.append("tests/integration/saved_0_1/test_saved_0_1.py::test_a_run_of_three_frameworks_goes_on")
     env = {"ANYACCEL_TEST_MIXED": "1", **ONE_THREAD, **compiled_once(session)}
-    session.run("pytest", *tests, *hints_with("datasets"), *spread(), *session.posargs, env=env)
+    session.run("pytest", *tests, *hints_with("datasets", "tensorflow"), *spread(), *session.posargs, env=env)
 
 
 @nox.session(python=MAIN)

@@ -305,6 +305,7 @@ def test_optimizers_of_keras(hint: Any) -> None:
 
 @pytest.mark.slow
 def test_exclusions_of_keras(hint: Any) -> None:
+    pytest.importorskip("jax")
     environment = {**os.environ, "KERAS_BACKEND": "jax"}
     with hint(
         "give its class and a pattern of names: Optimizer({}, lr=..., groups={'*bias': {'weight_decay': 0.0}})"
@@ -326,6 +327,8 @@ print(keras.backend.backend())
 
 @pytest.mark.slow
 def test_grouped_convolutions(hint: Any) -> None:
+    pytest.importorskip("jax")
+
     def net(second: Any, dtype: str = "float32") -> Any:
         before, after = layers.Conv2D(4, 1, dtype=dtype), [layers.Flatten(dtype=dtype), layers.Dense(1, dtype=dtype)]
         return keras.Sequential([keras.Input((6, 6, 4)), before, second, *after])

@@ -72,6 +72,8 @@ def _of_module(module: ModuleType, seen: dict[int, str]) -> Iterator[str]:
         if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
     ]
     for name in names:
+        if module.__name__ == "anyaccel.cli":  # `main` is the function, or the module of that name once it is imported
+            continue
         yield from _of_value(f"{module.__name__}.{name}", getattr(module, name), seen)
 
 

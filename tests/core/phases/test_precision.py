@@ -213,7 +213,7 @@ def test_what_is_not_possible_is_refused_before_anything_moves() -> None:
     error = refused(lambda: planned(graph(remat="blocks"), phase()))
     assert isinstance(error, CapabilityError) and "numpy finds no such parts in a SequentialMLP" in error.problem
     error = refused(lambda: planned(graph(), phase(matmul_precision="high")))
-    assert isinstance(error, PhaseError) and error.available == "numpy: none"
+    assert isinstance(error, PhaseError) and not error.available
     error = refused(lambda: phase(matmul_precision={}))
     assert "is not a setting, or a dict of settings" in error.problem
     error = refused(lambda: phase(loss_scale=-1.0))

@@ -46,11 +46,11 @@ class Estimator(Module):
         super().__init__()
         if isinstance(estimator, Estimator):
             raise EstimatorError(f"{estimator!r} is an Estimator already", hint="give the object that it wraps")
-        check(estimator, method, output_dtype)
         inner = next((value for value in parts_of(estimator) if isinstance(value, Estimator)), None)
         if inner is not None:
             problem = f"{type(estimator).__name__} has {inner!r} in it, which scikit-learn cannot copy and fit"
             raise EstimatorError(problem, hint=f"give the estimator itself: {inner.name}(...) without Estimator(...)")
+        check(estimator, method, output_dtype)
         self.estimator = estimator
         self.method = method
         self.output_dtype = output_dtype
