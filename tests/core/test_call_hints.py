@@ -150,7 +150,7 @@ def fitted(optimizer):
         ),
         (
             lambda: aa.TrainPhase("t"),
-            r"TrainPhase: missing a required (keyword-only )?argument: .data.\. Hint: write TrainPhase\(data=\.\.\., \.\.\.\)\.",
+            r"TrainPhase: missing a required (keyword-only )?argument: .data.\. Hint: write TrainPhase\(data=.*\)\.$",
             lambda: aa.TrainPhase(data="train"),
         ),
         (
