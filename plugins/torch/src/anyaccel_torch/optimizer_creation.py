@@ -52,7 +52,13 @@ def create_optimizer(
         if isinstance(spec.own, torch.optim.Optimizer):
             return _copy_of(spec.own, spec, parameters, originals or {})
         return _create_own(spec.own, spec, given, variables)
-    create: Callable[..., torch.optim.Optimizer] = _CLASSES[spec.name]
+    create: Callable[..., torch.optim.Optimizer] | None = _CLASSES.get(spec.name)
+    if create is None:  # a name that another plugin or a later core has: never another optimizer
+        raise SpecError(
+            f"torch has no optimizer for the name {spec.name!r} here",
+            available=", ".join(_CLASSES),
+            hint="use one of these names, or a class of torch",
+        )
     return create(given, **torch_settings(spec), **_implementation(spec, parameters, sparse=sparse))
 
 
