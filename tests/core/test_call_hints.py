@@ -144,6 +144,11 @@ def fitted(optimizer):
             lambda: data().split_random({"train": 0.5, "val": 0.5}, seed=0),
         ),
         (
+            lambda: aa.IterableSource("batches", list, inputs="x"),
+            r"IterableSource has no argument 'inputs'\. .* Hint: it is called 'features'\.",
+            lambda: aa.IterableSource("batches", list, features="x"),
+        ),
+        (
             lambda: aa.ModelNode("net"),
             r"ModelNode: missing a required argument: 'model'\. Hint: write ModelNode\(label, model, \.\.\.\)\.",
             lambda: aa.ModelNode("net", aa.SequentialMLP(1), data().reference()),

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
+from wrong_calls import check_refused, offered
 
 import anyaccel_ray
-from anyaccel.errors import ArgumentError
 
-OF_CORE = set[str]()
-"""Core calls them, or makes them, not users."""
-OFFERED = {
-    f"{module.__name__}.{name}": getattr(module, name)
-    for module in (anyaccel_ray,)
-    for name in module.__all__
-    if name not in OF_CORE
-}
+OFFERED = offered(anyaccel_ray)
 
 
 @pytest.mark.parametrize("name", sorted(OFFERED))
 def test_an_argument_that_there_is_not_is_named(name: str) -> None:
-    called = OFFERED[name]
-    with pytest.raises(ArgumentError) as caught:
-        called(colour_of_the_bars="red")
-    assert f"{called.__name__} has no argument 'colour_of_the_bars'. " in str(caught.value)
-    assert caught.value.available == ", ".join(inspect.signature(called).parameters)
+    check_refused(OFFERED[name])

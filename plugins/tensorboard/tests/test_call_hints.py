@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
+from wrong_calls import check_refused, offered
 
 import anyaccel_tensorboard
 from anyaccel.errors import ArgumentError
 
 OF_CORE = {"before_placement", "epoch_end", "phase_end", "phase_start"}
 """Core calls them, or makes them, not users."""
-OFFERED = {
-    f"{module.__name__}.{name}": getattr(module, name)
-    for module in (anyaccel_tensorboard,)
-    for name in module.__all__
-    if name not in OF_CORE
-}
+OFFERED = offered(anyaccel_tensorboard, of_core=OF_CORE)
 
 
 @pytest.mark.parametrize("name", sorted(OFFERED))
 def test_an_argument_that_there_is_not_is_named(name: str) -> None:
-    called = OFFERED[name]
-    with pytest.raises(ArgumentError) as caught:
-        called(colour_of_the_bars="red")
-    assert f"{called.__name__} has no argument 'colour_of_the_bars'. " in str(caught.value)
-    assert caught.value.available == ", ".join(inspect.signature(called).parameters)
+    check_refused(OFFERED[name])
 
 
 def test_the_hints_work(tmp_path: Path) -> None:

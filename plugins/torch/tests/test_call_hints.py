@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
+from wrong_calls import check_refused, offered
 
 import anyaccel_torch
 import anyaccel_torch.big_models
@@ -19,21 +18,12 @@ OF_CORE = {
     *("ModelHook", "TorchSchedule"),  # a base without a constructor; and one that takes the arguments of another
 }
 """Core calls them, or makes them, not users."""
-OFFERED = {
-    f"{module.__name__}.{name}": getattr(module, name)
-    for module in (anyaccel_torch, anyaccel_torch.big_models, anyaccel_torch.simulated)
-    for name in module.__all__
-    if name not in OF_CORE
-}
+OFFERED = offered(anyaccel_torch, anyaccel_torch.big_models, anyaccel_torch.simulated, of_core=OF_CORE)
 
 
 @pytest.mark.parametrize("name", sorted(OFFERED))
 def test_an_argument_that_there_is_not_is_named(name: str) -> None:
-    called = OFFERED[name]
-    with pytest.raises(ArgumentError) as caught:
-        called(colour_of_the_bars="red")
-    assert f"{called.__name__} has no argument 'colour_of_the_bars'. " in str(caught.value)
-    assert caught.value.available == ", ".join(inspect.signature(called).parameters)
+    check_refused(OFFERED[name])
 
 
 def test_the_hints_work() -> None:
