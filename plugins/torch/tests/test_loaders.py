@@ -85,7 +85,7 @@ def test_rows_that_drop_last_leaves_out_are_told_in_training_and_warned_of_in_an
 
 def test_workers_that_read_all_rows_each_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    settings: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "multiprocessing_context": "spawn"}
+    settings: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "multiprocessing_context": "fork"}
     with pytest.warns(UserWarning, match="every row comes 2 times in an epoch"):
         assert rows(DataLoader(EachReadsAll(), **settings)) == np.repeat(range(ROWS), 2).tolist()
     with warnings.catch_warnings():
