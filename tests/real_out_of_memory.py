@@ -108,13 +108,13 @@ def training(limit: Limit) -> dict[str, Any]:
 def ending(limit: Limit) -> dict[str, Any]:
     """Training that may not take smaller steps, as its loss is unknown, compared with its first epoch."""
     plain, limited = graph(), graph()
-    loss = aa.AppliedLoss(own_loss, on="net")
+    loss = aa.AppliedLoss(custom_loss, on="net")
     run(plain, train(n_epochs=1, losses=loss))
     _, report = run(limited, train(limit, losses=loss, residency="resident"))
     return {**report, "difference": difference(plain, limited)}
 
 
-def own_loss(outputs: Any, targets: Any) -> Any:
+def custom_loss(outputs: Any, targets: Any) -> Any:
     error = outputs - targets
     if FRAMEWORK == "numpy":
         return (error**2).sum(), len(error), (2 * error, None)

@@ -23,7 +23,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import anyaccel as aa
-from anyaccel.phases.executor.whole_batches import WholeBatches
+from anyaccel.phases.executor.global_batches import GlobalBatchReplicas
 from anyaccel.replicas import join
 from anyaccel_jax import SequentialMLP
 from anyaccel_jax.backend import JaxBackend
@@ -117,16 +117,16 @@ def compare(width: int, hidden: int) -> None:
         return min(epoch.seconds for epoch in results.epochs)
 
     def single_steps() -> float:
-        made = WholeBatches.__init__
+        made = GlobalBatchReplicas.__init__
 
-        def one_by_one(self: WholeBatches, *given: Any, **_: Any) -> None:
-            made(self, *given, takes_calls=False)
+        def one_by_one(self: GlobalBatchReplicas, *given: Any, **_: Any) -> None:
+            made(self, *given, multi_step=False)
 
-        WholeBatches.__init__ = one_by_one  # type: ignore[method-assign]
+        GlobalBatchReplicas.__init__ = one_by_one  # type: ignore[method-assign]
         try:
             return ours("full")
         finally:
-            WholeBatches.__init__ = made  # type: ignore[method-assign]
+            GlobalBatchReplicas.__init__ = made  # type: ignore[method-assign]
 
     def program_of_each() -> float:
         JaxBackend.computes_together = False

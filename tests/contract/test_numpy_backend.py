@@ -11,14 +11,14 @@ from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.testing import suite
 from anyaccel.testing.batch_axis_tests import BatchAxisTests
+from anyaccel.testing.custom_step_tests import CustomStepTests
 from anyaccel.testing.keyword_tests import KeywordTests
-from anyaccel.testing.own_step_tests import OwnStepTests
 from anyaccel.testing.weight_file_tests import WeightFileTests
 
 from .broken.batch_axes import BatchAxisBackend, RunningTotal
+from .broken.custom_steps import CustomStepBackend, train_step
 from .broken.in_place_models import CopyingBackend, mutating_model
 from .broken.keyword_models import Difference, KeywordBackend
-from .broken.own_steps import OwnStepBackend, train_step
 from .broken.weight_files import ArchiveBackend
 from .subjects import CpuSubject, SimulatedSubject
 
@@ -97,13 +97,13 @@ class TestBatchAxis(CpuSubject, BatchAxisTests):
         return RunningTotal
 
 
-class TestOwnSteps(CpuSubject, OwnStepTests):
+class TestCustomSteps(CpuSubject, CustomStepTests):
     """A backend over NumPy with training steps of the user's own."""
 
-    cls = OwnStepBackend
+    cls = CustomStepBackend
 
     @pytest.fixture
-    def own_step(self):
+    def custom_step(self):
         return train_step
 
 

@@ -30,7 +30,7 @@ class TapedSubject(CpuSubject):
     cls = TapedBackend
 
     @pytest.fixture
-    def own_loss(self):
+    def custom_loss(self):
         pytest.skip("the tape has no losses of users")
 
 
@@ -39,7 +39,7 @@ class DonatingSubject(SimulatedSubject):
 
     cls = DonatingBackend
 
-    own_loss = TapedSubject.own_loss
+    custom_loss = TapedSubject.custom_loss
 
 
 globals().update(suite(TapedSubject, "Taped") | suite(DonatingSubject, "Donating"))

@@ -165,14 +165,14 @@ def test_models_that_were_fitted(hint: Any, tmp_path: Path) -> None:
     assert again.run(aa.EvalPhase("test", data="all", outputs=["net"]), progress="none").prediction("net").size
 
 
-def own_loss(outputs: np.ndarray, targets: np.ndarray) -> Any:
+def custom_loss(outputs: np.ndarray, targets: np.ndarray) -> Any:
     """A loss with its gradients."""
     difference = outputs - targets.reshape(outputs.shape)
     return (difference**2).sum(), len(outputs), (2 * difference, None)
 
 
 def test_what_outputs_mean(hint: Any) -> None:
-    model = fitted({**TEXTS, "kind": np.array(list("xy") * 12)}, target="kind", loss=own_loss)
+    model = fitted({**TEXTS, "kind": np.array(list("xy") * 12)}, target="kind", loss=custom_loss)
     with hint("write predict(data, outputs=True) for what the model gives"):
         model.predict(TEXTS)
     data = TEXTS

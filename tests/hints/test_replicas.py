@@ -12,11 +12,11 @@ from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SimpleSampl
 from anyaccel.graph.resolve import resolve
 from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential
 from anyaccel.phases import sharding
+from anyaccel.phases.global_batches import GlobalBatches
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.plan_request import plan_request
 from anyaccel.phases.replica_checks import check_fixed_order, check_weights
-from anyaccel.phases.whole_rows import WholeRows
 from anyaccel.replicas import ReplicaGroup
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
@@ -165,7 +165,7 @@ def test_rows_that_all_replicas_have(hint: Any) -> None:
         rows = {"data": features()}
         return TrainingEpochs("train", SampledBatches("train", SimpleSampler(batch_size), ZIP_STRICT, rows), 1)
 
-    needed = WholeRows(allowed=True, needed=True)
+    needed = GlobalBatches(allowed=True, needed=True)
     with hint(
         "draw batches of a multiple of {} rows from a FeatureSet, or write replicas=1 to train the whole of it in each "
         "process on its own"
@@ -178,7 +178,7 @@ def test_rows_that_all_replicas_have(hint: Any) -> None:
 def test_sharding_over_devices_of_a_process(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a plugin that divides parameters among processes, as that of torch does where there are several GPUs."""
     monkeypatch.setattr(sharding, "ShardParameters", NumpyBackend)
-    for name, value in {"shards_nodes": True, "takes_whole_batches": False}.items():
+    for name, value in {"shards_nodes": True, "global_batches": False}.items():
         monkeypatch.setattr(NumpyBackend, name, value, raising=False)
     for name, value in {"sharded_blocks": (), "unshardable_reason": ""}.items():
         monkeypatch.setattr(NumpyBackend, name, lambda *_, answer=value, **__: answer, raising=False)

@@ -217,7 +217,7 @@ def test_models(hint: Any) -> None:
     assert evaluate(model, graph_of(model).freeze(ON)).losses
 
 
-def test_own_steps(hint: Any) -> None:
+def test_custom_steps(hint: Any) -> None:
     def none(models: Any, batch: Any, optimizers: Any) -> Any:
         variables = models[ON].trainable_variables
         optimizers[ON].apply([None] * len(variables), variables)

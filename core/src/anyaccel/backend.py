@@ -236,8 +236,8 @@ class Compute(ABC):
     """Whether named losses have `Loss.kwargs`, weights (see `LossTerm`), and positions beside the batch."""
     keeps_modes = False
     """Whether `Operation.modes="as_is"` is supported: layers have training modes of their own, which last."""
-    own_steps: ClassVar[bool] = False
-    """Whether programs have `own_step`, which runs a training step of the user's own."""
+    custom_steps: ClassVar[bool] = False
+    """Whether programs have `custom_step`, which runs a training step of the user's own."""
     parameter_groups: ClassVar[bool] = False
     """Whether programs heed `Optimizer.groups`."""
 

@@ -97,7 +97,7 @@ class Program(ABC):
     def zero_grad(self) -> None:
         """Discard the gradients without a step."""
 
-    def own_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+    def custom_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
         """What `step(models, batch, optimizers)` gives, without gradients; models and optimizers go by node."""
         raise NotImplementedError
 

@@ -228,17 +228,17 @@ def test_a_graph_of_keras_and_ours(data: tuple[np.ndarray, ...], keras: ModuleTy
 def left_out(keras: ModuleType) -> list[tuple[Any, str]]:
     """Models of which something would be left out, and what."""
 
-    class OwnStep(keras.Sequential):  # type: ignore[name-defined,misc]
+    class CustomStep(keras.Sequential):  # type: ignore[name-defined,misc]
         def train_step(self, *given: Any) -> Any:
             return super().train_step(*given)
 
-    class OwnLoss(keras.Sequential):  # type: ignore[name-defined,misc]
+    class CustomLoss(keras.Sequential):  # type: ignore[name-defined,misc]
         def compute_loss(self, *given: Any, **named: Any) -> Any:
             return super().compute_loss(*given, **named)
 
     return [
-        (OwnStep([keras.layers.Dense(1)]), r"OwnStep has a train_step of its own, which would not be called"),
-        (OwnLoss([keras.layers.Dense(1)]), r"OwnLoss has a compute_loss of its own, which would not be called"),
+        (CustomStep([keras.layers.Dense(1)]), r"CustomStep has a train_step of its own, which would not be called"),
+        (CustomLoss([keras.layers.Dense(1)]), r"CustomLoss has a compute_loss of its own, which would not be called"),
     ]
 
 

@@ -198,9 +198,9 @@ def test_steps_are_not_listened_to_without_every_n_steps(registry, runs):
     assert registry.hooks.hook.step_end.get_hookimpls() == []
     assert registry.hooks.hook.steps_done.get_hookimpls() == []
     with log_to(runs):
-        assert not HookCaller(registry.hooks, [TensorBoard(runs)]).hears_steps_done
+        assert not HookCaller(registry.hooks, [TensorBoard(runs)]).has_steps_done_listeners
     caller = HookCaller(registry.hooks, [TensorBoard(runs, every_n_steps=1)])
-    assert caller.hears_steps_done and caller.step_listeners == ()
+    assert caller.has_steps_done_listeners and caller.step_listeners == ()
 
 
 @pytest.mark.parametrize("every", [None, 1])

@@ -176,12 +176,12 @@ def test_regularizers_and_added_losses_pull_as_they_do_in_keras() -> None:
     np.testing.assert_allclose(train(graph).loss, by_hand(other, keras.optimizers.SGD(0.1)), rtol=2e-5)
 
 
-class OwnStep(keras.Sequential):
+class CustomStep(keras.Sequential):
     def train_step(self, *given: Any) -> Any:
         return super().train_step(*given)
 
 
-class OwnLoss(keras.Sequential):
+class CustomLoss(keras.Sequential):
     def compute_loss(self, *given: Any, **named: Any) -> Any:
         return super().compute_loss(*given, **named)
 
@@ -201,8 +201,8 @@ class Writing(layers.Layer):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: OwnStep([layers.Dense(3)]), "OwnStep has a train_step of its own, which would not be called"),
-        (lambda: OwnLoss([layers.Dense(3)]), "OwnLoss has a compute_loss of its own, which would not be called"),
+        (lambda: CustomStep([layers.Dense(3)]), "CustomStep has a train_step of its own, which would not be called"),
+        (lambda: CustomLoss([layers.Dense(3)]), "CustomLoss has a compute_loss of its own, which would not be called"),
         (
             lambda: keras.Sequential([layers.SpectralNormalization(layers.Dense(3))]),
             r"layers\.0 \(SpectralNormalization\) assigns to a weight that it trains",

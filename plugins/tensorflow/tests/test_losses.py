@@ -57,7 +57,9 @@ FROM_LOGITS = aa.Loss(keras.losses.SparseCategoricalCrossentropy, loss_kwargs={"
     ],
     ids=["function", "object", "class", "keras function", "not reduced", "another", "with settings"],
 )
-def test_own_losses_train_as_the_named_one_of_the_same_formula(own: Any, named: str, width: int, target: str) -> None:
+def test_custom_losses_train_as_the_named_one_of_the_same_formula(
+    own: Any, named: str, width: int, target: str
+) -> None:
     np.testing.assert_allclose(losses(own, width, target), losses(named, width, target), rtol=1e-4)
 
 

@@ -109,7 +109,7 @@ def same_weights(first: nn.Module, second: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("compile", ["off", "auto"])
-def test_a_module_trains_by_its_own_loss_as_in_a_loop_by_hand(
+def test_a_module_trains_by_its_custom_loss_as_in_a_loop_by_hand(
     data: aa.FeatureSet, model: nn.Module, compile: str
 ) -> None:
     own = copy.deepcopy(model)

@@ -160,7 +160,7 @@ def test_a_phase_with_a_precision_leaves_autocast_and_its_cache(enabled: bool) -
     assert told == ([f"{AUTOCAST} around the phase is left: precision says how it computes"] if enabled else [])
 
 
-def own_step(models: Any, batch: Any, optimizers: Any) -> Any:
+def custom_step(models: Any, batch: Any, optimizers: Any) -> Any:
     with torch.autocast("cpu", torch.bfloat16):
         output = models["net"](batch["features"])
     loss = nn.functional.mse_loss(output.float(), batch["targets"])
@@ -172,10 +172,10 @@ def own_step(models: Any, batch: Any, optimizers: Any) -> Any:
 
 def test_a_step_of_ones_own_is_refused_there_and_casts_in_the_step_as_the_hint_says() -> None:
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(PhaseError) as caught:
-        trained(net(), step=own_step)
+        trained(net(), step=custom_step)
     assert f"enter it in the step: `with {AUTOCAST}:`" in caught.value.hint
     means, _ = by_hand(mixed=True)
-    assert np.allclose(trained(net(), step=own_step).loss, means, rtol=1e-3)
+    assert np.allclose(trained(net(), step=custom_step).loss, means, rtol=1e-3)
 
 
 # -- where tensors have no values --------------------------------------------------------------------------------------

@@ -28,7 +28,15 @@ FIRST, SECOND = Device("sim", 0), Device("sim", 1)
 AREAS = (
     *("backend", "exchange", "ownership", "memory", "models", "model_traits", "programs", "missing_inputs"),
     *("training", "multi_step", "compile", "keyword_models"),
-    *("batch_axes", "weighted_losses", "parameter_groups", "own_steps", "weight_files", "precision", "device_replicas"),
+    *(
+        "batch_axes",
+        "weighted_losses",
+        "parameter_groups",
+        "custom_steps",
+        "weight_files",
+        "precision",
+        "device_replicas",
+    ),
     *("transfers", "offload", "replicas", "profiles"),
 )
 
@@ -129,7 +137,7 @@ class BrokenSubject(Subject):
         return make
 
     @pytest.fixture
-    def own_loss(self):
+    def custom_loss(self):
         return squared_error
 
     @pytest.fixture
@@ -155,8 +163,8 @@ class BrokenSubject(Subject):
         return RunningTotal
 
     @pytest.fixture
-    def own_step(self):
-        from .own_steps import train_step
+    def custom_step(self):
+        from .custom_steps import train_step
 
         return train_step
 

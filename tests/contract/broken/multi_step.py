@@ -35,7 +35,7 @@ class StepsDoNotClip(ArrayProgram):
 class GoesOnAfterTheLastToldStep(NumpyProgram):
     """Does all steps of the call, and tells of those before the end."""
 
-    def train_told_steps(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches=1):
+    def train_and_notify(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches=1):
         table = self.train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
         told = next((i for i in range(n_steps) if after_step(partial(table.__getitem__, slice(i, i + 1)))), n_steps - 1)
         return table[: told + 1]

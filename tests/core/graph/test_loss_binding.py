@@ -300,7 +300,7 @@ def test_several_outputs_must_be_named(table, parts):
     assert "write inputs=['outputs.NAME', 'targets']" in message
 
 
-def test_an_own_loss_gets_the_inputs_that_it_names(table, parts):
+def test_an_custom_loss_gets_the_inputs_that_it_names(table, parts):
     def total(*values):
         return sum(value.sum() for value in values)
 

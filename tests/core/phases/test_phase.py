@@ -20,7 +20,7 @@ from anyaccel.phases.metrics import Metric
 MSE = AppliedLoss("mse", on="net")
 
 
-def own_loss(outputs, targets):
+def custom_loss(outputs, targets):
     return (outputs - targets).mean()
 
 
@@ -81,7 +81,7 @@ def test_counts_may_be_integers_of_numpy() -> None:
             "phase 't': validation must be an EvalPhase or the name of a split, got 3. Hint: write validation='SPLIT'",
         ),
         (
-            {"validation": EvalPhase("v", data="val", losses=[AppliedLoss(own_loss, on="net")])},
+            {"validation": EvalPhase("v", data="val", losses=[AppliedLoss(custom_loss, on="net")])},
             PhaseError,
             "phase 't': the loss 'net' of the validation differs in the loss from that of the training: it is not "
             "trained, and only named losses of outputs and targets, without columns that weigh them, are computed "

@@ -314,7 +314,7 @@ def test_what_mixes_the_rows_of_a_batch() -> None:
 
 
 def test_a_step_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NumpyBackend, "own_steps", True)
+    monkeypatch.setattr(NumpyBackend, "custom_steps", True)
     refused(
         PhaseError, "its step is your own", losses=[], step=lambda m, b, o: 0.0, accelerator="cpu", deterministic=True
     )

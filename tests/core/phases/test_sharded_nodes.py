@@ -43,7 +43,7 @@ def numpy_divides(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin that can divide parameters among processes, as far as planning goes."""
     monkeypatch.setattr(sharding, "ShardParameters", NumpyBackend)
     monkeypatch.setattr(NumpyBackend, "shards_nodes", True, raising=False)
-    monkeypatch.setattr(NumpyBackend, "takes_whole_batches", False, raising=False)
+    monkeypatch.setattr(NumpyBackend, "global_batches", False, raising=False)
     monkeypatch.setattr(NumpyBackend, "sharded_blocks", lambda self, model: (), raising=False)
 
     def unshardable_reason(self: Any, segment: Any, *, offload: bool, whole: tuple[str, ...] = ()) -> str:

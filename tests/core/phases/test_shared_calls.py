@@ -10,11 +10,11 @@ import pytest
 import anyaccel as aa
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.global_batches import GlobalBatches
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.shared_calls import SharedCalls
-from anyaccel.phases.whole_rows import WholeRows
 from anyaccel.replicas import Launched, ReplicaGroup
 
 
@@ -116,14 +116,14 @@ def epochs_of(batch_size: int, n_rows: int = 27, accumulate: int = 1) -> Trainin
 def test_steps_that_can_be_divided_evenly_are_computed_together(batch_size: int, accumulate: int, given: bool) -> None:
     """But for a last one."""
     epochs = epochs_of(batch_size, accumulate=accumulate)
-    assert WholeRows(allowed=True).chosen("train", epochs, 2).given == given
-    assert not WholeRows().chosen("train", epochs, 2).given
-    assert WholeRows(given=True).chosen("train", epochs, 2).given
+    assert GlobalBatches(allowed=True).chosen("train", epochs, 2).given == given
+    assert not GlobalBatches().chosen("train", epochs, 2).given
+    assert GlobalBatches(given=True).chosen("train", epochs, 2).given
 
 
 @pytest.mark.parametrize("epochs", [epochs_of(9), None], ids=["odd batches", "read as needed"])
 def test_normalization_over_all_replicas_needs_whole_batches_in_each(epochs: TrainingEpochs | None) -> None:
-    asked = WholeRows(allowed=True, needed=True)
+    asked = GlobalBatches(allowed=True, needed=True)
     with pytest.raises(PhaseError, match=r"normalizes by the rows of all.*Hint: draw batches of a multiple of 2 rows"):
         asked.chosen("train", epochs, 2)
     assert asked.chosen("train", epochs_of(8), 2).given

@@ -25,11 +25,11 @@ def test_losses_by_any_of_their_names(written, name):
     assert Loss.from_config(Loss(written).get_config()) == Loss(written)
 
 
-def own_loss(outputs, targets):
+def custom_loss(outputs, targets):
     return 0.0
 
 
-class OwnLoss:
+class CustomLoss:
     def __init__(self, **kwargs):
         self.kwargs = kwargs
 
@@ -37,15 +37,17 @@ class OwnLoss:
         return 0.0
 
 
-@pytest.mark.parametrize(("given", "name"), [(own_loss, "own_loss"), (OwnLoss, "OwnLoss"), (OwnLoss(), "OwnLoss")])
-def test_a_frameworks_own_loss(given, name):
+@pytest.mark.parametrize(
+    ("given", "name"), [(custom_loss, "custom_loss"), (CustomLoss, "CustomLoss"), (CustomLoss(), "CustomLoss")]
+)
+def test_a_frameworks_custom_loss(given, name):
     assert (Loss(given).name, Loss(given).own) == (name, given)
     with pytest.raises(ConfigError, match=f"loss '{name}' is a framework's own"):
         Loss(given).get_config()
 
 
 def test_a_class_takes_arguments():
-    assert Loss(OwnLoss, loss_kwargs={"reduction": "sum"}).kwargs == {"reduction": "sum"}
+    assert Loss(CustomLoss, loss_kwargs={"reduction": "sum"}).kwargs == {"reduction": "sum"}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_a_class_takes_arguments():
             "Hint: did you mean 'binary_cross_entropy'?",
         ),
         ({"loss": "mse", "loss_kwargs": {"a": 1, "b": 2}}, "loss 'mse' takes no arguments, got a, b"),
-        ({"loss": own_loss, "loss_kwargs": {"a": 1}}, "loss 'own_loss' takes no arguments, got a"),
+        ({"loss": custom_loss, "loss_kwargs": {"a": 1}}, "loss 'custom_loss' takes no arguments, got a"),
         ({"loss": 3}, "3 is not a loss. Available: mse,"),
     ],
 )

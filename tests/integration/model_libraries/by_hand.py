@@ -72,7 +72,7 @@ def check_equal(
         torch.testing.assert_close(tensor, other[name], rtol=1e-5, atol=1e-6, msg=f"{name} differs")
 
 
-def check_own_loss(model: nn.Module, rows: Rows, targets: Sequence[str]) -> None:
+def check_custom_loss(model: nn.Module, rows: Rows, targets: Sequence[str]) -> None:
     """As `check_equal`, of a model that takes all inputs by keyword and returns its loss as `loss`."""
 
     def in_a_node(model: nn.Module, data: aa.FeatureSet) -> tuple[aa.ModelNode, Any]:

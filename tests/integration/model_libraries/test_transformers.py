@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: E402
 import anyaccel as aa  # noqa: E402
 
 from . import rows  # noqa: E402
-from .by_hand import Batch, check_equal, check_own_loss  # noqa: E402
+from .by_hand import Batch, check_custom_loss, check_equal  # noqa: E402
 from .media_models import COMPOSED, IMAGES, SOUND, TIME_SERIES, clip  # noqa: E402
 from .text_models import DECODERS, ENCODER_DECODERS, ENCODERS, MIXTURES  # noqa: E402
 
@@ -55,7 +55,7 @@ def model_of(name: str, settings: Any) -> Any:
 def test_an_architecture_trains_as_by_hand(name: str) -> None:
     made, settings = ARCHITECTURES[name]
     inputs = made()
-    check_own_loss(model_of(name, settings), inputs, [column for column in inputs if column in TARGETS])
+    check_custom_loss(model_of(name, settings), inputs, [column for column in inputs if column in TARGETS])
 
 
 @pytest.mark.parametrize("name", chosen(["CLIP", "Siglip"], ()))

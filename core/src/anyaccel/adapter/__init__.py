@@ -25,7 +25,8 @@ Further modules hold what plugins have in common; import them by name, `from any
 - `model_specs`, `model_constructors`: the models that exist in every framework.
 - `nested`: containers of tensors. `device_description`: CPUs and NVIDIA GPUs. `out_of_memory`: its error.
 - `memory_figures`: what plans say of memory. `weight_files`: a framework's own names and files of weights.
-- `loadable_shapes`: models that take values of other shapes than theirs. `told_steps`: programs that tell of steps.
+- `loadable_shapes`: models that take values of other shapes than theirs. `notifying_program`: programs that notify of
+  each step.
 - `step_profiler`, `xla_scopes`: profiles of steps, and the nodes that compiled operations belong to.
 - `step_costs`: operations and activations of a step.
 - `simulated_timing`: clocks of simulated devices.

@@ -19,7 +19,7 @@ from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkE
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection
-from anyaccel.graph.rejections import Wish, outranked, refused_candidates, unserved
+from anyaccel.graph.rejections import LevelRequest, outranked, refused_candidates, unserved
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
@@ -168,19 +168,21 @@ class DeviceAssigner:
         """What else was asked for; `decider` is who decided before a fallback, `kind` that of the device asked for."""
         own, environment = node.accelerator, os.environ.get(DEFAULT_DEVICE, "").strip()
         asked = {"node": own, "phase": self.accelerator}
-        wishes = [Wish(level, accelerator.spec) for level, accelerator in asked.items() if accelerator is not None]
-        wishes += [Wish("policy", str(self.policy))] if is_chosen else []
-        wishes += [Wish("environment", environment)] if environment else []
+        requests = [
+            LevelRequest(level, accelerator.spec) for level, accelerator in asked.items() if accelerator is not None
+        ]
+        requests += [LevelRequest("policy", str(self.policy))] if is_chosen else []
+        requests += [LevelRequest("environment", environment)] if environment else []
         if settled.reason == "fallback":
-            wish = next(wish for wish in wishes if wish.level == decider)
-            yield unserved(wish, settled.framework, kind)
+            decided = next(request for request in requests if request.level == decider)
+            yield unserved(decided, settled.framework, kind)
         accelerator = asked.get(decider) or (Accelerator(environment) if decider == "environment" else None)
         if accelerator is not None:
             every = sorted({backend.framework for backend in self.shapes.backends.values()})
             frameworks = every if decider == "phase" else [settled.framework]
             yield from refused_candidates(decider, accelerator, frameworks, self.registry, strict=self.strict)
         if decider in LEVELS:
-            yield from outranked(decider, wishes)
+            yield from outranked(decider, requests)
 
     def _concat(self, label: str, assigned: Mapping[str, Assignment]) -> Assignment:
         """A ConcatNode goes with a neighbour, of its own framework if there is one."""

@@ -30,7 +30,7 @@ def with_precision(node: Node, assignment: Assignment, request: Request) -> Assi
     if isinstance(node.model, Estimator):
         _refuse_settings(node)
         return assignment
-    if request.own_step and (node.precision or node.remat):
+    if request.custom_step and (node.precision or node.remat):
         raise PhaseError(
             f"phase {request.phase!r} has a step of its own, and node {node.label!r} has "
             + ("a precision" if node.precision else "remat"),

@@ -18,23 +18,23 @@ _MOST = 12  # candidates of one request
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LevelRequest:
     """What a level asks for, as it was written."""
 
     level: str
     spec: str
 
 
-def outranked(decider: str, wishes: Iterable[Wish]) -> Iterator[Rejection]:
-    """The wishes of lower levels than the one that decided."""
-    for wish in sorted(wishes, key=lambda wish: LEVELS.index(wish.level)):
-        if LEVELS.index(wish.level) > LEVELS.index(decider):
-            yield Rejection(wish.level, wish.spec, f"{_NAMES[decider]} comes first")
+def outranked(decider: str, requests: Iterable[LevelRequest]) -> Iterator[Rejection]:
+    """The requests of lower levels than the one that decided."""
+    for request in sorted(requests, key=lambda request: LEVELS.index(request.level)):
+        if LEVELS.index(request.level) > LEVELS.index(decider):
+            yield Rejection(request.level, request.spec, f"{_NAMES[decider]} comes first")
 
 
-def unserved(wish: Wish, framework: str, kind: str) -> Rejection:
-    """The wish that a node falls back from."""
-    return Rejection(wish.level, wish.spec, f"no installed plugin runs {framework} on {kind}")
+def unserved(request: LevelRequest, framework: str, kind: str) -> Rejection:
+    """The request that a node falls back from."""
+    return Rejection(request.level, request.spec, f"no installed plugin runs {framework} on {kind}")
 
 
 def refused_candidates(

@@ -29,7 +29,7 @@ class Request:
         sharding: of the parameters of nodes without a setting of their own, among replicas; None for none.
         loss_scale: by what losses are multiplied where a node is computed in float16.
         matmul_precision: of matrix products, as frameworks name it: a value for all, or by framework; None for none.
-        own_step: whether steps are the user's own, which may use every node; losses are those of the validation.
+        custom_step: whether steps are the user's own, which may use every node; losses are those of the validation.
         devices: of the replicas that this process trains, the first of which has the nodes; empty where the accelerator
             says it.
     """
@@ -43,7 +43,7 @@ class Request:
     policy: str | None = None
     streams: Mapping[str, Sequence[str]] = field(default_factory=dict)
     learners: tuple[str, ...] = ()
-    own_step: bool = False
+    custom_step: bool = False
     devices: tuple[Device, ...] = ()
     precision: str | None = None
     sharding: str | None = None

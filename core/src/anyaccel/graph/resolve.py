@@ -27,7 +27,7 @@ from anyaccel.graph.precision_assignment import (
 from anyaccel.graph.resolution import Request, Resolution
 from anyaccel.graph.segment_builder import SegmentBuilder
 from anyaccel.graph.sharding_assignment import check_shared_models, with_sharding
-from anyaccel.graph.step_columns import check_own_step, step_columns
+from anyaccel.graph.step_columns import check_custom_step, step_columns
 from anyaccel.graph.training_outputs import (
     check_in_training,
     check_not_taken,
@@ -131,7 +131,7 @@ class _Resolver:
 
     def _active(self) -> set[str]:
         request = self._request
-        if request.training and not request.losses and not request.own_step:
+        if request.training and not request.losses and not request.custom_step:
             raise PhaseError(
                 f"phase {request.phase!r} trains, but has no loss and no estimator with partial_fit to train",
                 hint=self._training_hint(),
@@ -155,7 +155,7 @@ class _Resolver:
 
     def _loss_nodes(self) -> list[str]:
         """Labels of the nodes whose outputs are inputs of losses; of all nodes, if steps are the user's own."""
-        if self._request.own_step:
+        if self._request.custom_step:
             return list(self._nodes)
         named = [text.partition(".")[0] for loss in self._request.losses for text in loss.inputs]
         return [*(loss.on for loss in self._request.losses), *(label for label in named if label in self._nodes)]
@@ -316,9 +316,9 @@ class _Resolver:
         )
 
     def _step_columns(self, table: input_columns.ColumnTable) -> dict[str, str]:
-        if not self._request.own_step:
+        if not self._request.custom_step:
             return {}
-        check_own_step(self._request.phase, list(self._assigned.values()))
+        check_custom_step(self._request.phase, list(self._assigned.values()))
         return step_columns(table, self._nodes, self._shapes, self._assigned)
 
     def _inputs(self, label: str, table: input_columns.ColumnTable) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from anyaccel.graph.plan_entries import Assignment, Column
 from anyaccel.graph.shape_inference import Shapes, cast
 
 
-def check_own_step(phase: str, assigned: Sequence[Assignment]) -> None:
+def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
     """Check that one framework computes all nodes, and can run a step of the user's own.
 
     Raises:
@@ -26,7 +26,7 @@ def check_own_step(phase: str, assigned: Sequence[Assignment]) -> None:
             cause=", ".join(f"{each.node}: {each.framework} on {each.device}" for each in assigned),
             hint="put the nodes of one framework in a graph of their own, or train with losses=[...]",
         )
-    if not assigned[0].backend.own_steps:
+    if not assigned[0].backend.custom_steps:
         raise PhaseError(
             f"phase {phase!r} has a step of your own, which is not supported for models of {assigned[0].framework}",
             cause=", ".join(f"{node}: {framework}" for node, framework in frameworks.items()),

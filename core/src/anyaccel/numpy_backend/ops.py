@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter import ArrayOps, LossFunction, LossResult, VjpResult
-from anyaccel.adapter.own_loss import make_loss
+from anyaccel.adapter.custom_loss import make_loss
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module

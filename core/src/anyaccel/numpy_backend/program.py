@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.adapter.told_steps import AfterStep, ToldSteps, told_one_by_one
+from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram, notify_one_by_one
 
 
-class NumpyProgram(ArrayProgram, ToldSteps):
+class NumpyProgram(ArrayProgram, NotifyingProgram):
     """An `ArrayProgram` that does its steps one after the other in any case."""
 
-    def train_told_steps(
+    def train_and_notify(
         self,
         columns: Sequence[Any],
         orders: Sequence[Any],
@@ -22,6 +22,6 @@ class NumpyProgram(ArrayProgram, ToldSteps):
         after_step: AfterStep,
         n_microbatches: int = 1,
     ) -> Any:
-        """As of `ToldSteps`."""
-        told = told_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
+        """As of `NotifyingProgram`."""
+        told = notify_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
         return self._ops.xp.concatenate(told)

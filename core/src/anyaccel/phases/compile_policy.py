@@ -98,7 +98,7 @@ class CompilePolicy:
         self._n_steps = self._n_steps_at_change = 0
         self._cause = ""  # what changes again and again
         self._steps_between = 0  # two of its changes
-        self._is_dropped = self._has_told = False
+        self._is_dropped = self._is_logged = False
         self._compile_seconds = 0.0
         self._compiled_step_seconds = 0.0  # of the first call, which may compile, as little as of none
         self._compiled_calls = 0  # since the last change
@@ -175,8 +175,8 @@ class CompilePolicy:
         saved = left * (self._step_seconds - self._compiled_step_seconds)
         costs = f"compiling for {left:,} steps takes about {_duration(self._compile_seconds)}"
         pays = saved > self._compile_seconds
-        if not self._has_told:
-            self._has_told = True
+        if not self._is_logged:
+            self._is_logged = True
             outcome = "steps are compiled each time" if pays else "steps stay uncompiled"
             self._log_event(
                 "compile",

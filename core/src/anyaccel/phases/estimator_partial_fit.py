@@ -142,7 +142,7 @@ class _Learner:
             model.mark_fitted(self.models[0])
 
 
-class HostLearners:
+class PartialFitEstimators:
     """The estimators that learn in one phase, all on the host.
 
     Args:

@@ -17,7 +17,7 @@ from anyaccel.data import joined_array
 from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, OutOfMemoryError, SpecError, UndefinedMetricWarning
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -164,7 +164,7 @@ class Evaluation:
         metrics: Sequence[BoundMetric],
         keep: Sequence[str],
         value_names: Mapping[str, Sequence[str]],
-        learners: HostLearners,
+        learners: PartialFitEstimators,
         exchange: EvaluationExchange | None = None,
         log_event: LogEvent = discard_event,
     ) -> None:

@@ -32,7 +32,7 @@ class HookCaller:
         self._callbacks = self.callbacks = tuple(callbacks)
         self.step_listeners: tuple[StepListener, ...] = self._listeners()
         """Implementations of `step_end`; the training loop reads this once."""
-        self.hears_steps_done = bool(hooks.hook.steps_done.get_hookimpls() or self._methods("steps_done"))
+        self.has_steps_done_listeners = bool(hooks.hook.steps_done.get_hookimpls() or self._methods("steps_done"))
         """Whether anybody implements `steps_done`; it too is read once."""
         self._intervals = tuple({listener.every_n_steps for listener in self.step_listeners})
 
@@ -60,7 +60,7 @@ class HookCaller:
         """The most steps of a call, so that everybody hears of theirs in time; None if nobody listens."""
         return min(self._intervals, default=None)
 
-    def steps_until_heard(self, step: int) -> int:
+    def steps_until_listener(self, step: int) -> int:
         """How many steps, from step number `step` of an epoch on, end with one that somebody listens to."""
         return min(interval - step % interval for interval in self._intervals)
 

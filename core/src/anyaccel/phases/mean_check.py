@@ -125,7 +125,7 @@ class MeanCheck:
 
 def mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
     """The check of the programs of a phase; None where steps are not made of parts."""
-    stages, parted = pipeline.stages, replicated is not None and not replicated.takes_whole_batches
+    stages, parted = pipeline.stages, replicated is not None and not replicated.global_batches
     shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
     if not shared and phase.accumulate == 1:
         return None

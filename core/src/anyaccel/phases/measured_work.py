@@ -39,17 +39,17 @@ class MeasuredWork:
         return self.cost.flops * steps_per_second / self.rate
 
 
-def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, own_step: bool) -> MeasuredWork:
+def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -> MeasuredWork:
     """Measure a training step of so many rows, where a backend can without its devices.
 
     Args:
         plan: says where and in which precision nodes are computed.
         stages: the segments, with their backends.
         batch_size: rows of a step.
-        own_step: the step is the user's own.
+        custom_step: the step is the user's own.
     """
     gaps: dict[str, str] = {}
-    cost, why = _cost(stages, batch_size, own_step)
+    cost, why = _cost(stages, batch_size, custom_step)
     if not cost.activations:
         gaps["activations"] = why
     if cost.flops is None:
@@ -60,10 +60,10 @@ def measured_work(plan: Plan, stages: Sequence[PipelineStage], batch_size: int, 
     return MeasuredWork(cost=cost, rate=rate, not_covered=gaps)
 
 
-def _cost(stages: Sequence[PipelineStage], batch_size: int, own_step: bool) -> tuple[StepCost, str]:
+def _cost(stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -> tuple[StepCost, str]:
     """The cost of a step, and why it is empty."""
-    if own_step or len(stages) != 1:
-        why = "the training step is your own" if own_step else "several segments compute a step"
+    if custom_step or len(stages) != 1:
+        why = "the training step is your own" if custom_step else "several segments compute a step"
         return StepCost(), why
     segment, backend = stages[0].segment, stages[0].backend
     if not isinstance(backend, StepCosts):

@@ -7,12 +7,12 @@ from dataclasses import replace
 from anyaccel.adapter.replicated_program import build_replicated
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.graph import ModelGraph, Plan, Resolution
-from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.events import LogEvent
-from anyaccel.phases.executor.own_step import OwnStep
+from anyaccel.phases.executor.custom_step import CustomStep
+from anyaccel.phases.executor.global_batches import GlobalBatchReplicas
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage, StepReplicas
-from anyaccel.phases.executor.whole_batches import WholeBatches
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.sharding import divides, whole_nodes
@@ -24,7 +24,7 @@ def build_pipeline(
     resolution: Resolution,
     graph: ModelGraph,
     phase: Phase,
-    learners: HostLearners,
+    learners: PartialFitEstimators,
     log_event: LogEvent,
     replicated: ReplicatedTraining | None = None,
 ) -> Pipeline:
@@ -50,13 +50,13 @@ def build_pipeline(
         Pipeline(stages).close({})
         raise
     step = phase.step if isinstance(phase, TrainPhase) else None
-    own_step = None if step is None else OwnStep(stages[0], step, resolution.step_columns, phase.label)
+    custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
     step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
-    if replicated is not None and replicated.takes_whole_batches:
-        step_replicas = WholeBatches(
-            replicated.compare_step, replicated.end_step, takes_calls=not replicated.compares_batches
+    if replicated is not None and replicated.global_batches:
+        step_replicas = GlobalBatchReplicas(
+            replicated.compare_step, replicated.end_step, multi_step=not replicated.compares_batches
         )
-    return Pipeline(stages, learners or None, log_event, own_step, step_replicas)
+    return Pipeline(stages, learners or None, log_event, custom_step, step_replicas)
 
 
 def _program(

@@ -171,7 +171,7 @@ def _is_shared_evaluation(drawn: DrawnPart, replicated: ReplicatedTraining | Non
     """
     if replicated is None or drawn.epochs is None or not isinstance(drawn.part, EvalPhase):
         return False
-    if replicated.sharded or replicated.has_all_rows:
+    if replicated.sharded or replicated.reads_all_rows:
         return False
     return len(drawn.epochs.epoch(0).steps) >= replicated.size
 

@@ -7,6 +7,7 @@ from typing import Any
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.phases.global_batches import GlobalBatches
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.replica_checks import (
@@ -19,7 +20,6 @@ from anyaccel.phases.replica_checks import (
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.sharding import is_sharded, offloads, whole_nodes
 from anyaccel.phases.train_phase import TrainPhase
-from anyaccel.phases.whole_rows import WholeRows
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 
 
@@ -48,9 +48,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         groups = {backend.framework: _joined(backend, place) for backend in able}
         return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
     divided = is_sharded(phase, resolution.plan)
-    given = divided and any(
-        isinstance(each, ShardParameters) and each.takes_whole_batches for each in resolution.backends
-    )
+    given = divided and any(isinstance(each, ShardParameters) and each.global_batches for each in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
     coupled = check_shareable(phase, resolution, learners_of(phase, graph), together=given or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
@@ -73,7 +71,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         sharded=divided,
         offload=offloads(resolution.plan),
         whole=whole_nodes(resolution.plan),
-        whole_rows=WholeRows(given=given, allowed=allowed, needed=coupled),
+        global_batches=GlobalBatches(given=given, allowed=allowed, needed=coupled),
         sync_batchnorm=phase.sync_batchnorm,
         fixed_order=phase.deterministic,
         accumulate=phase.accumulate,

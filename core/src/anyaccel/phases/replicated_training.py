@@ -17,11 +17,11 @@ from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.global_batches import GlobalBatches
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
 from anyaccel.phases.replica_comparison import ReplicaComparison, as_plain, digest, from_plain
-from anyaccel.phases.whole_rows import WholeRows
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters
 from anyaccel.segment import Segment
 
@@ -39,7 +39,7 @@ class ReplicatedTraining:
         sharded: whether parameters are divided among the replicas.
         offload: whether these rest in host memory.
         whole: labels of the nodes whose parameters each replica keeps all the same.
-        whole_rows: whether each replica gives its program all rows of a step.
+        global_batches: whether each replica gives its program all rows of a step.
         sync_batchnorm: whether layers normalize by the rows of all replicas.
         fixed_order: whether each replica has all rows of a step, computes some shards of them, and has the losses and
             gradients of all.
@@ -55,14 +55,14 @@ class ReplicatedTraining:
         sharded: bool = False,
         offload: bool = False,
         whole: Sequence[str] = (),
-        whole_rows: WholeRows = WholeRows(),  # noqa: B008 - it is frozen
+        global_batches: GlobalBatches = GlobalBatches(),  # noqa: B008 - it is frozen
         sync_batchnorm: bool = False,
         fixed_order: bool = False,
         accumulate: int = 1,
     ) -> None:
         self.fixed_order = fixed_order
-        self._whole_rows = whole_rows
-        self.takes_calls = False  # in the sense of `StepReplicas`: each has a program of its own
+        self._global_batches = global_batches
+        self.multi_step = False  # in the sense of `StepReplicas`: each has a program of its own
         self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
         self._whole: Any = {"whole": tuple(whole)} if whole else {}
         self._built: list[tuple[str, Program]] = []
@@ -80,18 +80,18 @@ class ReplicatedTraining:
         self._is_compared = False  # the batches of this step
 
     @property
-    def has_all_rows(self) -> bool:
+    def reads_all_rows(self) -> bool:
         """Whether each replica is given all rows of a step."""
-        return self.fixed_order or self.takes_whole_batches
+        return self.fixed_order or self.global_batches
 
     @property
-    def takes_whole_batches(self) -> bool:
+    def global_batches(self) -> bool:
         """Whether all replicas compute each step by one program, to which each gives all rows."""
-        return self._whole_rows.given
+        return self._global_batches.given
 
     def choose_rows(self, epochs: EpochPlan | None) -> None:
-        """Decide that, by the steps; see `WholeRows.chosen`."""
-        self._whole_rows = self._whole_rows.chosen(self._label, epochs, self.size)
+        """Decide that, by the steps; see `GlobalBatches.chosen`."""
+        self._global_batches = self._global_batches.chosen(self._label, epochs, self.size)
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         """The program of a segment, with what it trains divided among the replicas if that is asked for."""
@@ -100,12 +100,12 @@ class ReplicatedTraining:
             return backend.build(segment)
         if self.sharded:
             assert isinstance(backend, ShardParameters)
-            with self._telling_where():
+            with self._naming_this_replica():
                 program = backend.build_sharded(segment, group, offload=self._offload, **self._whole)
             self._built.append((backend.framework, program))
-        elif self.takes_whole_batches:
+        elif self.global_batches:
             assert isinstance(backend, Replicate)
-            with self._telling_where():
+            with self._naming_this_replica():
                 program = backend.build_together(segment, group)
             self._built.append((backend.framework, program))
         elif self.fixed_order:
@@ -114,7 +114,7 @@ class ReplicatedTraining:
             program = build_replicated(backend, segment, devices, deterministic=True, processes=processes)
         else:
             program = backend.build(segment)
-        if self._sync_batchnorm and not self.takes_whole_batches:
+        if self._sync_batchnorm and not self.global_batches:
             group.sync_batch_statistics(program)
         return program
 
@@ -126,7 +126,7 @@ class ReplicatedTraining:
         ends = self._gathered == self._accumulate
         if ends and self._batches is not None:
             self._compare_batches(self._batches)
-        with self._telling_where():
+        with self._naming_this_replica():
             every = group.gather_tensors(program, shards, counts)
         if ends:
             self._gathered = 0
@@ -141,14 +141,14 @@ class ReplicatedTraining:
 
     def begin_step(self, sizes: Sequence[int]) -> None:
         """See `StepReplicas`."""
-        with self._telling_where():
+        with self._naming_this_replica():
             for framework, program in self._built:
                 self._groups[framework].begin_step([program], sizes)
 
     def share_batches(self, source: str) -> BatchShare:
         """The share that this replica takes of the batches of a source, which are then compared in every step."""
         self._batches, self._source = deque(), source
-        return BatchShare(self._label, source, self.rank, self.size, self._batches.append, whole=self.has_all_rows)
+        return BatchShare(self._label, source, self.rank, self.size, self._batches.append, whole=self.reads_all_rows)
 
     def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
         """What this replica takes of the steps of a training; the order of rows is compared with the others'.
@@ -156,7 +156,7 @@ class ReplicatedTraining:
         Raises:
             PhaseError: the steps cannot be shared.
         """
-        return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.has_all_rows)
+        return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.reads_all_rows)
 
     @property
     def compares_batches(self) -> bool:
@@ -166,7 +166,7 @@ class ReplicatedTraining:
     @property
     def draws_apart(self) -> bool:
         """Whether its random numbers are to be others than those of a single process, as its rows are."""
-        return self.rank > 0 and not self.has_all_rows
+        return self.rank > 0 and not self.reads_all_rows
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
@@ -188,7 +188,7 @@ class ReplicatedTraining:
         seen = 0
         for _ in range(0 if ended else min(self._accumulate, len(batches))):
             seen = (31 * seen + batches.popleft()) & 0xFFFFF
-        with self._telling_where():
+        with self._naming_this_replica():
             total, squares, n_ended = self._host.sums([seen, seen * seen, ended])
         if n_ended == 0 and total == self.size * seen and squares == self.size * seen * seen:
             return
@@ -242,7 +242,7 @@ class ReplicatedTraining:
     @contextmanager
     def shared_call(self, n_steps: int) -> Iterator[None]:
         """Around a call of a program that all replicas compute together; errors name its steps."""
-        with self._telling_where(n_steps):
+        with self._naming_this_replica(n_steps):
             yield
         self._step += n_steps
 
@@ -251,7 +251,7 @@ class ReplicatedTraining:
         if not self._is_compared:
             self.compare_step()
         self._is_compared = False
-        with self._telling_where():
+        with self._naming_this_replica():
             for framework, programs in _by_framework(stages).items():
                 self._groups[framework].average_gradients(programs, weight)
 
@@ -263,7 +263,7 @@ class ReplicatedTraining:
         by_framework: dict[str, list[int]] = {}
         for i, (stage, _) in enumerate(inputs):
             by_framework.setdefault(stage.backend.framework, []).append(i)
-        with self._telling_where():
+        with self._naming_this_replica():
             for framework, positions in by_framework.items():
                 given = [(inputs[i][0].program, inputs[i][1]) for i in positions]
                 found = self._groups[framework].loss_weights(given, n_rows)
@@ -293,7 +293,7 @@ class ReplicatedTraining:
         Raises:
             PhaseError: another replica reads models meanwhile.
         """
-        with self._telling_where():
+        with self._naming_this_replica():
             every = self._host.gather(value)
         readers = [rank for rank, each in enumerate(every) if each == _READS_MODELS]
         if readers and (value != _READS_MODELS or len(readers) < self.size):
@@ -315,7 +315,7 @@ class ReplicatedTraining:
         )
 
     @contextmanager
-    def _telling_where(self, n_steps: int = 1) -> Iterator[None]:
+    def _naming_this_replica(self, n_steps: int = 1) -> Iterator[None]:
         try:
             yield
         except FrameworkError as error:
@@ -327,7 +327,7 @@ class ReplicatedTraining:
 
     def total(self, sums: Mapping[str, tuple[float, float]]) -> Sums:
         """Sums and weights of losses over all replicas, added in the order of their ranks; or those that all have."""
-        if self.has_all_rows:
+        if self.reads_all_rows:
             return dict(sums)
         every = self.gather({label: list(pair) for label, pair in sums.items()})
         totals: Sums = {}

@@ -21,7 +21,7 @@ from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
-from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import Evaluation, EvaluationExchange
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -176,7 +176,7 @@ class _PhaseExecution:
         self._use_settings(resolution)
         own = parts[0]
         run.rows, run.batch_size = own.evaluated.rows, own.factory.batch_size
-        learners = HostLearners(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
+        learners = PartialFitEstimators(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
         shares = (*replica_notes(phase, run.plan, own.factory.batch_size), *sharding_notes(phase, resolution))
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
@@ -226,7 +226,7 @@ class _PhaseExecution:
         )
 
     def _policy(
-        self, part: PreparedPart, loader: BatchLoader, pipeline: Pipeline, learners: HostLearners
+        self, part: PreparedPart, loader: BatchLoader, pipeline: Pipeline, learners: PartialFitEstimators
     ) -> OutOfMemoryRecovery:
         may_stream, trains = self._phase.residency != "resident", isinstance(part.part, TrainPhase)
         report = OutOfMemoryReport(
@@ -250,7 +250,7 @@ class _PhaseExecution:
         self,
         pipeline: Pipeline,
         parts: Sequence[PreparedPart],
-        learners: HostLearners,
+        learners: PartialFitEstimators,
         value_names: Mapping[str, Sequence[str]],
         replicated: ReplicatedTraining | None,
     ) -> EvaluationValues | None:
@@ -292,7 +292,7 @@ class _PhaseExecution:
         pipeline: Pipeline,
         part: PreparedPart,
         policy: OutOfMemoryRecovery,
-        learners: HostLearners,
+        learners: PartialFitEstimators,
         value_names: Mapping[str, Sequence[str]],
         replicated: ReplicatedTraining | None,
     ) -> Evaluation:
@@ -393,7 +393,7 @@ def _given_sources(phase: Phase) -> Iterator[BatchSource]:
         yield from (value for value in values if isinstance(value, BatchSource))
 
 
-def _couplings(part: Phase, pipeline: Pipeline, learners: HostLearners) -> list[str]:
+def _couplings(part: Phase, pipeline: Pipeline, learners: PartialFitEstimators) -> list[str]:
     """Why the steps of a phase, or of its validation, may not be computed in micro-batches."""
     if not isinstance(part, TrainPhase):
         return custom_losses(pipeline.stages)

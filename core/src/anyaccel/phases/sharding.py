@@ -113,7 +113,7 @@ def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
     nodes, whole = divided_nodes(resolution.plan), whole_nodes(resolution.plan)
     if len(resolution.segments) > 1:
         yield f"its graph is computed in {len(resolution.segments)} segments, of several frameworks"
-    whole_steps = all(isinstance(each, ShardParameters) and each.takes_whole_batches for each in resolution.backends)
+    whole_steps = all(isinstance(each, ShardParameters) and each.global_batches for each in resolution.backends)
     if phase.compile == "steps" and not whole_steps:
         yield "compile='steps': steps of replicas are not compiled"
     mapped = [each.node for each in resolution.plan.assignments if each.offload is not None]
@@ -165,7 +165,7 @@ def _notes(resolution: Resolution, nodes: Iterable[str], size: int, where: str) 
         for operation in segment.operations:
             if operation.model is None or operation.label not in nodes:
                 continue
-            if operation.trainable or backend.takes_whole_batches:  # one program over all divides what is frozen, too
+            if operation.trainable or backend.global_batches:  # one program over all divides what is frozen, too
                 blocks = backend.sharded_blocks(operation.model)
                 gathered = f"gathered by block ({', '.join(blocks)})" if blocks else "gathered as one"
                 yield (

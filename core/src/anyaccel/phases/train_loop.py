@@ -15,7 +15,7 @@ from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.compiled_changes import refuse_changes_between_steps, renew_compiled
-from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.executor.stage import Losses
@@ -34,8 +34,8 @@ from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Epoch, Run
 from anyaccel.phases.sharding import divides
 from anyaccel.phases.shared_calls import SharedCalls
+from anyaccel.phases.step_notifier import StepNotifier
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
-from anyaccel.phases.step_telling import StepTeller
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.unfinished_call import UnfinishedCall
@@ -72,7 +72,7 @@ class TrainLoop:
         policy: OutOfMemoryRecovery,
         hooks: HookCaller,
         progress: Progress,
-        learners: HostLearners,
+        learners: PartialFitEstimators,
         validation: Evaluation | None,
         nan_in_data: bool = False,
         checkpointer: Checkpointer | None = None,
@@ -87,15 +87,15 @@ class TrainLoop:
         self._sharded = replicated is not None and replicated.sharded
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
         self._goes_back = not self._sharded and not (run.plan is not None and divides(run.plan))
-        shares_calls = replicated is not None and pipeline.takes_calls
+        shares_calls = replicated is not None and pipeline.multi_step
         self._shared_calls = SharedCalls(replicated) if replicated is not None and shares_calls else None
         self._mean_check = mean_check(phase, pipeline, replicated)
         self._buffer_check = buffer_check(phase, pipeline, replicated)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
-        told = hooks.max_call_steps == 1 and pipeline.tells_steps
-        self._teller = StepTeller(run, hooks, progress) if told else None
+        told = hooks.max_call_steps == 1 and pipeline.notifies_steps
+        self._notifier = StepNotifier(run, hooks, progress) if told else None
         self._pacing = StepPacing(None if told else hooks.max_call_steps)
-        self._unheard: list[Losses] = []  # of the steps since somebody listened
+        self._unreported: list[Losses] = []  # of the steps since somebody listened
         self._compile_policy = self._new_compile_policy()
         self._pending = PendingCalls()
         self._samples = SampleCount()  # of the epoch that is running
@@ -262,7 +262,7 @@ class TrainLoop:
     def _train(self, number: int, losses: LossAccumulator) -> tuple[dict[str, float], int]:
         """One epoch; if memory runs out it is resumed from the last snapshot. Mean losses, and the number of steps."""
         run = self._run
-        self._unheard = []
+        self._unreported = []
         if self._goes_back:
             self._snapshots.begin_epoch(run.step)
         while True:
@@ -279,12 +279,12 @@ class TrainLoop:
             try:
                 self._policy.make_room(failure, self._tried_rows)
             finally:  # its events say at which step memory ran out
-                run.step, self._call.n_steps, self._unheard = resumed, 0, []
+                run.step, self._call.n_steps, self._unreported = resumed, 0, []
                 self._samples.back_to(resumed)
             self._pending.clear()
             self._compile_policy.repeat(failed - resumed)
             self._progress.advance(resumed - failed)
-        if self._hooks.step_listeners or self._hooks.hears_steps_done:
+        if self._hooks.step_listeners or self._hooks.has_steps_done_listeners:
             refuse_changes_between_steps(run, self._pipeline)
         self._snapshots.clear()  # a validation may need the room
         self._record(self._pending.finish())
@@ -358,7 +358,7 @@ class TrainLoop:
         microbatch = smallest(self._policy.microbatch_size, steps.microbatch_size)
         self._tried_rows = min(microbatch or size, size)
         self._full_batch = max(self._full_batch, size)
-        teller = self._teller if runner.tells_steps(size, microbatch) else None
+        notifier = self._notifier if runner.notifies_steps(size, microbatch) else None
         done, shared, chunk_runner = 0, self._shared_calls, runner
         while done < n_steps and not run.stopped:
             first = start + done * size
@@ -367,18 +367,18 @@ class TrainLoop:
                 runner, agreed = shared.agree(chunk_runner, first, limit)
             if size == self._full_batch:  # a last, partial batch is not worth a compilation
                 policy.before_call(runner, size, microbatch)
-            count = self._most_steps(n_steps - done, listened=teller is None) if shared is None else agreed
+            count = self._most_steps(n_steps - done, listened=notifier is None) if shared is None else agreed
             began, self._call.n_steps = time.perf_counter(), count
             with self._profiled(count):
                 if shared is not None:
                     step_losses = shared.train_steps(runner, first, count, size, microbatch)
-                elif teller is None:
+                elif notifier is None:
                     step_losses = runner.train_steps(first, count, size, microbatch)
                 else:
-                    step_losses = self._told_steps(teller, runner, first, count, size, microbatch)
-                    count = teller.n_told
-            self._samples.add(run.step - (0 if teller is None else count), count, size)
-            self._step_done(losses, step_losses, count, told=teller)
+                    step_losses = self._notified_steps(notifier, runner, first, count, size, microbatch)
+                    count = notifier.n_notified
+            self._samples.add(run.step - (0 if notifier is None else count), count, size)
+            self._step_done(losses, step_losses, count, told=notifier)
             self._record(self._pending.launched(step_losses, count, began))
             done += count
 
@@ -386,24 +386,24 @@ class TrainLoop:
         """Steps of the next call, of so many that are left; `listened`: at most up to one that somebody listens to."""
         count, step = min(self._pacing.next(), n_left, self._compile_policy.max_steps), self._run.step
         if listened and self._hooks.step_listeners:
-            count = min(count, self._hooks.steps_until_heard(step))
+            count = min(count, self._hooks.steps_until_listener(step))
         if self._checkpointer is not None:
             count = min(count, self._checkpointer.steps_until_due(step) or count)
         if self._profile is not None:
             count = min(count, self._profile.steps_until_change())
         return count
 
-    def _told_steps(
-        self, teller: StepTeller, runner: ChunkRunner, start: int, count: int, size: int, microbatch: int | None
+    def _notified_steps(
+        self, notifier: StepNotifier, runner: ChunkRunner, start: int, count: int, size: int, microbatch: int | None
     ) -> list[Losses]:
         """At most so many steps in one call, each of which is told; their losses."""
-        teller.begin(runner, size)
+        notifier.begin(runner, size)
         try:
-            means = runner.train_told_steps(start, count, size, microbatch, teller)
+            means = runner.train_and_notify(start, count, size, microbatch, notifier)
         finally:
-            self._call.n_steps = count - teller.n_told
-            teller.end()
-        return [runner.losses_of(means, teller.n_told, size)]
+            self._call.n_steps = count - notifier.n_notified
+            notifier.end()
+        return [runner.losses_of(means, notifier.n_notified, size)]
 
     def _record(self, calls: Iterable[tuple[int, float]]) -> None:
         for n_steps, seconds in calls:
@@ -411,7 +411,7 @@ class TrainLoop:
             self._compile_policy.record(n_steps, seconds)
 
     def _step_done(
-        self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int, told: StepTeller | None = None
+        self, losses: LossAccumulator, step_losses: list[Losses], n_steps: int, told: StepNotifier | None = None
     ) -> None:
         self._call.n_steps, first = 0, self._run.step - (0 if told is None else n_steps)
         try:
@@ -421,8 +421,8 @@ class TrainLoop:
             else:
                 self._progress.advance(n_steps)
                 if self._hooks.step_listeners:
-                    self._tell_listeners(step_losses, first + n_steps - 1)
-            if self._hooks.hears_steps_done:
+                    self._notify_listeners(step_losses, first + n_steps - 1)
+            if self._hooks.has_steps_done_listeners:
                 self._run.step = first + n_steps - 1
                 done = FinishedSteps(self._run.epoch, range(first, first + n_steps), step_losses)
                 self._hooks.call("steps_done", run=self._run, steps=done)
@@ -436,10 +436,10 @@ class TrainLoop:
             self._checkpointer.after_step(self._pipeline, losses, self._policy.loader)
         interrupts.check()
 
-    def _tell_listeners(self, step_losses: list[Losses], last: int) -> None:
-        self._unheard += step_losses
-        if self._hooks.steps_until_heard(last) == 1:
-            self._run.step, self._run.last_losses, self._unheard = last, self._unheard.copy, []
+    def _notify_listeners(self, step_losses: list[Losses], last: int) -> None:
+        self._unreported += step_losses
+        if self._hooks.steps_until_listener(last) == 1:
+            self._run.step, self._run.last_losses, self._unreported = last, self._unreported.copy, []
             self._hooks.step_end(last, run=self._run)
 
 

@@ -15,9 +15,9 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
+from anyaccel.phases.custom_step_settings import check_custom_step
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.monitoring import unknown_value
-from anyaccel.phases.own_step_settings import check_own_step
 from anyaccel.phases.phase import Data, Phase, known_settings, one_of, split_name
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.samplers import (
@@ -259,9 +259,9 @@ class TrainPhase(Phase):
         if self.accumulate > 1:
             check_accumulation(self.label, self.losses)
         if self.step is not None:
-            check_own_step(self, self.step, self.accumulate)
+            check_custom_step(self, self.step, self.accumulate)
         if self.validation is not None:
-            check_validation(self, self.validation, own_step=self.step is not None)
+            check_validation(self, self.validation, custom_step=self.step is not None)
         self.check_monitors(self.callbacks)
 
     def check_monitors(self, callbacks: Iterable[Callback]) -> None:

@@ -79,13 +79,13 @@ def _difference(loss: AppliedLoss, trained: AppliedLoss) -> str:
     return " and ".join(differing)
 
 
-def check_validation(training: Phase, validation: Any, *, own_step: bool) -> None:
+def check_validation(training: Phase, validation: Any, *, custom_step: bool) -> None:
     """Check that a validation is computed as the training is, and by losses of it.
 
     Args:
         training: the TrainPhase.
         validation: what it was given.
-        own_step: whether the training has a step of its own, and so no losses.
+        custom_step: whether the training has a step of its own, and so no losses.
 
     Raises:
         PhaseError: it is not an EvalPhase, has a loss that is neither trained nor can be computed of its outputs alone,
@@ -98,7 +98,7 @@ def check_validation(training: Phase, validation: Any, *, own_step: bool) -> Non
             hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
         )
     for loss in validation.losses:
-        if not own_step and trained_as(loss, training.losses) is None and not _is_measured(loss):
+        if not custom_step and trained_as(loss, training.losses) is None and not _is_measured(loss):
             others = [trained for trained in training.losses if trained.on == loss.on]
             differs = f"differs in {_difference(loss, others[0])} from that of the training" if others else "is new"
             raise PhaseError(

@@ -18,7 +18,7 @@ class ShardParameters(Replicate):
     `optimizer_states` and `close`: each is called by all of them in the same order. What these give is whole.
     """
 
-    takes_whole_batches: ClassVar[bool] = False
+    global_batches: ClassVar[bool] = False
     """Whether each replica gives its program all rows of a step, of which that computes a part together with others'.
 
     Then random numbers are those of one program, and nothing is exchanged beside it: `begin_step` is not called, and

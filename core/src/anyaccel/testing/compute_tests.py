@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from anyaccel.testing.batch_axis_tests import BatchAxisTests
+from anyaccel.testing.custom_step_tests import CustomStepTests
 from anyaccel.testing.device_replica_tests import DeviceReplicaTests
 from anyaccel.testing.keyword_tests import KeywordTests
 from anyaccel.testing.missing_input_tests import MissingInputTests
 from anyaccel.testing.model_tests import ModelTests
 from anyaccel.testing.offload_tests import OffloadTests
-from anyaccel.testing.own_step_tests import OwnStepTests
 from anyaccel.testing.parameter_group_tests import ParameterGroupTests
 from anyaccel.testing.precision_tests import PrecisionTests
 from anyaccel.testing.profile_tests import ProfileTests
@@ -32,7 +32,7 @@ class ComputeTests(
     BatchAxisTests,
     WeightedLossTests,
     ParameterGroupTests,
-    OwnStepTests,
+    CustomStepTests,
     PrecisionTests,
     ProfileTests,
     StepCostTests,

@@ -50,8 +50,8 @@ class DeviceReplicaTests(Subject):
         devices = replica_devices(harness, n)
         start = harness.prepare_model(model)
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
-        own_losses, own_values = trained(harness, harness.clone_model(model, start), devices)
-        np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+        actual_losses, own_values = trained(harness, harness.clone_model(model, start), devices)
+        np.testing.assert_allclose(actual_losses, losses, rtol=1e-5)
         assert_close(own_values, values, rtol=1e-3, atol=1e-4)
 
     def test_devices_that_divide_parameters_train_like_one(self, harness: Harness, model: Make) -> None:
@@ -63,8 +63,8 @@ class DeviceReplicaTests(Subject):
             pytest.skip("parameters cannot be divided here")
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
         divided = harness.clone_model(model, start)
-        own_losses, own_values = trained(harness, divided, devices, divided=True)
-        np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+        actual_losses, own_values = trained(harness, divided, devices, divided=True)
+        np.testing.assert_allclose(actual_losses, losses, rtol=1e-5)
         assert_close(own_values, values, rtol=1e-3, atol=1e-4)
         assert harness.backend.device_of(divided) == devices[0]
 
@@ -78,8 +78,8 @@ class DeviceReplicaTests(Subject):
         assert backend.undividable_reason(harness.segment(start), whole=(NODE,)) == ""
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
         kept = harness.clone_model(model, start)
-        own_losses, own_values = trained(harness, kept, devices, divided=True, whole=(NODE,))
-        np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+        actual_losses, own_values = trained(harness, kept, devices, divided=True, whole=(NODE,))
+        np.testing.assert_allclose(actual_losses, losses, rtol=1e-5)
         assert_close(own_values, values, rtol=1e-3, atol=1e-4)
         assert harness.backend.device_of(kept) == devices[0]
 

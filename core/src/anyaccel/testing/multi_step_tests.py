@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.adapter.told_steps import ToldSteps
+from anyaccel.adapter.notifying_program import NotifyingProgram
 from anyaccel.backend import MultiStepProgram
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel.testing import reference_formulas
@@ -80,8 +80,8 @@ class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
     def test_told_steps_are_the_same_steps(self, harness: Harness, model: Make) -> None:
         """Each step of a call is told with its losses, once it is done; the call ends where it is asked to."""
         program = build_multi_step(harness, harness.prepare_model(model), optimizer=OPTIMIZERS["adamw"], compile="off")
-        if not isinstance(program, ToldSteps):
-            pytest.skip("the program does not tell of each step: it is no ToldSteps")
+        if not isinstance(program, NotifyingProgram):
+            pytest.skip("the program does not tell of each step: it is no NotifyingProgram")
         start = program.snapshot()
         expected = run_steps(harness, program, [(0, 2, 4), (8, 1, 4)])
         program.restore(start)
@@ -92,7 +92,7 @@ class MultiStepTests(CompileTests, MicrobatchTests, ScaledStepTests):
             told.append(harness.to_numpy(table()))
             return len(told) == 2
 
-        table = harness.to_numpy(program.train_told_steps(columns, orders, 0, 3, 4, after_step))
+        table = harness.to_numpy(program.train_and_notify(columns, orders, 0, 3, 4, after_step))
         after = run_steps(harness, program, [(8, 1, 4)])  # as after two steps, not three
         program.close()
         assert_close(table, np.concatenate(told), rtol=1e-6)

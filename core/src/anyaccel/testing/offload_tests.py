@@ -63,8 +63,8 @@ class OffloadTests(Subject):
         resident, other = harness.clone_model(model, start), harness.clone_model(model, start)
         put = offloading(harness).offload(other, harness.device, planned(harness, other))
         losses, values = trained(harness, resident)
-        own_losses, own_values = trained(harness, put)
-        np.testing.assert_allclose(own_losses, losses, rtol=1e-5, atol=1e-6)
+        actual_losses, own_values = trained(harness, put)
+        np.testing.assert_allclose(actual_losses, losses, rtol=1e-5, atol=1e-6)
         assert_close(own_values, values, rtol=1e-4, atol=1e-5)
 
     def test_a_model_is_ordinary_again_where_its_offload_ends(self, harness: Harness, model: Make) -> None:

@@ -72,10 +72,10 @@ class Replica:
         return BATCH.rows(slice(6, 11) if self.group.rank else slice(0, 6))
 
     @property
-    def takes_whole_batches(self) -> bool:
+    def global_batches(self) -> bool:
         """Whether programs of divided parameters take all rows of a step in each replica."""
         backend = self.harness.backend
-        return isinstance(backend, ShardParameters) and backend.takes_whole_batches
+        return isinstance(backend, ShardParameters) and backend.global_batches
 
     def tell(self, name: str, **found: Any) -> None:
         """Write what was found, at once."""
@@ -203,8 +203,8 @@ def trained(replica: Replica) -> None:
 
 def _step(replica: Replica, program: Program) -> dict[str, float]:
     """A step over this replica's share; its sum and weight of the loss, and the squared norm of all gradients."""
-    harness, rows = replica.harness, BATCH if replica.takes_whole_batches else replica.rows()
-    if not replica.takes_whole_batches:
+    harness, rows = replica.harness, BATCH if replica.global_batches else replica.rows()
+    if not replica.global_batches:
         replica.group.begin_step([program], [len(rows.x)])
     ((total, weight),) = harness.forward_backward(program, harness.inputs(rows)).values()
     replica.group.average_gradients([program], float(len(rows.x)))
@@ -220,7 +220,7 @@ def in_parts(replica: Replica) -> None:
     backend, size = cast("ShardParameters", harness.backend), 2 if replica.group.rank else 3
     program = backend.build_sharded(harness.segment(model, optimizer=ADAM, compile="off"), replica.group, offload=False)
     first = 6 * replica.group.rank
-    if replica.takes_whole_batches:
+    if replica.global_batches:
         first, size = 0, 5
     else:
         replica.group.begin_step([program], [size, size])

@@ -159,12 +159,12 @@ class SegmentTests(Subject):
                 assert_close(after[name], before[1][second] - 0.1 * (gradients[0][first] + gradients[1][second]))
 
     def test_a_loss_of_the_user_is_the_mean_over_the_rows(
-        self, harness: Harness, model: Make, own_loss: Callable[[Any, Any], Any]
+        self, harness: Harness, model: Make, custom_loss: Callable[[Any, Any], Any]
     ) -> None:
         """A function that gives a mean weighs as many as there are rows, and has the gradient of the named loss."""
         prepared = harness.prepare_model(model)
         segment = replace(harness.segment(prepared), compile="off")
-        own = replace(segment, losses=(replace(segment.losses[0], loss=Loss(own_loss)),))
+        own = replace(segment, losses=(replace(segment.losses[0], loss=Loss(custom_loss)),))
         losses, gradients = [], []
         for each in (segment, own):
             program = harness.compute.build(each)

@@ -103,9 +103,9 @@ class Subject:
         _skip("no models_that_share was given")
 
     @pytest.fixture
-    def own_loss(self) -> Callable[[Any, Any], Any]:
+    def custom_loss(self) -> Callable[[Any, Any], Any]:
         """The mean squared error, as users of the framework write a loss: a function of outputs and targets."""
-        _skip("no own_loss was given")
+        _skip("no custom_loss was given")
 
     @pytest.fixture
     def parameter_free_model(self) -> Callable[[], Any]:
@@ -137,14 +137,14 @@ class Subject:
         _skip("no time_first_model was given" if declared else "moves_batch_axis is not declared")
 
     @pytest.fixture
-    def own_step(self, backend: Backend) -> Callable[..., Any]:
-        """A training step as users of the framework write one, for `Program.own_step`: where a backend has `own_steps`.
+    def custom_step(self, backend: Backend) -> Callable[..., Any]:
+        """A training step as users of the framework write one, where a backend has `custom_steps`.
 
         It trains the model `node` on `batch["x"]` and `batch["t"]` by the mean squared error, with the optimizer of
         `node`, and gives `{"loss": loss}`.
         """
-        declared = getattr(backend, "own_steps", False)
-        _skip("no own_step was given" if declared else "own_steps is not declared")
+        declared = getattr(backend, "custom_steps", False)
+        _skip("no custom_step was given" if declared else "custom_steps is not declared")
 
     @pytest.fixture
     def random_state(self) -> Callable[[], Any]:

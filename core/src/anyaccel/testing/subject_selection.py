@@ -51,7 +51,7 @@ class NumpySubject(Subject):
         return make
 
     @pytest.fixture
-    def own_loss(self) -> Callable[[Any, Any], Any]:
+    def custom_loss(self) -> Callable[[Any, Any], Any]:
         """With its gradient, as NumPy does not differentiate."""
         return squared_error
 

@@ -44,7 +44,7 @@ class JaxBackend(
 
     divides_nodes: ClassVar[bool] = True
     shards_nodes: ClassVar[bool] = True
-    takes_whole_batches: ClassVar[bool] = True
+    global_batches: ClassVar[bool] = True
     computes_together: ClassVar[bool] = True
     environment: ClassVar[tuple[str, ...]] = (
         "JAX_PLATFORMS",

@@ -44,7 +44,7 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         *("TF32_TF32_F32", "TF32_TF32_F32_X3", "F32_F32_F32", "F64_F64_F64"),
     )
     parameter_groups = True
-    own_steps = True
+    custom_steps = True
 
     def wrap(self, model: Any) -> Any:
         """As `Compute.wrap`: modules of Linen and Equinox are put into `Linen` and `Equinox`, which hold values."""

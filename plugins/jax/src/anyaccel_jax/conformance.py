@@ -52,7 +52,7 @@ class JaxSubject(Subject):
         return lambda: Function(lambda parameters, x: jnp.tanh(x), {})
 
     @pytest.fixture
-    def own_loss(self) -> Callable[[Any, Any], Any]:
+    def custom_loss(self) -> Callable[[Any, Any], Any]:
         """Of jax.numpy."""
         return lambda outputs, targets: jnp.mean((outputs - targets) ** 2)
 
@@ -67,7 +67,7 @@ class JaxSubject(Subject):
         return lambda: Function(lambda parameters, x: jnp.cumsum(x, 0), {})
 
     @pytest.fixture
-    def own_step(self) -> Callable[..., Any]:
+    def custom_step(self) -> Callable[..., Any]:
         """A pure function of the state of training and a batch."""
         return train_step
 
@@ -78,7 +78,7 @@ def difference(parameters: Any, minuend: jax.Array, subtrahend: jax.Array) -> di
 
 
 def train_step(state: Any, batch: Any) -> Any:
-    """As Subject.own_step."""
+    """As Subject.custom_step."""
     node = state["node"]
 
     def loss_of(params: Any) -> Any:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from anyaccel.adapter.own_step import OwnStepProgram
+from anyaccel.adapter.custom_step import CustomStepProgram
 from anyaccel.segment import Segment
+from anyaccel_jax.custom_step import CustomStep
 from anyaccel_jax.error_translation import translate_errors
 from anyaccel_jax.ops import JaxOps
-from anyaccel_jax.own_step import OwnStep
 
 
-class JaxProgram(OwnStepProgram):
+class JaxProgram(CustomStepProgram):
     """A segment of models that JAX computes.
 
     JAX computes later than it is called: a call that runs out of memory returns, and what it returned raises when it is
@@ -30,11 +30,11 @@ class JaxProgram(OwnStepProgram):
         """Errors name the subject."""
         return translate_errors(subject)
 
-    def create_own_step(self, step: Callable[..., Any]) -> OwnStep:
+    def create_custom_step(self, step: Callable[..., Any]) -> CustomStep:
         """`step(state, batch)`, a pure function that gives (state, figures); `state` has a `TrainState` for each node.
 
         Raises:
             PhaseError: it does not take these arguments.
         """
         off = self.segment.compile == "off" or not self._as_a_whole
-        return OwnStep(step, self.segment, self._ops_in_use, self._layout, self._state, off=off)
+        return CustomStep(step, self.segment, self._ops_in_use, self._layout, self._state, off=off)

@@ -31,7 +31,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, 
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     matmul_precisions: ClassVar[tuple[Any, ...]] = (True, False)
     parameter_groups = True
-    own_steps = True
+    custom_steps = True
 
     def precision_reason(self, model: Any, precision: str, device: Device) -> str:
         """As `ComputesPrecision.precision_reason`: layers of Keras have policies, variables of modules their dtypes."""

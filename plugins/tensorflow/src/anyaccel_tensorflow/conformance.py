@@ -60,7 +60,7 @@ class TensorFlowSubject(Subject):
         return make
 
     @pytest.fixture
-    def own_loss(self) -> Callable[[Any, Any], Any]:
+    def custom_loss(self) -> Callable[[Any, Any], Any]:
         """Of TensorFlow."""
         return lambda outputs, targets: tf.reduce_mean(tf.square(outputs - targets))
 
@@ -80,7 +80,7 @@ class TensorFlowSubject(Subject):
         return RunningTotal
 
     @pytest.fixture
-    def own_step(self) -> Callable[..., Any]:
+    def custom_step(self) -> Callable[..., Any]:
         """With a GradientTape."""
         return train_step
 
@@ -107,7 +107,7 @@ class RunningTotal(tf.Module):  # type: ignore[misc]
 
 
 def train_step(models: Any, batch: Any, optimizers: Any) -> dict[str, Any]:
-    """As Subject.own_step."""
+    """As Subject.custom_step."""
     net = models["node"]
     with tf.GradientTape() as tape:
         outputs = net(batch["x"], training=True) if isinstance(net, keras.layers.Layer) else net(batch["x"])

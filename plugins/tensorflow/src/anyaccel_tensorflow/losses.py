@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from anyaccel.adapter.own_loss import make_loss
+from anyaccel.adapter.custom_loss import make_loss
 from anyaccel.specs import Loss
 from anyaccel_tensorflow.variables import keras
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from anyaccel.adapter.own_step import OwnStepProgram
+from anyaccel.adapter.custom_step import CustomStepProgram
 from anyaccel.segment import NodeState, Segment
 from anyaccel_tensorflow import runtime_config
+from anyaccel_tensorflow.custom_step import CustomStep
 from anyaccel_tensorflow.device_policy import StrictDevices, silent_copies
 from anyaccel_tensorflow.error_translation import translate_errors
 from anyaccel_tensorflow.object_location import is_first_cpu
 from anyaccel_tensorflow.ops import TensorFlowOps
-from anyaccel_tensorflow.own_step import OwnStep
 
 
-class TensorFlowProgram(OwnStepProgram):
+class TensorFlowProgram(CustomStepProgram):
     """A segment of TensorFlow and Keras models.
 
     From its creation until it is closed, soft placement is off and the device policy explicit, for the whole process:
@@ -71,17 +71,17 @@ class TensorFlowProgram(OwnStepProgram):
         """Steps on several devices are not compiled, so that parameters are updated where they are."""
         return super().can_compile_steps and not self._ops_in_use.uses_several_devices
 
-    def create_own_step(self, step: Callable[..., Any]) -> OwnStep:
+    def create_custom_step(self, step: Callable[..., Any]) -> CustomStep:
         """`step(models, batch, optimizers)`, with the user's own models, and optimizers called like those of Keras.
 
         Raises:
             PhaseError: it does not take these arguments.
         """
         off = self.segment.compile == "off"
-        return OwnStep(step, self.segment, self._ops_in_use, self._layout, self._state, off=off)
+        return CustomStep(step, self.segment, self._ops_in_use, self._layout, self._state, off=off)
 
     def close(self) -> dict[str, NodeState]:
-        """As in `OwnStepProgram`; restores soft placement and the device policy."""
+        """As in `CustomStepProgram`; restores soft placement and the device policy."""
         try:
             return super().close()
         finally:

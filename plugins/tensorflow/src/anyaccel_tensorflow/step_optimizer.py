@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from anyaccel.adapter.custom_step import ROWS
 from anyaccel.adapter.optimizer_step import OptimizerStep
-from anyaccel.adapter.own_step import ROWS
 from anyaccel.errors import PhaseError
 from anyaccel_tensorflow.variables import read, tf_variable, write
 

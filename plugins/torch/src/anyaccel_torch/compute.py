@@ -43,7 +43,7 @@ class TorchCompute(
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     matmul_precisions: ClassVar[tuple[Any, ...]] = ("highest", "high", "medium")
     keeps_modes = True
-    own_steps = True
+    custom_steps = True
     parameter_groups = True
 
     def wrap(self, model: Any) -> Any:

@@ -83,7 +83,7 @@ class TorchSubject(Subject):
         return make
 
     @pytest.fixture
-    def own_loss(self) -> Callable[[Any, Any], Any]:
+    def custom_loss(self) -> Callable[[Any, Any], Any]:
         """Of torch."""
         return nn.functional.mse_loss
 
@@ -108,7 +108,7 @@ class TorchSubject(Subject):
         return RunningTotal
 
     @pytest.fixture
-    def own_step(self) -> Callable[..., Any]:
+    def custom_step(self) -> Callable[..., Any]:
         """A loop body of torch."""
         return train_step
 
@@ -135,7 +135,7 @@ class RunningTotal(nn.Module):
 
 
 def train_step(models: Any, batch: Any, optimizers: Any) -> dict[str, torch.Tensor]:
-    """As Subject.own_step; Keras layers do not read `module.training`, and are told that this is training."""
+    """As Subject.custom_step; Keras layers do not read `module.training`, and are told that this is training."""
     net = models["node"]
     optimizers["node"].zero_grad()
     outputs = net(batch["x"], training=True) if keras.library().is_layer(net) else net(batch["x"])

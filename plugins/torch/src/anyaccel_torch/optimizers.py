@@ -286,7 +286,7 @@ class GroupOptimizer:
         first = self.steps(parameter)
         return [spec.rate(step) for step in range(first, first + count)]
 
-    def own_steps(self, parameter: nn.Parameter) -> int:
+    def custom_steps(self, parameter: nn.Parameter) -> int:
         """Steps of the parameter itself, which may be fewer than its node's; waits for the device."""
         step = self._state_of(parameter).get("step")
         return self.steps(parameter) if step is None else int(step)

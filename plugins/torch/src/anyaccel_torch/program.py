@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyaccel.adapter.told_steps import AfterStep, ToldSteps, told_one_by_one
+from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram, notify_one_by_one
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
 from anyaccel.segment import NodeState, Segment
@@ -47,7 +47,7 @@ from anyaccel_torch.whole_steps import WholeSteps
 Losses = dict[str, tuple[Tensor, Tensor]]
 
 
-class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
+class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
     """Trains the user's own modules in place; `close` restores their modes and `requires_grad` flags.
 
     Parameters of the groups' nodes (and of custom losses on them) are trained, except those whose `requires_grad` the
@@ -147,7 +147,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         self._enter(training=True)
         return self._whole_steps.run(columns, orders, start, n_steps, batch_size, n_microbatches)
 
-    def train_told_steps(
+    def train_and_notify(
         self,
         columns: Sequence[Any],
         orders: Sequence[Any],
@@ -157,9 +157,9 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         after_step: AfterStep,
         n_microbatches: int = 1,
     ) -> Any:
-        """As `ToldSteps.train_told_steps`; where steps are compiled, each is a call of its own."""
+        """As `NotifyingProgram.train_and_notify`; where steps are compiled, each is a call of its own."""
         if self._compiler.has_compiled(batch_size, n_microbatches):
-            told = told_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
+            told = notify_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
             return torch.cat(told)
         self._enter(training=True)
 
@@ -168,7 +168,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
             self._enter(training=True)  # listeners may have evaluated the model
             return ends
 
-        return self._whole_steps.run_told(columns, orders, start, n_steps, batch_size, tell, n_microbatches)
+        return self._whole_steps.run_and_notify(columns, orders, start, n_steps, batch_size, tell, n_microbatches)
 
     def estimate_compile(self, max_steps: int) -> CompileEstimate | None:
         """As `MultiStepProgram.estimate_compile`; from measured uncompiled steps, and from earlier compilations."""
@@ -320,8 +320,8 @@ class TorchProgram(ScaledProgram, MultiStepProgram, ToldSteps):
         for parameter in self.trained:
             parameter.grad = None
 
-    def own_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
-        """As `Program.own_step`, with the modules themselves in training mode, and torch's own optimizers."""
+    def custom_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+        """As `Program.custom_step`, with the modules themselves in training mode, and torch's own optimizers."""
         self._enter(training=True)
         with self._translate("the step of your own"):
             given = step(self._models, batch, self._optimizers)

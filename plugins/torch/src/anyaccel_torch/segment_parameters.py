@@ -73,10 +73,10 @@ def check_frozen(segment: Segment, losses: Sequence[BoundLoss]) -> None:
     """
     in_training = [op for op in segment.operations if op.trainable and op.label not in segment.frozen]
     trained = {op.label: op.model for op in in_training if isinstance(op.model, nn.Module)}
-    own_losses = {loss.label: loss.module for loss in losses if loss.module is not None}
+    custom_losses = {loss.label: loss.module for loss in losses if loss.module is not None}
     on_trained = {term.label: term.on for term in segment.losses if term.on in trained}
     holders = [(f"node {label!r}", model) for label, model in trained.items()]
-    holders += [(f"the loss {label!r}", own_losses[label]) for label in on_trained if label in own_losses]
+    holders += [(f"the loss {label!r}", custom_losses[label]) for label in on_trained if label in custom_losses]
     for label, model in segment.frozen.items():
         if isinstance(model, nn.Module):
             for holder, other in holders:

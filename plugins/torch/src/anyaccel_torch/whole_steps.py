@@ -66,7 +66,7 @@ class WholeSteps:
             table = self.loss_table(losses)
             return torch.cat([*tables, table]) if tables else table
 
-    def run_told(
+    def run_and_notify(
         self,
         columns: Sequence[Any],
         orders: Sequence[Any],

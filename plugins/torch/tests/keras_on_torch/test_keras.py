@@ -276,14 +276,14 @@ def trained_in_graph(model: Any, batch: int = 8, **settings: Any) -> None:
     aa.Experiment("e", graph, progress="none").run_phase(phase)
 
 
-class OwnStep(keras.Sequential):
+class CustomStep(keras.Sequential):
     def train_step(self, *given: Any) -> Any:
         return super().train_step(*given)
 
 
 def test_what_only_kerass_own_loop_does_is_refused(backend: TorchBackend) -> None:
-    for make in (lambda: OwnStep([layers.Dense(1)]), lambda: nn.Sequential(OwnStep([layers.Dense(1)]))):
-        with pytest.raises(PhaseError, match="'net' cannot be trained: OwnStep has a train_step of its own"):
+    for make in (lambda: CustomStep([layers.Dense(1)]), lambda: nn.Sequential(CustomStep([layers.Dense(1)]))):
+        with pytest.raises(PhaseError, match="'net' cannot be trained: CustomStep has a train_step of its own"):
             trained_in_graph(make())
 
 

@@ -113,7 +113,7 @@ class Holding(Keras):
     buffered_model = pytest.fixture(lambda self: lambda: _holding(Residual(rate=0.0)))
 
     @pytest.fixture
-    def own_step(self) -> Callable[..., Any]:
+    def custom_step(self) -> Callable[..., Any]:
         """Layer by layer: a torch module does not tell the Keras layers in it that this is training."""
 
         def step(models: Any, batch: Any, optimizers: Any) -> Any:

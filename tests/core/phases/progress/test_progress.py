@@ -47,27 +47,27 @@ class Teller(Progress):
 
 
 def test_a_progress_hears_start_steps_epochs_and_stop(line, experiment, train, at):
-    teller = Teller()
+    notifier = Teller()
     each = at("step_end", lambda run: None)
-    result = experiment(line(), progress=teller).run_phase(train(n_epochs=2, validation="val", callbacks=[each]))
+    result = experiment(line(), progress=notifier).run_phase(train(n_epochs=2, validation="val", callbacks=[each]))
     epoch = [*["advance"] * 4, "epoch"]
-    assert teller.names == ["start", *epoch, *epoch, "stop"]
-    assert teller.heard[0] == ("start", "train", 2, 4)
-    assert [told for name, *told in teller.heard if name == "epoch"] == [[one.figures] for one in result.epochs]
+    assert notifier.names == ["start", *epoch, *epoch, "stop"]
+    assert notifier.heard[0] == ("start", "train", 2, 4)
+    assert [told for name, *told in notifier.heard if name == "epoch"] == [[one.figures] for one in result.epochs]
 
 
 @pytest.mark.parametrize("sampler", [1, 3, 5, 16, 40])
 def test_advances_add_up_to_the_steps(sampler, line, experiment, train):
-    teller = Teller()
-    experiment(line(), progress=teller).run_phase(train(n_epochs=3, sampler=sampler))
-    _, _, epochs, steps = teller.heard[0]
-    assert sum(told[0] for name, *told in teller.heard if name == "advance") == epochs * steps
+    notifier = Teller()
+    experiment(line(), progress=notifier).run_phase(train(n_epochs=3, sampler=sampler))
+    _, _, epochs, steps = notifier.heard[0]
+    assert sum(told[0] for name, *told in notifier.heard if name == "advance") == epochs * steps
 
 
 def test_phases_without_a_loop_tell_nothing(line, experiment, evaluate):
-    teller = Teller()
-    experiment(line(), progress=teller).run_phase(evaluate())
-    assert teller.heard == []
+    notifier = Teller()
+    experiment(line(), progress=notifier).run_phase(evaluate())
+    assert notifier.heard == []
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
@@ -76,22 +76,22 @@ def test_a_progress_is_stopped_after_an_error(moment, error, line, experiment, t
     def fail(run):
         raise error
 
-    teller = Teller()
+    notifier = Teller()
     with pytest.raises(type(error)):
-        experiment(line(), progress=teller).run_phase(train(callbacks=[at(moment, fail)]))
-    assert (teller.names[0], teller.names[-1], teller.names.count("stop")) == ("start", "stop", 1)
+        experiment(line(), progress=notifier).run_phase(train(callbacks=[at(moment, fail)]))
+    assert (notifier.names[0], notifier.names[-1], notifier.names.count("stop")) == ("start", "stop", 1)
 
 
 @pytest.mark.parametrize("where", ["start", "advance", "epoch", "stop"])
 def test_a_progress_that_raises_ends_the_phase_as_any_error(where, line, experiment, train):
-    teller, graph = Teller(**{where: ValueError(where)}), line()
-    ours = experiment(graph, progress=teller)
+    notifier, graph = Teller(**{where: ValueError(where)}), line()
+    ours = experiment(graph, progress=notifier)
     with pytest.raises(ValueError, match=where):
         ours.run_phase(train())
-    assert teller.names[-1] == "stop"
+    assert notifier.names[-1] == "stop"
     assert isinstance(ours.last_run.error, ValueError)
     assert np.isfinite(graph.state()["net/parameters/weight"]).all()
-    teller.failures.clear()
+    notifier.failures.clear()
     ours.run_phase(train())
 
 
@@ -100,23 +100,23 @@ def test_what_is_loaded_is_told_before_the_loop(line, experiment, train, evaluat
         def loading(self, what, nbytes):
             self._hear("loading", what, nbytes)
 
-    teller = Loads()
-    ours = experiment(line(), progress=teller)
+    notifier = Loads()
+    ours = experiment(line(), progress=notifier)
     ours.run_phase(train(n_epochs=0))
-    assert teller.heard[0] == ("loading", "the data of train", 16 * (3 + 1) * 4)
+    assert notifier.heard[0] == ("loading", "the data of train", 16 * (3 + 1) * 4)
     ours.run_phase(evaluate())
-    assert teller.heard[-1] == ("loading", "the data of eval", 8 * (3 + 1) * 4)
-    teller.failures["loading"] = ValueError("told")
+    assert notifier.heard[-1] == ("loading", "the data of eval", 8 * (3 + 1) * 4)
+    notifier.failures["loading"] = ValueError("told")
     with pytest.raises(ValueError, match="told"):
         ours.run_phase(train())
-    assert teller.names[-1] == "loading"
+    assert notifier.names[-1] == "loading"
 
 
 def test_a_progress_is_not_started_when_a_phase_fails_before_its_loop(line, experiment, train):
-    teller = Teller()
+    notifier = Teller()
     with pytest.raises(Exception, match="nope"):
-        experiment(line(), progress=teller).run_phase(train(data="nope"))
-    assert teller.heard == []
+        experiment(line(), progress=notifier).run_phase(train(data="nope"))
+    assert notifier.heard == []
 
 
 # -- choosing ----------------------------------------------------------------------------------------------------------
@@ -131,8 +131,8 @@ class Terminal(io.StringIO):
 
 def test_a_progress_is_chosen_by_name_or_given(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    teller = Teller()
-    assert progress_for(teller) is teller
+    notifier = Teller()
+    assert progress_for(notifier) is notifier
     assert type(progress_for("none")) is Progress
     assert type(progress_for("rich")) is RichProgress
     assert type(progress_for("lines")) is LineProgress

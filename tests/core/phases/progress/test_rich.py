@@ -357,7 +357,7 @@ def test_an_object_at_work_gives_a_second_run_a_copy(cls):
     assert progress.begin("fifth") is progress
 
 
-def test_two_runs_with_one_object_count_their_own_steps(open_terminal, clock):
+def test_two_runs_with_one_object_count_their_custom_steps(open_terminal, clock):
     shown, progress = open_terminal(), RichProgress()
     outer = progress.begin("outer")
     outer.start("outer", 1, 10)

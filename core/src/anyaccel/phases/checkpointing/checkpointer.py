@@ -223,7 +223,7 @@ class Checkpointer:
     @property
     def _drawing(self) -> ReplicatedTraining | None:
         """The replicas, where each draws other random numbers."""
-        return None if self._replicated is None or self._replicated.has_all_rows else self._replicated
+        return None if self._replicated is None or self._replicated.reads_all_rows else self._replicated
 
     def epoch_ends(self) -> None:
         """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter.loss_weights import weight_inputs
-from anyaccel.adapter.told_steps import AfterStep, ToldSteps
+from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram
 from anyaccel.backend import MultiStepProgram
 from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
-from anyaccel.phases.estimator_partial_fit import HostLearners
+from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.loss_scaling import loss_scaling_of
-from anyaccel.phases.executor.own_step import OwnStep
 from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
@@ -74,18 +74,20 @@ class ChunkRunner:
         means = self.program.train_steps(self.columns, self.orders, start, n_steps, batch_size, *more)
         return [self.losses_of(means, n_steps, batch_size)]
 
-    def train_told_steps(
+    def train_and_notify(
         self, start: int, n_steps: int, batch_size: int, microbatch_size: int | None, after_step: AfterStep
     ) -> Any:
-        """As `train_steps`, with a program that `tells_steps`; the mean losses of the steps that were done."""
+        """As `train_steps`, with a program that `notifies_steps`; the mean losses of the steps that were done."""
         n_microbatches = self.n_microbatches(batch_size, microbatch_size) or 1
         rows: Any = (self.columns, self.orders, start, n_steps, batch_size)
-        assert isinstance(self.program, ToldSteps)
-        return self.program.train_told_steps(*rows, after_step, n_microbatches)
+        assert isinstance(self.program, NotifyingProgram)
+        return self.program.train_and_notify(*rows, after_step, n_microbatches)
 
-    def tells_steps(self, batch_size: int, microbatch_size: int | None) -> bool:
+    def notifies_steps(self, batch_size: int, microbatch_size: int | None) -> bool:
         """Whether steps of this size are done by a program that tells of each."""
-        return isinstance(self.program, ToldSteps) and self.n_microbatches(batch_size, microbatch_size) is not None
+        return (
+            isinstance(self.program, NotifyingProgram) and self.n_microbatches(batch_size, microbatch_size) is not None
+        )
 
     def losses_of(self, means: Any, n_steps: int, batch_size: int) -> Losses:
         """The losses of some steps that the program has done, from the means that it gave."""
@@ -135,7 +137,7 @@ class Pipeline:
         stages: in the order of computation.
         learners: estimators that learn from every training step; with some, steps are taken one by one.
         log_event: is told if values cannot go from one framework to another as planned.
-        own_step: the training step, if it is the user's own.
+        custom_step: the training step, if it is the user's own.
         replicas: share each step; with them, steps are taken one by one, unless they compute one program together.
 
     Attributes:
@@ -145,12 +147,12 @@ class Pipeline:
     def __init__(
         self,
         stages: Sequence[PipelineStage],
-        learners: HostLearners | None = None,
+        learners: PartialFitEstimators | None = None,
         log_event: LogEvent = discard_event,
-        own_step: OwnStep | None = None,
+        custom_step: CustomStep | None = None,
         replicas: StepReplicas | None = None,
     ) -> None:
-        self._own_step = own_step
+        self._custom_step = custom_step
         self._stages = tuple(stages)
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
@@ -159,8 +161,8 @@ class Pipeline:
         self.loss_scaling = loss_scaling_of(self._stages)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
-        whole = len(stages) == 1 and learners is None and own_step is None
-        whole = whole and (replicas is None or replicas.takes_calls)
+        whole = len(stages) == 1 and learners is None and custom_step is None
+        whole = whole and (replicas is None or replicas.multi_step)
         only = stages[0].program if whole else None
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
@@ -173,20 +175,20 @@ class Pipeline:
     def can_compile(self) -> bool:
         """Whether any of the programs has something to compile its steps with."""
         programs = [type(stage.program) for stage in self._stages]
-        return self._own_step is None and any(
+        return self._custom_step is None and any(
             issubclass(program, MultiStepProgram) and program.estimate_compile is not MultiStepProgram.estimate_compile
             for program in programs
         )
 
     @property
-    def takes_calls(self) -> bool:
+    def multi_step(self) -> bool:
         """Whether one program takes several steps in one call."""
         return self._multi_step is not None
 
     @property
-    def tells_steps(self) -> bool:
+    def notifies_steps(self) -> bool:
         """Whether one program does whole steps, and tells of each of a call."""
-        return isinstance(self._multi_step, ToldSteps)
+        return isinstance(self._multi_step, NotifyingProgram)
 
     @property
     def on_host(self) -> bool:
@@ -204,13 +206,13 @@ class Pipeline:
             evaluate=partial(steps.evaluate, rows),
             one_by_one=partial(steps.train_steps, rows),
         )
-        if self._own_step is not None:
-            batch = self._own_step.bind(columns)
+        if self._custom_step is not None:
+            batch = self._custom_step.bind(columns)
             return replace(
                 runner,
-                train_step=partial(self._own_step.train_step, batch),
-                try_step=partial(self._own_step.try_step, batch),
-                one_by_one=partial(self._own_step.train_steps, batch),
+                train_step=partial(self._custom_step.train_step, batch),
+                try_step=partial(self._custom_step.try_step, batch),
+                one_by_one=partial(self._custom_step.train_steps, batch),
             )
         if self._multi_step is None:
             return runner
@@ -265,12 +267,12 @@ class Pipeline:
     @property
     def is_updating(self) -> bool:
         """Whether an error came between the first and the last update of one step."""
-        return self._cross_segment.is_updating or (self._own_step is not None and self._own_step.is_updating)
+        return self._cross_segment.is_updating or (self._custom_step is not None and self._custom_step.is_updating)
 
     def count_steps(self) -> int:
         """Steps since the programs were built, as the optimizers count them: the most of any node."""
-        if self._own_step is not None:
-            return self._own_step.n_done
+        if self._custom_step is not None:
+            return self._custom_step.n_done
         counts = [0]
         for stage in self._stages:
             before = stage.segment.states
@@ -295,7 +297,7 @@ class Pipeline:
             OutOfMemoryError: no room for a copy.
             EstimatorError: an estimator that learns cannot be copied.
         """
-        beside = self._learners or self._own_step  # never both: estimators are no part of such a step
+        beside = self._learners or self._custom_step  # never both: estimators are no part of such a step
         learned = None if beside is None else beside.snapshot()
         return learned, [stage.program.snapshot() for stage in self._stages]
 
@@ -303,7 +305,7 @@ class Pipeline:
         """Go back to a snapshot."""
         learned, states = snapshot
         self._cross_segment.is_updating = False
-        beside = self._learners or self._own_step
+        beside = self._learners or self._custom_step
         if beside is not None:
             beside.restore(learned)
         for stage, state in zip(self._stages, states, strict=True):

@@ -67,7 +67,7 @@ class StepReplicas(Protocol):
 
     sharded: bool
     """Whether gradients are summed over the replicas as soon as they are computed."""
-    takes_calls: bool
+    multi_step: bool
     """Whether a program of theirs may take several steps in one call, for which nothing is exchanged beside it."""
 
     def begin_step(self, sizes: Sequence[int]) -> None:

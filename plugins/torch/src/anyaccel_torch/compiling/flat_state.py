@@ -66,7 +66,7 @@ class FlatState:
 
     def _keys(self) -> dict[nn.Parameter, RuleKey]:
         return {
-            parameter: (i, group.steps(parameter), group.own_steps(parameter), group.settings_of(parameter))
+            parameter: (i, group.steps(parameter), group.custom_steps(parameter), group.settings_of(parameter))
             for i, (group, reached) in enumerate(zip(self._groups, self._reached, strict=True))
             for parameter in reached
         }

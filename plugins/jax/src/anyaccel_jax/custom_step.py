@@ -1,4 +1,4 @@
-"""OwnStep: a training step of the user's own on the state of a program: a pure function, compiled where possible."""
+"""CustomStep: a training step of the user's own on the state of a program: a pure function, compiled where possible."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from anyaccel.adapter import values_of
 from anyaccel.adapter.compile_cache import python_values
+from anyaccel.adapter.custom_step import StepCompiler, UpdateTables, check_arguments
 from anyaccel.adapter.optimizer_step import OptimizerStep
-from anyaccel.adapter.own_step import StepCompiler, UpdateTables, check_arguments
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import SegmentLayout
 from anyaccel.segment import Segment
@@ -33,7 +33,7 @@ class Values(NamedTuple):
     step: Any
 
 
-class OwnStep:
+class CustomStep:
     """A step of the user's own.
 
     Args:
@@ -80,7 +80,7 @@ class OwnStep:
         self._run = partial(_run, step, self._functions)
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
-        """As in `OwnStepRunner`."""
+        """As in `CustomStepRunner`."""
         self._buffers = {label: dict(buffers[label]) for label in self._functions}
         self._steps = {owner: np.int32(self._state.states[owner].step) for owner in self._groups}
         self._tables.invalidate()
@@ -124,7 +124,7 @@ class OwnStep:
         return {owner: int(step) for owner, step in self._steps.items()}
 
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """As in `OwnStepRunner`; waits for the last step."""
+        """As in `CustomStepRunner`; waits for the last step."""
         self._state.set_steps(self._counts())
         return self._buffers
 
@@ -137,7 +137,7 @@ class OwnStep:
         return self._compiler.renew()
 
     def close(self) -> None:
-        """As in `OwnStepRunner`: nothing."""
+        """As in `CustomStepRunner`: nothing."""
 
 
 def _functions(

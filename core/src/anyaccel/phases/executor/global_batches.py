@@ -8,18 +8,18 @@ from typing import Any
 from anyaccel.phases.executor.stage import PipelineStage
 
 
-class WholeBatches:
+class GlobalBatchReplicas:
     """See `StepReplicas`: nothing is exchanged beside the programs.
 
     Args:
         compare: is called when the gradients of a step are computed.
         end_step: is called when it is done.
-        takes_calls: see `StepReplicas`; not where batches are compared in every step.
+        multi_step: see `StepReplicas`; not where batches are compared in every step.
     """
 
-    def __init__(self, compare: Callable[[], None], end_step: Callable[[], None], *, takes_calls: bool) -> None:
+    def __init__(self, compare: Callable[[], None], end_step: Callable[[], None], *, multi_step: bool) -> None:
         self.sharded = False  # in the sense of `StepReplicas`
-        self.takes_calls = takes_calls
+        self.multi_step = multi_step
         self._compare, self.end_step = compare, end_step
 
     def begin_step(self, sizes: Sequence[int]) -> None:

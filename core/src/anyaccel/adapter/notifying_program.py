@@ -1,4 +1,4 @@
-"""ToldSteps: what a program may do that runs several steps in one call, for listeners to each of them."""
+"""NotifyingProgram: what a program may do that runs several steps in one call, for listeners to each of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ AfterStep = Callable[[Callable[[], Any]], bool]
 """Called after a step with a function that gives its mean losses, [1, losses]; whether no more steps are to be done."""
 
 
-class ToldSteps(ABC):
+class NotifyingProgram(ABC):
     """Capability of a `MultiStepProgram`: it tells of each step of a call. Without it, each is a call of its own.
 
     It is for programs that do their steps one after the other anyway.
     """
 
     @abstractmethod
-    def train_told_steps(
+    def train_and_notify(
         self,
         columns: Sequence[Any],
         orders: Sequence[Any],
@@ -40,7 +40,7 @@ class ToldSteps(ABC):
         """
 
 
-def told_one_by_one(
+def notify_one_by_one(
     program: MultiStepProgram,
     columns: Sequence[Any],
     orders: Sequence[Any],
@@ -50,7 +50,7 @@ def told_one_by_one(
     after_step: AfterStep,
     n_microbatches: int = 1,
 ) -> list[Any]:
-    """For `ToldSteps.train_told_steps`, where each step is a call of `train_steps`: what each of these gives."""
+    """For `NotifyingProgram.train_and_notify`, where each step is a call of `train_steps`: what each of these gives."""
     more: Any = () if n_microbatches == 1 else (n_microbatches,)
     tables: list[Any] = []
     for first in range(start, start + n_steps * batch_size, batch_size):

@@ -1,4 +1,4 @@
-"""OwnStep: a training step of the user's own on the user's models: with GradientTape, as a `train_step` of Keras."""
+"""CustomStep: a training step of the user's own on the user's models: with GradientTape, as a `train_step` of Keras."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from anyaccel.adapter.compile_cache import python_values
-from anyaccel.adapter.own_step import ROWS, StepCompiler, UpdateTables, check_arguments
+from anyaccel.adapter.custom_step import ROWS, StepCompiler, UpdateTables, check_arguments
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.python_values import ValueReader
 from anyaccel.adapter.segment_analysis import SegmentLayout
@@ -22,7 +22,7 @@ from anyaccel_tensorflow.variables import keras, model_variables, read, tf_varia
 _EXAMPLE = "def step(models, batch, optimizers): ... return {'loss': loss}"
 
 
-class OwnStep:
+class CustomStep:
     """A step of the user's own. While it is current, the models' own variables have the values that are trained.
 
     Args:
@@ -88,10 +88,10 @@ class OwnStep:
         own = tuple((f"{path} of the step", key) for path, key in reader.pairs)
         return (*python_values(self._segment, self._ops, lambda model: model), *own)
 
-    # -- as in OwnStepRunner ---------------------------------------------------------------------------------------
+    # -- as in CustomStepRunner ---------------------------------------------------------------------------------------
 
     def begin(self, buffers: Mapping[str, Mapping[str, Any]]) -> None:
-        """As in `OwnStepRunner`: the values go to the variables."""
+        """As in `CustomStepRunner`: the values go to the variables."""
         for label, model in self._layout.models.items():
             self._ops.write(model, self._state.parameters[label], buffers[label])
         for owner, held in self._nodes.items():
@@ -118,7 +118,7 @@ class OwnStep:
             return self.step(self._models, batch, self._optimizers)
 
     def collect(self) -> Mapping[str, Mapping[str, Any]]:
-        """As in `OwnStepRunner`; waits for the last step."""
+        """As in `CustomStepRunner`; waits for the last step."""
         trained = {owner: self._variables[owner] for owner in self._groups}
         parameters = {owner: {name: read(v) for name, v in held.parameters.items()} for owner, held in trained.items()}
         slots = {
@@ -130,15 +130,15 @@ class OwnStep:
         return {owner: {name: read(v) for name, v in held.buffers.items()} for owner, held in trained.items()}
 
     def begin_epoch(self) -> None:
-        """As in `OwnStepRunner`."""
+        """As in `CustomStepRunner`."""
         self._tables.invalidate()
 
     def renew(self) -> list[str]:
-        """As in `OwnStepRunner`."""
+        """As in `CustomStepRunner`."""
         return self._compiler.renew()
 
     def close(self) -> None:
-        """As in `OwnStepRunner`: layers of frozen nodes are trainable again where they were."""
+        """As in `CustomStepRunner`: layers of frozen nodes are trainable again where they were."""
         self._frozen.restore()
 
 

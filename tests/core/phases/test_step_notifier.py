@@ -44,13 +44,13 @@ class Collects(aa.Callback):
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps that were asked for by each call of the program which tells of them."""
     asked: list[int] = []
-    plain = NumpyProgram.train_told_steps
+    plain = NumpyProgram.train_and_notify
 
     def counted(self: Any, columns: Any, orders: Any, start: int, n_steps: int, *rest: Any) -> Any:
         asked.append(n_steps)
         return plain(self, columns, orders, start, n_steps, *rest)
 
-    monkeypatch.setattr(NumpyProgram, "train_told_steps", counted)
+    monkeypatch.setattr(NumpyProgram, "train_and_notify", counted)
     return asked
 
 

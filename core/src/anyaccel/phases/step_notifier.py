@@ -14,7 +14,7 @@ from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_callers
 
 
-class StepTeller:
+class StepNotifier:
     """Tells listeners of each step, as a program calls it, and moves `run.step`.
 
     What a listener raises ends the call without going through the program, and is kept: the steps so far are done.
@@ -25,19 +25,19 @@ class StepTeller:
         progress: is told, too.
 
     Attributes:
-        n_told: steps of this call so far.
+        n_notified: steps of this call so far.
     """
 
     def __init__(self, run: Run, hooks: HookCaller, progress: Progress) -> None:
         self._run, self._hooks, self._progress = run, hooks, progress
         self._runner: ChunkRunner | None = None
-        self._batch_size, self.n_told = 0, 0
+        self._batch_size, self.n_notified = 0, 0
         self._table: Callable[[], Any] | None = None
         self._raised: BaseException | None = None
 
     def begin(self, runner: ChunkRunner, batch_size: int) -> None:
         """A call begins."""
-        self._runner, self._batch_size, self.n_told = runner, batch_size, 0
+        self._runner, self._batch_size, self.n_notified = runner, batch_size, 0
         self._run.last_losses = self._losses
 
     def __call__(self, table: Callable[[], Any]) -> bool:
@@ -45,7 +45,7 @@ class StepTeller:
         run = self._run
         self._table = table
         del table  # an error's traceback would keep it, and what it holds
-        self.n_told += 1
+        self.n_notified += 1
         try:
             self._progress.advance(1)
             self._hooks.step_end(run.step, run=run)

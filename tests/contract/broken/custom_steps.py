@@ -35,7 +35,7 @@ class Updates:
 
 
 def train_step(models, batch, optimizers):
-    """The kit's own_step, for OwnStepProgram."""
+    """The kit's custom_step, for CustomStepProgram."""
     net = models["node"]
     outputs = net(batch["x"], batch["t"])
     difference = outputs - batch["t"]
@@ -43,14 +43,14 @@ def train_step(models, batch, optimizers):
     return {"loss": np.mean(difference * difference)}
 
 
-class OwnStepProgram(ArrayProgram):
+class CustomStepProgram(ArrayProgram):
     """Right."""
 
     @property
     def no_loss(self):
         return {term.label: 0.0 for term in self.segment.losses}
 
-    def own_step(self, step, batch):
+    def custom_step(self, step, batch):
         return step({"node": Handle(self)}, batch, {"node": Updates(self)})
 
     def update(self):
@@ -63,26 +63,26 @@ class OwnStepProgram(ArrayProgram):
         return {name: self.clip_factor(limit, [square]) for name, (square, _) in self.grad_stats().items()}
 
 
-class OwnStepBackend(NumpyBackend):
+class CustomStepBackend(NumpyBackend):
     """A right backend with steps of the user's own."""
 
-    own_steps = True
-    program = OwnStepProgram
+    custom_steps = True
+    program = CustomStepProgram
 
     def build(self, segment):
         return self.program(segment, NumpyOps())
 
 
 @fault("compute", "test_a_step_of_the_users_own_trains_as_steps_of_the_program[clipped]")
-class OwnStepsAreNotClipped(OwnStepBackend):
-    class program(OwnStepProgram):
+class CustomStepsAreNotClipped(CustomStepBackend):
+    class program(CustomStepProgram):
         def factors(self):
             return None
 
 
 @fault("compute", "test_a_step_of_the_users_own_trains_as_steps_of_the_program[sgd with a schedule]")
-class OwnStepsHaveTheFirstRate(OwnStepBackend):
-    class program(OwnStepProgram):
+class CustomStepsHaveTheFirstRate(CustomStepBackend):
+    class program(CustomStepProgram):
         n_done = 0
 
         def factors(self):
@@ -92,20 +92,20 @@ class OwnStepsHaveTheFirstRate(OwnStepBackend):
 
 
 @fault("compute", "test_the_figures_of_a_step_stay_on_the_device")
-class FiguresAreOnTheHost(OwnStepBackend):
-    class program(OwnStepProgram):
-        def own_step(self, step, batch):
-            return {name: np.asarray(bare(value)) for name, value in super().own_step(step, batch).items()}
+class FiguresAreOnTheHost(CustomStepBackend):
+    class program(CustomStepProgram):
+        def custom_step(self, step, batch):
+            return {name: np.asarray(bare(value)) for name, value in super().custom_step(step, batch).items()}
 
 
 @fault("compute", "test_evaluation_and_the_next_program_go_on_from_them")
-class EvaluationIsAStepBehind(OwnStepBackend):
-    class program(OwnStepProgram):
+class EvaluationIsAStepBehind(CustomStepBackend):
+    class program(CustomStepProgram):
         before = None
 
-        def own_step(self, step, batch):
+        def custom_step(self, step, batch):
             self.before = self.snapshot()
-            return super().own_step(step, batch)
+            return super().custom_step(step, batch)
 
         def forward(self, inputs):
             if self.before is None:
@@ -118,25 +118,25 @@ class EvaluationIsAStepBehind(OwnStepBackend):
 
 
 @fault("compute", "test_buffers_change_in_steps_of_the_users_own")
-class OwnStepsKeepBuffers(OwnStepBackend):
-    class program(OwnStepProgram):
-        def own_step(self, step, batch):
+class CustomStepsKeepBuffers(CustomStepBackend):
+    class program(CustomStepProgram):
+        def custom_step(self, step, batch):
             buffers = dict(self._buffers)
-            given = super().own_step(step, batch)
+            given = super().custom_step(step, batch)
             self._buffers = buffers
             return given
 
 
 @fault("compute", "test_restore_undoes_steps_of_the_users_own[model]")
-class SnapshotsWithoutOwnSteps(OwnStepBackend):
-    class program(OwnStepProgram):
+class SnapshotsWithoutCustomSteps(CustomStepBackend):
+    class program(CustomStepProgram):
         def restore(self, snapshot):
             pass
 
 
 @fault("compute", "test_restore_undoes_steps_of_the_users_own[buffered_model]")
-class SnapshotsOfOwnStepsWithoutBuffers(OwnStepBackend):
-    class program(OwnStepProgram):
+class SnapshotsOfCustomStepsWithoutBuffers(CustomStepBackend):
+    class program(CustomStepProgram):
         def restore(self, snapshot):
             buffers = dict(self._buffers)
             super().restore(snapshot)

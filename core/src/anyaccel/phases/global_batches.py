@@ -10,7 +10,7 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRows:
+class GlobalBatches:
     """Whether they do.
 
     Attributes:
@@ -23,7 +23,7 @@ class WholeRows:
     allowed: bool = False
     needed: bool = False
 
-    def chosen(self, label: str, epochs: EpochPlan | None, size: int) -> WholeRows:
+    def chosen(self, label: str, epochs: EpochPlan | None, size: int) -> GlobalBatches:
         """The same once the steps are known: given where it is allowed, and all batches can be divided evenly.
 
         The last batch of an epoch need not: then each replica computes all of it.

@@ -159,7 +159,7 @@ class StepCompiler:
         return changed
 
 
-class OwnStepRunner(Protocol):
+class CustomStepRunner(Protocol):
     """A step of the user's own, which has the state of a program while it is current."""
 
     step: Callable[..., Any]
@@ -184,28 +184,28 @@ class OwnStepRunner(Protocol):
         """The end, after `collect`."""
 
 
-class OwnStepProgram(ScopedProgram):
+class CustomStepProgram(ScopedProgram):
     """A ScopedProgram that also runs training steps of the user's own."""
 
     def __init__(self, segment: Segment, ops: TracedOps) -> None:
         super().__init__(segment, ops)
-        self._own: OwnStepRunner | None = None
+        self._own: CustomStepRunner | None = None
         self._own_is_current = False
 
     @abstractmethod
-    def create_own_step(self, step: Callable[..., Any]) -> OwnStepRunner:
+    def create_custom_step(self, step: Callable[..., Any]) -> CustomStepRunner:
         """What runs a step of the user's own.
 
         Raises:
             PhaseError: it is no such function.
         """
 
-    def own_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
-        """As `Program.own_step`, with the arguments that are usual in the framework."""
+    def custom_step(self, step: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+        """As `Program.custom_step`, with the arguments that are usual in the framework."""
         with self.scope(f"the step of your own on segment {self.segment.label!r}"):
             if self._own is None or self._own.step != step:
                 self._collect()
-                self._own, self._own_is_current = self.create_own_step(step), False
+                self._own, self._own_is_current = self.create_custom_step(step), False
             if not self._own_is_current:
                 self._own.begin(self._buffers)
                 self._own_is_current = True

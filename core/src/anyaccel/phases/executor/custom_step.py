@@ -17,7 +17,7 @@ BatchColumns = Mapping[str, DeviceColumn]
 """Columns by the names that the step finds them under."""
 
 
-class OwnStep:
+class CustomStep:
     """Runs a function of the user's own as the training step; its figures count as losses do.
 
     Args:
@@ -60,7 +60,7 @@ class OwnStep:
                 gathered[id(column)] = rows
         self.is_updating = True
         batch = {name: gathered[id(column)] for name, column in columns.items()}
-        given = self._stage.program.own_step(self._function, batch)
+        given = self._stage.program.custom_step(self._function, batch)
         self.is_updating = False
         self.n_done += 1
         n_rows = max(stop - start for start, stop in step.values())

@@ -39,13 +39,13 @@ def data() -> aa.FeatureSet:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
-    plain = TorchProgram.train_told_steps
+    plain = TorchProgram.train_and_notify
 
     def counted(self: Any, columns: Any, orders: Any, start: int, n_steps: int, *rest: Any) -> Any:
         asked.append(n_steps)
         return plain(self, columns, orders, start, n_steps, *rest)
 
-    monkeypatch.setattr(TorchProgram, "train_told_steps", counted)
+    monkeypatch.setattr(TorchProgram, "train_and_notify", counted)
     return asked
 
 

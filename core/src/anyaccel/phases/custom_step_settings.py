@@ -9,7 +9,7 @@ from anyaccel.errors import PhaseError
 from anyaccel.phases.phase import Phase
 
 
-def check_own_step(phase: Phase, step: Any, accumulate: int) -> None:
+def check_custom_step(phase: Phase, step: Any, accumulate: int) -> None:
     """Check a step of the user's own, and that no setting is about steps which anyaccel makes of losses.
 
     Args:
