@@ -111,5 +111,5 @@ def _has_buffers(stage: PipelineStage, operation: Operation) -> bool:
     """Whether a model has some; one of a plugin that does not tell is asked for all its values."""
     if operation.model is None:
         return False
-    backend = stage.backend
-    return not isinstance(backend, MemoryFigures) or bool(backend.buffers(operation.model))
+    figures = stage.backend.capability(MemoryFigures)
+    return figures is None or bool(figures.buffers(operation.model))

@@ -140,15 +140,17 @@ def _check_single_rows(phase: TrainPhase, resolution: Resolution, graph: ModelGr
                 first.setdefault(name, n_before + 1)
         n_before += steps.n_steps
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True) if first else ():
+        if (single_rows := backend.capability(SingleRows)) is None:
+            continue
         for operation in segment.operations:
-            if not (operation.trainable and operation.model is not None and isinstance(backend, SingleRows)):
+            if not operation.trainable or operation.model is None:
                 continue
             above = topology.ancestors([operation.label], graph.nodes)
             sets = topology.feature_sets(graph.nodes[label] for label in above)
             single = next((first[name] for name in sets if name in first), None)
             if single is None:
                 continue
-            reason = backend.single_row_reason(operation, resolution.shapes.wanted(operation.label))
+            reason = single_rows.single_row_reason(operation, resolution.shapes.wanted(operation.label))
             if reason:
                 n_rows = min(map(len, drawn.data.rows.values()))
                 sizes = (*range(largest - 1, 1, -1), *range(largest + 1, n_rows + 1))

@@ -20,7 +20,8 @@ from anyaccel.replicas import ReplicaGroup, Replicate
 def may_compute_together(phase: TrainPhase, resolution: Resolution) -> bool:
     """Whether replicas with whole parameters may compute each step by one program, as far as the phase decides it."""
     (backend, *others) = resolution.backends
-    able = not others and isinstance(backend, Replicate) and backend.computes_together
+    replicate = None if others else backend.capability(Replicate)
+    able = replicate is not None and replicate.computes_together
     ragged = any(column.ragged for column in resolution.plan.columns)
     return able and not phase.deterministic and phase.residency != "streamed" and not ragged
 
@@ -75,10 +76,11 @@ def _unshareable(
 
 def _unshareable_models(resolution: Resolution) -> Iterator[str]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        replicate = backend.capability(Replicate)
         for operation in segment.operations:
-            if not (operation.trainable and operation.model is not None and isinstance(backend, Replicate)):
+            if replicate is None or not operation.trainable or operation.model is None:
                 continue
-            if why := backend.unshareable_reason(operation.model):
+            if why := replicate.unshareable_reason(operation.model):
                 yield f"node {operation.label!r} {why}"
 
 
@@ -90,8 +92,9 @@ def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
             if not operation.trainable or operation.model is None:
                 continue
             why = backend.batch_coupling(operation.model)
-            if why and synced and isinstance(backend, Replicate):
-                why = backend.unsynchronizable(operation.model)
+            replicate = backend.capability(Replicate) if why and synced else None
+            if replicate is not None:
+                why = replicate.unsynchronizable(operation.model)
             if why:
                 found.append(f"{why} in node {operation.label!r} mixes the rows of a batch")
     return found

@@ -127,7 +127,7 @@ def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[st
     if reason is not None:
         raise PhaseError(f"phase {phase.label!r} cannot {doing}: {reason[0]}", hint=reason[1])
     backend = resolution.backends[0]
-    if not isinstance(backend, DeviceReplicas):
+    if backend.capability(DeviceReplicas) is None:
         raise CapabilityError(
             f"phase {phase.label!r} cannot {doing}: the plugin of {backend.framework} has no replicas in one process",
             cause="it lacks the capability 'device_replicas'",

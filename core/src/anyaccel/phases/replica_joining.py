@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.eval_phase import EvalPhase
@@ -44,22 +42,22 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
     if isinstance(phase, EvalPhase):
-        able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
-        groups = {backend.framework: _joined(backend, place) for backend in able}
+        able = {backend.framework: backend.capability(Replicate) for backend in resolution.backends}
+        groups = {name: _joined(replicate, place) for name, replicate in able.items() if replicate is not None}
         return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
     divided = is_sharded(phase, resolution.plan)
-    given = divided and any(isinstance(each, ShardParameters) and each.global_batches for each in resolution.backends)
+    given = divided and any(each.required(ShardParameters).global_batches for each in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
     coupled = check_shareable(phase, resolution, learners_of(phase, graph), together=given or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
-        if not isinstance(backend, Replicate):
+        if backend.capability(Replicate) is None:
             raise CapabilityError(
                 f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
                 cause="its plugin lacks the capability 'replicate'",
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
-    groups = {name: _joined(backend, place) for name, backend in backends.items()}
+    groups = {name: _joined(backend.required(Replicate), place) for name, backend in backends.items()}
     if not phase.deterministic:  # there, each replica has all rows, and their weights
         check_weights(phase, resolution, groups)
     check_fixed_order(phase, place.size, groups)
@@ -83,7 +81,6 @@ def is_first(phase: Phase) -> bool:
     return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
 
 
-def _joined(backend: Any, place: Launched) -> ReplicaGroup:
+def _joined(replicate: Replicate, place: Launched) -> ReplicaGroup:
     place.export()
-    group: ReplicaGroup = backend.replica_group(place.rank, place.size)
-    return group
+    return replicate.replica_group(place.rank, place.size)

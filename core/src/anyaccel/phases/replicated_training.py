@@ -99,14 +99,14 @@ class ReplicatedTraining:
         if group is None:  # an evaluation, which needs one to gather by
             return backend.build(segment)
         if self.sharded:
-            assert isinstance(backend, ShardParameters)
+            shards = backend.required(ShardParameters)
             with self._naming_this_replica():
-                program = backend.build_sharded(segment, group, offload=self._offload, **self._whole)
+                program = shards.build_sharded(segment, group, offload=self._offload, **self._whole)
             self._built.append((backend.framework, program))
         elif self.global_batches:
-            assert isinstance(backend, Replicate)
+            replicate = backend.required(Replicate)
             with self._naming_this_replica():
-                program = backend.build_together(segment, group)
+                program = replicate.build_together(segment, group)
             self._built.append((backend.framework, program))
         elif self.fixed_order:
             processes = ShardProcesses(self.rank, self.size, partial(self._gather_shards, group))

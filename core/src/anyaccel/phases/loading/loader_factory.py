@@ -323,6 +323,5 @@ def bytes_of_block(free: Iterable[int]) -> float:
 def free_memory(place: Place) -> int | None:
     """Bytes that are free on a device; None if its backend does not say."""
     framework, device = place
-    backend = registry().find(framework, device.kind)
-    free = backend.memory(device).free if isinstance(backend, Memory) else 0
-    return free or None
+    memory = registry().find(framework, device.kind).capability(Memory)
+    return None if memory is None else memory.memory(device).free or None
