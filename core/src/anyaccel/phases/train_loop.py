@@ -31,7 +31,7 @@ from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
 from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.replicated_training import ReplicatedTraining
-from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.run import Run
 from anyaccel.phases.sharding import divides
 from anyaccel.phases.shared_calls import SharedCalls
 from anyaccel.phases.step_notifier import StepNotifier
@@ -39,6 +39,7 @@ from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, 
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.unfinished_call import UnfinishedCall
+from anyaccel.results.records import Epoch
 
 _LOST = (
     "parameters were divided among replicas, and this one does not gather them after an error: in its models they are "
