@@ -17,7 +17,17 @@ import pytest
 
 # Lowest first; modules and packages of one line do not import each other. "" is anyaccel/__init__.py.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("printable", "suggestions", "install_hints", "host_memory", "rng", "lazy_attributes", "interrupts", "user_level"),
+    (
+        "printable",
+        "suggestions",
+        "install_hints",
+        "host_memory",
+        "rng",
+        "lazy_attributes",
+        "extensions",
+        "interrupts",
+        "user_level",
+    ),
     ("errors", "html", "attribute_hints"),
     ("call_hints",),
     ("arguments", "containers", "device", "display"),
@@ -43,7 +53,17 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # What a library needs that only places and moves: NumPy and pluggy, and these modules. The NumPy backend is a plugin;
 # the plugin loader names it by text, as an entry point names any other.
 KERNEL = {
-    *("printable", "errors", "suggestions", "call_hints", "install_hints", "html", "containers", "device"),
+    *(
+        "printable",
+        "errors",
+        "suggestions",
+        "call_hints",
+        "install_hints",
+        "html",
+        "containers",
+        "device",
+        "extensions",
+    ),
     *("specs", "segment", "program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
 }
 # The other modules of the top level: tools for plugins, the roof, and the lazy table of public names.

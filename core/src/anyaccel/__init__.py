@@ -10,6 +10,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
+from anyaccel.extensions import extend as _extend
 from anyaccel.lazy_attributes import lazy_attributes as _lazy_attributes
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ _NAMES = {
 _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["errors", *_MODULES]
+
+_extend("accelerator_class", "anyaccel.requests:accelerator_class")
 
 _GRAPH = "write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"
 _OTHER_NAMES = {
