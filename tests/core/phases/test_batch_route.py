@@ -78,7 +78,6 @@ ORDER = (
     "measured_work",
     "outcomes",
     "progress",
-    "events",
     "train_phase",
     "eval_phase",
     "fit_phase",
@@ -91,7 +90,7 @@ ORDER = (
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "metrics", "checkpointing"}
 """Packages that have one place in this order."""
-OBSERVERS = {"interrupts", "hooks", "run", "progress", "events"}
+OBSERVERS = {"interrupts", "hooks", "run", "results", "progress"}
 """Are told of an epoch, and hand on no batch."""
 BELOW = (
     "adapter",

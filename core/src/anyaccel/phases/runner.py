@@ -38,7 +38,6 @@ from anyaccel.phases.loading.residency import bytes_added_by_training, make_load
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
-from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.outer_contexts import check_precision, leave_contexts
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.pipeline_building import build_pipeline
@@ -53,6 +52,7 @@ from anyaccel.phases.train_phase import TrainPhase, all_losses
 from anyaccel.phases.validation import trained_as
 from anyaccel.printable import printable
 from anyaccel.registry import registry
+from anyaccel.results.records import EvaluationValues
 from anyaccel.user_level import user_level
 
 

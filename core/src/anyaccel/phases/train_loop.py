@@ -32,12 +32,13 @@ from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
 from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.run import Run
 from anyaccel.phases.step_notifier import StepNotifier
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.unfinished_call import UnfinishedCall
+from anyaccel.results.records import Epoch
 
 _LOST = (
     "parameters were divided among replicas, and this one does not gather them after an error: in its models they are "

@@ -14,9 +14,9 @@ from anyaccel.data import Sampler
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.metrics import Metric
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import Samplers
 from anyaccel.segment import LossTerm
