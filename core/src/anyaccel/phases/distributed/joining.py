@@ -11,19 +11,21 @@ from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Assignment, ModelGraph, Plan, Resolution
 from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.distributed.devices import DeviceGroup
 from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.distributed.row_shares import GlobalBatches
 from anyaccel.phases.distributed.sharding import divided_nodes, is_sharded, offloads, whole_nodes
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 
 
-def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ReplicatedTraining | None:
-    """Join the replicas of a phase; None if it is trained by this process alone.
+def process_group(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ProcessGroup:
+    """Join the replicas of a phase; a group of one if this process computes it alone.
 
     Raises:
         PhaseError: it has something that replicas cannot share yet.
@@ -31,11 +33,11 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         ConfigError: the launcher's variables contradict each other.
         FrameworkError: the replicas cannot be joined.
     """
-    if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
-        return None
-    place = launched()
-    if place is None:
-        return None
+    place = launched() if isinstance(phase, (TrainPhase, EvalPhase)) and phase.replicas != 1 else None
+    if not isinstance(phase, (TrainPhase, EvalPhase)) or place is None:
+        deterministic = isinstance(phase, TrainPhase) and phase.deterministic
+        several = resolution.plan.replicas or deterministic
+        return DeviceGroup(resolution.plan, deterministic=deterministic) if several else SingleProcess()
     if phase.replicas not in (None, place.size):
         raise PhaseError(
             f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
@@ -45,7 +47,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
     if isinstance(phase, EvalPhase):
         able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
         groups = {backend.framework: _joined(backend, place) for backend in able}
-        return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
+        return ReplicatedTraining(phase.label, place, groups) if groups else SingleProcess()  # whole in each process
     divided = is_sharded(phase, resolution.plan)
     given = divided and any(isinstance(each, ShardParameters) and each.global_batches for each in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
