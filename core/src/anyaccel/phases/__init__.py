@@ -1,6 +1,6 @@
 """Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
 
-Stands on `graph`, `data`, `replicas`, `requests`, `saved_folder`, `numpy_backend` (for estimators), `adapter`,
+Stands on `graph`, `data`, `replicas`, `requests`, `saved_folder`, `estimators`, `adapter`,
 `display`, `planner`, `precision`, `transfer_ledger` and the kernel.
 """
 
