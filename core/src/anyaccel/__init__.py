@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from anyaccel.graph import Plan as Plan
     from anyaccel.graph.weights import copy_weights as copy_weights
     from anyaccel.hookspecs import hookimpl as hookimpl
+    from anyaccel.metrics import Metric as Metric
     from anyaccel.numpy_backend import SequentialCNN as SequentialCNN
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
     from anyaccel.numpy_backend import simulate as simulate
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from anyaccel.phases import ReduceLROnPlateau as ReduceLROnPlateau
     from anyaccel.phases import TrainPhase as TrainPhase
     from anyaccel.phases import WeightAveraging as WeightAveraging
-    from anyaccel.phases.metrics import Metric as Metric
     from anyaccel.placement import best_device as best_device
     from anyaccel.placement import device_of as device_of
     from anyaccel.placement import devices as devices
@@ -116,7 +116,7 @@ _NAMES = {
     "hookspecs": "hookimpl",
     "transfer_ledger.counting": "ledger no_transfers",
     "transfer_ledger": "Ledger",
-    "phases.metrics": "Metric",
+    "metrics": "Metric",
     "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase FrameworkSettings Profile Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",

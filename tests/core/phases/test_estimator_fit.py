@@ -12,9 +12,9 @@ from anyaccel.estimators import Estimator, is_estimator
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
-from anyaccel.phases.metrics import Metric
 from anyaccel.testing.tiny import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")

@@ -4,8 +4,9 @@ It offers the layers, `SequentialMLP`, `SequentialCNN`, and `simulate`, which ma
 It stands on the kernel, `adapter` and `precision`; `Estimator`, of `estimators`, is here under its first name only.
 """
 
+from typing import Any
+
 from anyaccel.adapter import VjpResult
-from anyaccel.estimators import Estimator
 from anyaccel.numpy_backend.array_creation import array, zeros
 from anyaccel.numpy_backend.backend import NumpyBackend
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
@@ -37,3 +38,11 @@ __all__ = [
     "simulate",
     "zeros",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Estimator":
+        from anyaccel.estimators import Estimator
+
+        return Estimator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,8 +13,8 @@ from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.phases.distributed.devices import replica_devices
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.replica_devices import replica_devices
 from anyaccel.phases.samplers import per_replica
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.placement import devices

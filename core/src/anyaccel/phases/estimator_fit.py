@@ -19,8 +19,8 @@ from anyaccel.graph import ModelGraph, ModelNode, Plan
 from anyaccel.graph.topology import ancestors, unknown_node
 from anyaccel.phases.estimator_inputs import estimators, inputs_of, targets_of
 from anyaccel.phases.fit_phase import FitPhase
-from anyaccel.phases.outcomes import Fitted
 from anyaccel.phases.phase import Phase
+from anyaccel.results.records import Fitted
 
 
 def next_to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) -> list[str]:

@@ -17,21 +17,21 @@ from anyaccel.data import joined_array
 from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, OutOfMemoryError, SpecError, UndefinedMetricWarning
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.metrics import METRICS, SYNONYMS, Metric
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.joined_outputs import differ, joined_outputs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator, LossSums
 from anyaccel.phases.memory_error import as_out_of_memory
-from anyaccel.phases.metrics import METRICS, SYNONYMS, Metric
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
-from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.probability_check import ProbabilityCheck
 from anyaccel.printable import printable
+from anyaccel.results.events import LogEvent, discard_event
+from anyaccel.results.records import Compared, EvaluationValues
 from anyaccel.user_level import user_level
 
 
@@ -305,10 +305,6 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
         if named in METRICS
         else "give a function: def metric(outputs, targets): return float(...)",
     )
-
-
-Compared = tuple[str, tuple[str, ...]]
-"""Label of a feature set, with `@STREAM` for another stream of its sampler than the first, and names of columns."""
 
 
 def compared(phase: Phase, graph: ModelGraph, values: Iterable[str]) -> dict[str, Compared]:

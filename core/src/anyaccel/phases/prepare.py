@@ -11,6 +11,8 @@ from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.row_shares import ReplicaEvaluation, check_shares
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import BoundMetric
 from anyaccel.phases.fit_phase import FitPhase
@@ -25,11 +27,9 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.replica_share import ReplicaEvaluation, check_shares
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
-from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.train_phase import TrainPhase

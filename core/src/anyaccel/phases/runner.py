@@ -19,6 +19,11 @@ from anyaccel.graph import Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
+from anyaccel.phases.distributed.comparison import code_digests
+from anyaccel.phases.distributed.devices import check_replicable, replica_notes
+from anyaccel.phases.distributed.joining import is_first, replicated_training
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
@@ -33,7 +38,6 @@ from anyaccel.phases.loading.residency import bytes_added_by_training, make_load
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
-from anyaccel.phases.outcomes import EvaluationValues
 from anyaccel.phases.outer_contexts import check_precision, leave_contexts
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.pipeline_building import build_pipeline
@@ -41,18 +45,14 @@ from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learner
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.replica_code import code_digests
-from anyaccel.phases.replica_devices import check_replicable, replica_notes
-from anyaccel.phases.replica_joining import is_first, replicated_training
-from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Run
-from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase, all_losses
 from anyaccel.phases.validation import trained_as
 from anyaccel.printable import printable
 from anyaccel.registry import registry
+from anyaccel.results.records import EvaluationValues
 from anyaccel.user_level import user_level
 
 

@@ -14,8 +14,8 @@ from anyaccel.data import Sampler
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.metrics import Metric
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.metrics import Metric
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import Samplers
 from anyaccel.plugin_loader import BUILT_IN

@@ -9,13 +9,13 @@ from typing import Any
 
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.device import Device
-from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.clipping import GradientClipping
 from anyaccel.phases.executor.loss_scaling import loss_scaling_of
 from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
+from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.segment import LossTerm
 
 SpanOf = Callable[[str], RowSpan | None]

@@ -16,13 +16,13 @@ from anyaccel.backend import MultiStepProgram
 from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
-from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.loss_scaling import loss_scaling_of
 from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
+from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.segment import LossTerm, NodeState
 
 TrainSteps = Callable[[int, int, int, int | None], list[Losses]]

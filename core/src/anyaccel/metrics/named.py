@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from anyaccel.phases.metrics import classification, ranking, regression
+from anyaccel.metrics import classification, ranking, regression
 
 Measure = Callable[[np.ndarray, np.ndarray], float]
 

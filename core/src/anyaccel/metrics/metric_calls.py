@@ -11,7 +11,7 @@ import numpy as np
 from anyaccel.backend import Exchange
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
-from anyaccel.phases.metrics.class_values import aligned, same_axes
+from anyaccel.metrics.class_values import aligned, same_axes
 from anyaccel.registry import registry
 
 Call = Callable[[np.ndarray, np.ndarray], Any]

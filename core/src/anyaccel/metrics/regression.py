@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from anyaccel.phases.metrics.class_values import UndefinedValue, aligned
+from anyaccel.metrics.class_values import UndefinedValue, aligned
 
 
 def mse(outputs: np.ndarray, targets: np.ndarray) -> float:

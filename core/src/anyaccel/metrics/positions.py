@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anyaccel.errors import SpecError
-from anyaccel.phases.metrics.class_values import same_axes
+from anyaccel.metrics.class_values import same_axes
 
 
 def within(lengths: np.ndarray, width: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from anyaccel.errors import SpecError
-from anyaccel.phases.metrics.class_values import UndefinedValue, is_scores, probabilities, scored_classes
+from anyaccel.metrics.class_values import UndefinedValue, is_scores, probabilities, scored_classes
 
 
 def roc_auc(outputs: np.ndarray, targets: np.ndarray) -> float:

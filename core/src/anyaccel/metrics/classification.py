@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from anyaccel.errors import SpecError
-from anyaccel.phases.metrics.class_values import UndefinedValue, classes, is_scores
+from anyaccel.metrics.class_values import UndefinedValue, classes, is_scores
 
 AVERAGES = ("macro", "micro", "weighted")
 
