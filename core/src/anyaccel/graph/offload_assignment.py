@@ -10,12 +10,12 @@ from anyaccel.arguments import shown
 from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, DeviceParseError, GraphError
+from anyaccel.estimators import Estimator
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.resolution import Request
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.host_memory import host_memory
-from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.planner import OffloadModels, OffloadRequest
 from anyaccel.planner.capability import TIERS
 from anyaccel.registry import Registry

@@ -8,10 +8,10 @@ from typing import Any
 
 from anyaccel.arguments import shown
 from anyaccel.errors import CapabilityError, GraphError, PhaseError
+from anyaccel.estimators import Estimator
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.resolution import Request
-from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.precision import ComputesPrecision, NodePrecision, SegmentPrecision
 
 _NARROW = ("float16", "bfloat16")

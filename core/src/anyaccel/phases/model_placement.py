@@ -15,7 +15,6 @@ from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases.phase import Phase
 from anyaccel.planner import OffloadModels, OffloadPlan
 from anyaccel.registry import Registry, registry
-from anyaccel.requests import on_machine
 from anyaccel.segment import NodeState
 from anyaccel.user_level import user_level
 
@@ -32,7 +31,7 @@ def final_devices(phase: Phase, plan: Plan, known: Registry | None = None) -> di
         return {}
     frameworks = sorted({assignment.framework for assignment in plan.assignments})
     backends = known or registry()
-    final = on_machine(phase.final_device, *frameworks, strict=phase.strict, known=known)
+    final = phase.final_device.on_one_device(*frameworks, strict=phase.strict, known=known)
     device = final.device
     served = [
         assignment
