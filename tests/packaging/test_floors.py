@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("printable", "suggestions", "install_hints", "host_memory", "rng", "lazy_attributes", "interrupts", "user_level"),
     ("errors", "html", "attribute_hints"),
     ("call_hints",),
-    ("arguments", "containers", "device", "display"),
+    ("arguments", "containers", "device", "display", "formulas"),
     ("specs", "saved_folder", "planner", "precision"),
     ("segment",),
     ("program",),
@@ -44,7 +44,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # the plugin loader names it by text, as an entry point names any other.
 KERNEL = {
     *("printable", "errors", "suggestions", "call_hints", "install_hints", "html", "containers", "device"),
-    *("specs", "segment", "program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
+    *(
+        "formulas",
+        "specs",
+        "segment",
+        "program",
+        "backend",
+        "hookspecs",
+        "plugin_loader",
+        "registry",
+        "accelerator",
+        "placement",
+    ),
 }
 # The other modules of the top level: tools for plugins, the roof, and the lazy table of public names.
 BESIDE_THE_KERNEL = {
