@@ -33,7 +33,7 @@ def test_a_named_file_exists(name: str) -> None:
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        ("phases/metrics/named.py", "METRICS"),
+        ("metrics/named.py", "METRICS"),
         ("specs.py", "LOSSES"),
         ("specs.py", "OPTIMIZERS"),
         ("phases/phase.py", "RESIDENCIES"),

@@ -16,7 +16,7 @@ import anyaccel as aa
 from anyaccel import formulas
 from anyaccel.errors import CompileWarning, ConfigError, SpecError
 from anyaccel.formulas import AT_LEAST_0, STEPS, LossParts, LossRule, OptimizerRule, ScheduleRule, Setting, between
-from anyaccel.phases.metrics import named
+from anyaccel.metrics import named
 from anyaccel.registry import registry
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")

@@ -10,6 +10,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
+from anyaccel.extensions import extend as _extend
 from anyaccel.lazy_attributes import lazy_attributes as _lazy_attributes
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from anyaccel.data import Within as Within
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
+    from anyaccel.estimators import Estimator as Estimator
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.experiment import ModelGraph as ModelGraph
     from anyaccel.fitting import FittedModel as FittedModel
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from anyaccel.graph import Plan as Plan
     from anyaccel.graph.weights import copy_weights as copy_weights
     from anyaccel.hookspecs import hookimpl as hookimpl
-    from anyaccel.numpy_backend import Estimator as Estimator
+    from anyaccel.metrics import Metric as Metric
     from anyaccel.numpy_backend import SequentialCNN as SequentialCNN
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
     from anyaccel.numpy_backend import simulate as simulate
@@ -74,7 +76,6 @@ if TYPE_CHECKING:
     from anyaccel.phases import ReduceLROnPlateau as ReduceLROnPlateau
     from anyaccel.phases import TrainPhase as TrainPhase
     from anyaccel.phases import WeightAveraging as WeightAveraging
-    from anyaccel.phases.metrics import Metric as Metric
     from anyaccel.placement import best_device as best_device
     from anyaccel.placement import device_of as device_of
     from anyaccel.placement import devices as devices
@@ -108,18 +109,19 @@ _NAMES = {
         "Where Within suggested_num_workers"
     ),
     "device": "Device",
+    "estimators": "Estimator",
     "experiment": "Experiment ModelGraph",
     "fitting": "FittedModel find_learning_rate fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "transfer_ledger.counting": "ledger no_transfers",
     "transfer_ledger": "Ledger",
-    "phases.metrics": "Metric",
+    "metrics": "Metric",
     "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase FrameworkSettings Profile Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
-    "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",
+    "numpy_backend": "SequentialCNN SequentialMLP simulate",
     "precision": "LossScale",
     "requests": "DeviceRequest Inventory",
     "results": "Comparison EvalResults FitResults TrainResults compare",
@@ -128,6 +130,8 @@ _NAMES = {
 _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["errors", *_MODULES]
+
+_extend("accelerator_class", "anyaccel.requests:accelerator_class")
 
 _GRAPH = "write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"
 _OTHER_NAMES = {

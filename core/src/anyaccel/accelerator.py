@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.device import USUAL, Device, spelling, vendor_of
 from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError, MoveError
+from anyaccel.extensions import extensions
 from anyaccel.html import badge, faint, joined
-from anyaccel.registry import registry
+from anyaccel.registry import Registry, registry
 from anyaccel.specs import assign_fields
 
 SCALARS = (str, bytes, bool, int, float, complex, type(None))  # on no device: `move` and `device_of` pass over them
@@ -46,7 +46,8 @@ class Accelerator:
 
     def __new__(cls, device: Any = "cpu", *, pin_memory: bool = False) -> Accelerator:
         if cls is Accelerator and not USUAL.fullmatch(str(device)):
-            cls = import_module("anyaccel.requests").accelerator_class(device)
+            classes = (choose(device) for choose in extensions("accelerator_class"))
+            cls = next(filter(None, classes), Accelerator)
         return object.__new__(cls)
 
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
@@ -89,6 +90,22 @@ class Accelerator:
     def mps(cls) -> Accelerator:
         """The GPU of an Apple computer."""
         return cls("mps")
+
+    def at(self, device: Device) -> Accelerator:
+        """An Accelerator of this device with the same options, which shows what was written here."""
+        made = Accelerator(device, pin_memory=self.pin_memory)
+        assign_fields(made, spec=self.spec, vendor=self.vendor)
+        return made
+
+    def on_one_device(self, *frameworks: str, strict: bool = False, known: Registry | None = None) -> Accelerator:
+        """This accelerator; of a request, that of the device which it gets of this machine."""
+        return self
+
+    def refused(
+        self, frameworks: Sequence[str], known: Registry, *, of_all: bool, strict: bool
+    ) -> Sequence[tuple[str, str]]:
+        """What a request might have got and did not, each with the reason; nothing of one device."""
+        return ()
 
     def is_available(self, framework: str | None = None) -> bool:
         """Whether the device is usable now: by that framework, or by any."""

@@ -23,21 +23,18 @@ ORDER = (
     "prepare",
     "row_alignment",
     "pipeline_building",
-    "replica_joining",
-    "replicated_training",
-    "replica_comparison",
-    "replica_devices",
-    "replica_checks",
-    "replica_code",
+    "distributed.joining",
+    "distributed.replicated_training",
+    "distributed.comparison",
+    "distributed.devices",
     "plan_request",
     "validation",
     "nan_check",
     "model_placement",
     "train_loop",
     "unfinished_call",
-    "mean_check",
-    "buffer_check",
-    "sharding",
+    "distributed.checks",
+    "distributed.sharding",
     "outer_contexts",
     "compiled_changes",
     "profile",
@@ -51,6 +48,7 @@ ORDER = (
     "non_finite_losses",
     "loss_accumulator",
     "executor.pipeline",
+    "process_group",
     "executor.cross_segment",
     "executor.clipping",
     "executor.loss_scaling",
@@ -81,7 +79,6 @@ ORDER = (
     "measured_work",
     "outcomes",
     "progress",
-    "events",
     "train_phase",
     "eval_phase",
     "fit_phase",
@@ -94,7 +91,7 @@ ORDER = (
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "metrics", "checkpointing"}
 """Packages that have one place in this order."""
-OBSERVERS = {"interrupts", "hooks", "run", "progress", "events"}
+OBSERVERS = {"interrupts", "hooks", "run", "results", "progress", "process_group"}
 """Are told of an epoch, and hand on no batch."""
 BELOW = (
     "adapter",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from anyaccel import Experiment, Optimizer
 from anyaccel.errors import PhaseError
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Sequential
 from anyaccel.phases import Checkpoint, EarlyStopping, ReduceLROnPlateau
-from anyaccel.phases.metrics import Metric
 
 pytestmark = pytest.mark.filterwarnings("ignore::anyaccel.errors.NaNWarning")
 

@@ -11,9 +11,9 @@ from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet, PairSampler, Same, SimpleSampler
 from anyaccel.errors import ColumnError, EstimatorError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, Estimator, SequentialMLP
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Run, TrainPhase, execute
-from anyaccel.phases.metrics import Metric
 
 MSE = AppliedLoss("mse", on="net")
 

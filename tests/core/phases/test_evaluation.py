@@ -14,9 +14,9 @@ from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet
 from anyaccel.errors import ColumnError, GraphError, PhaseError, ResultError, SpecError
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
 from anyaccel.phases import EvalPhase
-from anyaccel.phases.metrics import Metric
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -11,8 +11,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from anyaccel.phases import Epoch, Progress
-from anyaccel.phases.events import KINDS, Event, log
 from anyaccel.results import EvalResults, FitResults, TrainResults, eval_results
+from anyaccel.results.events import KINDS, Event, log
 
 EPOCH = Epoch(0, 0.5, {"net": 0.5}, 4, 0.1)
 
@@ -77,7 +77,7 @@ def test_memory_is_logged_as_a_warning(caplog):
 
 
 def test_without_a_log_nothing_is_written_to_standard_error():
-    code = "from anyaccel.phases.events import Event, log; log(Event(0, 0, 'memory', 'short'), 'train')"
+    code = "from anyaccel.results.events import Event, log; log(Event(0, 0, 'memory', 'short'), 'train')"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
 

@@ -19,10 +19,10 @@ from anyaccel.device import Device as Place
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP, simulate
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, Run, TrainPhase, execute, oom_recovery
 from anyaccel.phases.loading import loader_factory
-from anyaccel.phases.metrics import Metric
 from anyaccel.phases.oom_recovery import Snapshots, smaller
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.progress import Progress

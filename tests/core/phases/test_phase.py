@@ -14,8 +14,8 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, GraphError, PhaseError, SamplerError, SpecError
+from anyaccel.metrics import Metric
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, TrainPhase, plan_of
-from anyaccel.phases.metrics import Metric
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -24,9 +24,9 @@ from anyaccel.errors import (
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
-from anyaccel.phases.metrics import Metric
 from anyaccel.specs import Optimizer
 from anyaccel.testing.tiny import TinyBackend
 

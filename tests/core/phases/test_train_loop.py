@@ -17,12 +17,12 @@ from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import EvalPhase, TrainPhase, step_pacing, train_loop
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.metrics import Metric
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer, Schedule
 

@@ -13,7 +13,7 @@ from anyaccel.backend import DeviceInfo
 from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
-from anyaccel.requests import RequestedAccelerator, machine_of, on_machine
+from anyaccel.requests import RequestedAccelerator, machine_of
 from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
 
@@ -102,10 +102,10 @@ def test_an_object_is_on_one_device():
         aa.Accelerator("H100:2").check("cards")
 
 
-def test_of_an_accelerator_that_is_none_on_machine_changes_nothing():
+def test_an_accelerator_that_is_no_request_is_on_its_one_device():
     plain = aa.Accelerator("gpu:7")
-    assert on_machine(plain, "cards") is plain
-    found = on_machine(aa.Accelerator("H100", pin_memory=True), "cards")
+    assert plain.on_one_device("cards") is plain
+    found = aa.Accelerator("H100", pin_memory=True).on_one_device("cards")
     assert type(found) is aa.Accelerator and (found.device, found.spec) == (aa.Device("gpu", 1), "H100")
     assert found.pin_memory
 

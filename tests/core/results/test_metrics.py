@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as hnp
 
 from anyaccel import EvalPhase, Metric
 from anyaccel.errors import ConfigError, GraphError, SpecError
-from anyaccel.phases.metrics import HIGHER_IS_BETTER, METRICS, SYNONYMS
-from anyaccel.phases.metrics.classification import accuracy
-from anyaccel.phases.metrics.regression import mae, mse, r2, rmse
+from anyaccel.metrics import HIGHER_IS_BETTER, METRICS, SYNONYMS
+from anyaccel.metrics.classification import accuracy
+from anyaccel.metrics.regression import mae, mse, r2, rmse
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=4)
 NUMBERS = st.floats(-100, 100, width=32)

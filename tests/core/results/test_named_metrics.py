@@ -10,7 +10,7 @@ import pytest
 
 from anyaccel import Metric
 from anyaccel.errors import SpecError, UndefinedMetricWarning
-from anyaccel.phases.metrics import METRICS
+from anyaccel.metrics import METRICS
 
 AVERAGES = ("macro", "micro", "weighted")
 

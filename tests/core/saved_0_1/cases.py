@@ -589,7 +589,7 @@ def configured() -> dict[str, Any]:
         "step": {"every": 3, "rate": 0.5},
     }
     every |= {f"schedule {name}": aa.Schedule(name, warmup=2, **given) for name, given in schedules.items()}
-    from anyaccel.phases.metrics.named import METRICS
+    from anyaccel.metrics.named import METRICS
 
     every |= {f"metric {name}": aa.Metric(name, on="head", targets="data.y", label="m") for name in METRICS}
     return every

@@ -14,7 +14,6 @@ from anyaccel.fitting.device_loader import DeviceLoader
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.phase import AUTO
 from anyaccel.registry import registry
-from anyaccel.requests import on_machine
 
 
 @call_hints
@@ -48,7 +47,7 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
     frameworks = sorted({framework for each in placed for framework in _frameworks(each)})
     is_auto = isinstance(accelerator, str) and accelerator == AUTO
     wanted = Accelerator(best_common_device(frameworks)) if is_auto else Accelerator.of(accelerator)
-    where = on_machine(wanted, *frameworks)
+    where = wanted.on_one_device(*frameworks)
     for framework in frameworks:
         where.check(framework)
     only = frameworks[0] if len(frameworks) == 1 else None

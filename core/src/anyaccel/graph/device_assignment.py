@@ -23,7 +23,6 @@ from anyaccel.graph.rejections import LevelRequest, outranked, refused_candidate
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
-from anyaccel.requests import at_device, on_machine
 from anyaccel.suggestions import kind_hint
 
 DEFAULT_DEVICE = "ANYACCEL_DEVICE"
@@ -159,8 +158,8 @@ class DeviceAssigner:
 
     def _on_one_device(self, wanted: Accelerator, reason: str, framework: str) -> Accelerator:
         if self.replicas and reason != "node":
-            return at_device(wanted, self.replicas[0])
-        return on_machine(wanted, framework, known=self.registry)
+            return wanted.at(self.replicas[0])
+        return wanted.on_one_device(framework, known=self.registry)
 
     def _rejected(
         self, node: ModelNode, decider: str, settled: Assignment, kind: str, is_chosen: bool

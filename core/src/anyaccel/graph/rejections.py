@@ -9,7 +9,6 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.device import USUAL
 from anyaccel.graph.plan_entries import LEVELS, Rejection
 from anyaccel.registry import Registry
-from anyaccel.requests import DeviceRequest, RequestedAccelerator, accelerator_class, machine_of
 
 _NAMES = dict(
     zip(LEVELS, ("the node's own accelerator", "the placement policy", "the phase's accelerator"), strict=False)
@@ -41,9 +40,8 @@ def refused_candidates(
     level: str, accelerator: Accelerator, frameworks: Sequence[str], known: Registry, *, strict: bool
 ) -> Iterator[Rejection]:
     """What a request might have got and did not; nothing if the accelerator is one device."""
-    if USUAL.fullmatch(accelerator.spec) or accelerator_class(accelerator.spec) is not RequestedAccelerator:
+    if USUAL.fullmatch(accelerator.spec):
         return
-    machine = machine_of(frameworks, of_all=level != "phase", known=known)
-    candidates = DeviceRequest.parse(accelerator.spec).resolve(machine, strict=strict).candidates
-    for each in [candidate for candidate in candidates if not candidate.chosen][:_MOST]:
-        yield Rejection(level, f"{each.wish} on {each.label}", each.reason)
+    asked = Accelerator(accelerator.spec)  # again as it was written: this one may have its device by now
+    for candidate, reason in asked.refused(frameworks, known, of_all=level != "phase", strict=strict)[:_MOST]:
+        yield Rejection(level, candidate, reason)

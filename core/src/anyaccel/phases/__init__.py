@@ -1,27 +1,27 @@
 """Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
 
-Stands on `graph`, `data`, `replicas`, `requests`, `saved_folder`, `numpy_backend` (for estimators), `adapter`,
+Stands on `results`, `metrics`, `graph`, `data`, `replicas`, `requests`, `saved_folder`, `estimators`, `adapter`,
 `display`, `planner`, `precision`, `transfer_ledger` and the kernel.
 """
 
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.events import Event
 from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.model_placement import place
-from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.profile import Profile
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
-from anyaccel.phases.run import Epoch, Run
+from anyaccel.phases.run import Run
 from anyaccel.phases.run_stats import RunStats
 from anyaccel.phases.runner import execute
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.weight_averaging import WeightAveraging
+from anyaccel.results.events import Event
+from anyaccel.results.records import Epoch, EvaluationValues, Fitted
 
 __all__ = [
     "Callback",

@@ -13,14 +13,13 @@ from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.phases.distributed.devices import replica_devices
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.replica_devices import replica_devices
 from anyaccel.phases.samplers import per_replica
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.placement import devices
 from anyaccel.registry import Registry
 from anyaccel.replicas import launched
-from anyaccel.requests import at_device
 
 _ONLY_BY_NAME = ("cpu", "sim")
 
@@ -47,7 +46,7 @@ def bound(phase: Phase, graph: ModelGraph, known: Registry | None = None) -> Pha
     if devices:
         changes["devices"] = devices
         if accelerator is not None:
-            changes["accelerator"] = at_device(accelerator, devices[0])
+            changes["accelerator"] = accelerator.at(devices[0])
     if isinstance(phase, TrainPhase) and phase.per_replica:
         changes |= {"sampler": per_replica(phase.sampler, _n_replicas(phase, devices)), "per_replica": False}
     validation = getattr(phase, "validation", None)

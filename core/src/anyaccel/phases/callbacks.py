@@ -13,7 +13,7 @@ from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError, StateError
-from anyaccel.phases.metrics import is_higher_better
+from anyaccel.metrics import is_higher_better
 from anyaccel.phases.monitoring import monitored_value
 
 if TYPE_CHECKING:

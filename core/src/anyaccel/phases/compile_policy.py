@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, CompileWarning
-from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.results.events import LogEvent
 from anyaccel.user_level import user_level
 
 _TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02

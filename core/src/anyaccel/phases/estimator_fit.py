@@ -14,13 +14,13 @@ from anyaccel.data import Reference, Rows
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.sklearn_calls import by_position, columns_by_name
 from anyaccel.errors import EstimatorError, PhaseError
+from anyaccel.estimators import Estimator
 from anyaccel.graph import ModelGraph, ModelNode, Plan
 from anyaccel.graph.topology import ancestors, unknown_node
-from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.estimator_inputs import estimators, inputs_of, targets_of
 from anyaccel.phases.fit_phase import FitPhase
-from anyaccel.phases.outcomes import Fitted
 from anyaccel.phases.phase import Phase
+from anyaccel.results.records import Fitted
 
 
 def next_to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) -> list[str]:

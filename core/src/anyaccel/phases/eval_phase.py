@@ -11,8 +11,8 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.metrics import Metric, can_measure
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.metrics import Metric, can_measure
 from anyaccel.phases.phase import Data, Phase, known_settings, node_labels, split_name
 from anyaccel.phases.samplers import (
     Samplers,

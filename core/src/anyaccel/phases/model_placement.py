@@ -15,7 +15,6 @@ from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases.phase import Phase
 from anyaccel.planner import OffloadModels, OffloadPlan
 from anyaccel.registry import Registry, registry
-from anyaccel.requests import on_machine
 from anyaccel.segment import NodeState
 from anyaccel.user_level import user_level
 
@@ -32,7 +31,7 @@ def final_devices(phase: Phase, plan: Plan, known: Registry | None = None) -> di
         return {}
     frameworks = sorted({assignment.framework for assignment in plan.assignments})
     backends = known or registry()
-    final = on_machine(phase.final_device, *frameworks, strict=phase.strict, known=known)
+    final = phase.final_device.on_one_device(*frameworks, strict=phase.strict, known=known)
     device = final.device
     served = [
         assignment
@@ -78,11 +77,12 @@ def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, 
 
 
 def _placed(node: ModelNode, backend: Backend, device: Device, plan: OffloadPlan | None) -> Any:
-    if node.device_map is None or not isinstance(backend, OffloadModels):
+    offload = None if node.device_map is None else backend.capability(OffloadModels)
+    if offload is None:
         return backend.place(node.model, device)
     if plan is None:  # where a phase leaves it
-        return backend.place(backend.end_offload(node.model), device)
-    return backend.offload(node.model, device, plan)
+        return backend.place(offload.end_offload(node.model), device)
+    return offload.offload(node.model, device, plan)
 
 
 def _moved(state: NodeState, backend: Backend, device: Device) -> NodeState:

@@ -11,7 +11,6 @@ from typing import Any
 
 from anyaccel.errors import EstimatorError, OutOfMemoryError
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.events import LogEvent
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.loader import BatchLoader
@@ -19,6 +18,7 @@ from anyaccel.phases.loading.loader_factory import free_memory
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.results.events import LogEvent
 
 _SNAPSHOT_SHARE = 0.002
 """The part of a loop's time that snapshots may take. They also drive what steps use out of the caches."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.phases.metrics.class_values import is_distribution
+from anyaccel.metrics.class_values import is_distribution
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,51 +10,16 @@ import numpy as np
 from anyaccel.data import Rows
 from anyaccel.errors import GraphError, PhaseError
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.phases.events import Event, log
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.measured_work import MeasuredWork, measured_work
-from anyaccel.phases.outcomes import EvaluationValues, Fitted
 from anyaccel.phases.run_stats import RunStats, run_stats
 from anyaccel.phases.step_pacing import EpochTiming
 from anyaccel.precision import LossScaleState
 from anyaccel.printable import printable
-
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """The record of one epoch.
-
-    Attributes:
-        number: counted from 0 over all runs of phases with this label.
-        loss: weighted sum of `losses`; NaN if there are none.
-        losses: means over the epoch, by label.
-        steps: number of optimizer steps.
-        seconds: duration, without the validation.
-        validation: values of the validation after this epoch (`loss`, `loss.LABEL`, metrics); empty without one.
-        step_figures: means of what a step of the user's own gave, by name; empty without such a step.
-    """
-
-    number: int
-    loss: float
-    losses: dict[str, float]
-    steps: int
-    seconds: float
-    validation: dict[str, float] = field(default_factory=dict)
-    step_figures: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def validated(self) -> bool:
-        """Whether a validation followed this epoch."""
-        return bool(self.validation)
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """All values by the names that callbacks use: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`."""
-        own = {f"loss.{label}": value for label, value in self.losses.items()}
-        own = {"loss": self.loss, **own} if own else self.step_figures
-        return {**own, **{f"val_{name}": value for name, value in self.validation.items()}}
+from anyaccel.results.events import Event, log
+from anyaccel.results.records import Epoch, EvaluationValues, Fitted
 
 
 class Run:

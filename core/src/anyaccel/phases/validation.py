@@ -14,11 +14,12 @@ from anyaccel.data import Sampler
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.metrics import Metric
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.metrics import Metric
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import Samplers
+from anyaccel.plugin_loader import BUILT_IN
+from anyaccel.registry import registry
 from anyaccel.segment import LossTerm
 
 
@@ -57,7 +58,8 @@ def _is_measured(loss: AppliedLoss) -> bool:
 
 def _named_loss(loss: AppliedLoss) -> Callable[[np.ndarray, np.ndarray], float]:
     term = LossTerm(loss.label, loss.on, loss.loss, loss.inputs, Device("cpu"))
-    compute = loss_function(NumpyOps(), term)
+    host: Any = registry().find(BUILT_IN)
+    compute = loss_function(host.ops, term)
 
     def named_loss(outputs: np.ndarray, targets: np.ndarray) -> float:
         shape = list(outputs.shape)

@@ -24,6 +24,8 @@ from anyaccel.specs import assign_fields
 def accelerator_class(device: Any) -> type[Accelerator]:
     """The class of `Accelerator(device)`: that of requests, or for one device of any kind, Accelerator itself.
 
+    An extension of the point `accelerator_class`.
+
     Kinds are an open set, so a word that is no product may be the kind of a plugin.
     """
     if not isinstance(device, (str, list, tuple, set, frozenset, DeviceRequest)):
@@ -151,25 +153,24 @@ class RequestedAccelerator(Accelerator):
     def _devices(self, machine: Inventory, strict: bool) -> Sequence[Device]:
         return self.request.resolve(machine, strict=strict).devices
 
-    def at(self, device: Device) -> Accelerator:
-        """An Accelerator of one device that the request gets, which shows the request as what was written."""
-        return at_device(self, device)
+    def refused(
+        self, frameworks: Sequence[str], known: Registry, *, of_all: bool, strict: bool
+    ) -> Sequence[tuple[str, str]]:
+        """The candidates that the request did not get of a machine, as `WISH on DEVICE`, each with the reason."""
+        candidates = self.request.resolve(machine_of(frameworks, of_all=of_all, known=known), strict=strict).candidates
+        return [(f"{it.wish} on {it.label}", it.reason) for it in candidates if not it.chosen]
 
 
 def at_device(accelerator: Accelerator, device: Device) -> Accelerator:
-    """An accelerator as one of this device, which shows what was written."""
-    own = Accelerator(device, pin_memory=accelerator.pin_memory)
-    assign_fields(own, spec=accelerator.spec, vendor=accelerator.vendor)
-    return own
+    """As `accelerator.at(device)`."""
+    return accelerator.at(device)
 
 
 def on_machine(
     accelerator: Accelerator, *frameworks: str, strict: bool = False, known: Registry | None = None
 ) -> Accelerator:
-    """An accelerator itself, or of a request the one device that it gets; see `RequestedAccelerator.on_one_device`."""
-    if isinstance(accelerator, RequestedAccelerator):
-        return accelerator.on_one_device(*frameworks, strict=strict, known=known)
-    return accelerator
+    """As `accelerator.on_one_device(*frameworks, strict=strict, known=known)`."""
+    return accelerator.on_one_device(*frameworks, strict=strict, known=known)
 
 
 def _owners(obj: Any) -> list[str]:

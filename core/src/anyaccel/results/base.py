@@ -18,8 +18,8 @@ from anyaccel.call_hints import class_hints
 from anyaccel.errors import ConfigError
 from anyaccel.graph import Plan
 from anyaccel.graph.serialization import checked_classes
-from anyaccel.phases.events import Event
 from anyaccel.results import formatting
+from anyaccel.results.events import Event
 from anyaccel.results.saved_values import FieldReader, parts_of
 
 PART = "results"

@@ -12,7 +12,7 @@ from anyaccel import display
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.errors import ResultError
-from anyaccel.phases.metrics import is_higher_better
+from anyaccel.metrics import is_higher_better
 from anyaccel.results import formatting
 from anyaccel.results.base import PhaseResults, kind_of
 from anyaccel.results.evaluation import EvalResults

@@ -13,13 +13,12 @@ from anyaccel.arguments import flag
 from anyaccel.call_hints import class_hints
 from anyaccel.data import Rows
 from anyaccel.errors import ResultError
-from anyaccel.phases import EvaluationValues
-from anyaccel.phases.evaluation import Compared
 from anyaccel.results import formatting, inverse_transform, plots, prediction_columns
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import NamedValues
 from anyaccel.results.notebook import eval_html
 from anyaccel.results.prediction_columns import Target
+from anyaccel.results.records import Compared, EvaluationValues
 
 
 @class_hints

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from anyaccel.call_hints import class_hints
-from anyaccel.phases import Fitted
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import ended
 from anyaccel.results.notebook import fit_html
+from anyaccel.results.records import Fitted
 
 
 @class_hints

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.errors import ResultError
-from anyaccel.phases.events import Event
+from anyaccel.results.events import Event
 from anyaccel.results.saved_errors import class_name
 from anyaccel.suggestions import did_you_mean
 

@@ -14,7 +14,7 @@ from anyaccel.data.readers.array_conversion import tag_column
 from anyaccel.data.row_filters import column_values
 from anyaccel.data.transforms.fitted_transform import join
 from anyaccel.errors import TransformError
-from anyaccel.phases.evaluation import Compared
+from anyaccel.results.records import Compared
 
 
 def original(name: str, values: np.ndarray, rows: Mapping[str, Rows], compared: Mapping[str, Compared]) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 from anyaccel.data.display import first_values, number, sample
 from anyaccel.display import cut, guarded, line, page, prose, row, table
 from anyaccel.html import Markup, element, faint
-from anyaccel.phases.events import Event
+from anyaccel.results.events import Event
 from anyaccel.results.formatting import error_text, is_part
 from anyaccel.results.prediction_columns import matching_columns
 

@@ -13,10 +13,10 @@ from anyaccel.data import SavedRows, saved_rows
 from anyaccel.data.transforms.plain_state import NotPlainError, PlainReader, plain
 from anyaccel.errors import ResultError
 from anyaccel.graph import Plan
-from anyaccel.phases import Epoch, Fitted
-from anyaccel.phases.events import Event
+from anyaccel.results.events import Event
 from anyaccel.results.formatting import NamedValues
 from anyaccel.results.inverse_transform import original_rows
+from anyaccel.results.records import Epoch, Fitted
 from anyaccel.results.saved_errors import error_parts, read_error
 
 Arrays = dict[str, np.ndarray]

@@ -9,10 +9,10 @@ import numpy as np
 
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
-from anyaccel.phases import Epoch
 from anyaccel.results import formatting, plots
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.notebook import train_html
+from anyaccel.results.records import Epoch
 
 
 @class_hints

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anyaccel.errors import StateError
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.loading.source_position import SourcePosition
-from anyaccel.phases.run import Epoch
+from anyaccel.results.records import Epoch
 
 FULL = Position(
     phase="train",

@@ -9,9 +9,9 @@ from anyaccel import AppliedLoss
 from anyaccel.device import Device
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
-from anyaccel.phases.metrics import Metric
 from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")

@@ -20,10 +20,10 @@ from anyaccel.errors import PhaseError, SamplerError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, NumpyBackend
 from anyaccel.phases import Callback, EvalPhase, Phase, TrainPhase
 from anyaccel.phases.loading.epoch_batches import SCHEDULES, SampledBatches
-from anyaccel.phases.metrics import Metric
 from anyaccel.registry import Registry
 from anyaccel.specs import Optimizer
 

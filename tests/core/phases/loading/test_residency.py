@@ -20,11 +20,11 @@ from anyaccel.data import FeatureSet, IterableSource
 from anyaccel.errors import ConfigError, OutOfMemoryError, PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, NumpyBackend, SequentialMLP, simulate
 from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, uniform_range
 from anyaccel.phases.loading.streaming import StreamingLoader
-from anyaccel.phases.metrics import Metric
 from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")

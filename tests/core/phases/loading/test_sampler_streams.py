@@ -23,11 +23,11 @@ from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ColumnError, PhaseError, SamplerError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, Simulation
 from anyaccel.phases import EvalPhase, Phase, TrainPhase
 from anyaccel.phases.loading.device_columns import load
 from anyaccel.phases.loading.host_columns import make_host_columns
-from anyaccel.phases.metrics import Metric
 from anyaccel.specs import Optimizer
 
 N = 12

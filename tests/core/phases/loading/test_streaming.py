@@ -12,10 +12,10 @@ from anyaccel import AppliedLoss, Different, PairSampler, Same, SimpleSampler, T
 from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
+from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Estimator, Sequential, SequentialMLP, Simulation
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Phase, TrainPhase
 from anyaccel.phases.loading.streaming import StreamingLoader
-from anyaccel.phases.metrics import Metric
 from anyaccel.specs import Optimizer
 
 MSE = AppliedLoss("mse", on="net")

@@ -11,8 +11,8 @@ import pytest
 
 from anyaccel import AppliedLoss
 from anyaccel.errors import PhaseError
+from anyaccel.metrics import Metric
 from anyaccel.phases import LineProgress, Progress, RichProgress, progress_for
-from anyaccel.phases.metrics import Metric
 
 
 class Teller(Progress):

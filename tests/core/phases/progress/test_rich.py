@@ -18,10 +18,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from anyaccel.phases import HTMLProgress, LineProgress, Progress, RichProgress
-from anyaccel.phases.events import Event
 from anyaccel.phases.progress import ProgressState, ThrottledProgress, throttled
 from anyaccel.phases.progress.state import amount
 from anyaccel.phases.progress.throttled import MAX_EVENTS
+from anyaccel.results.events import Event
 
 SHORT = Event(1, 2, "memory", "split in two")
 DECIDED = Event(-1, -1, "compile", "<b>off</b>\x1b[2J")

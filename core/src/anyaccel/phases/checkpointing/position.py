@@ -11,8 +11,8 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.errors import StateError
 from anyaccel.phases.loading.source_position import SourcePosition
-from anyaccel.phases.run import Epoch
 from anyaccel.precision import LossScaleState
+from anyaccel.results.records import Epoch
 
 PART = "checkpoint"
 """Name of the plain data in the manifest of a checkpoint."""

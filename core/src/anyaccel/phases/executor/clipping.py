@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyaccel.device import Device
-from anyaccel.phases.events import LogEvent, discard_event
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
+from anyaccel.results.events import LogEvent, discard_event
 
 
 @dataclass(frozen=True, slots=True)

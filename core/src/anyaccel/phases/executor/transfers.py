@@ -12,7 +12,7 @@ from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.graph.transfers import route
-from anyaccel.phases.events import LogEvent, discard_event
+from anyaccel.results.events import LogEvent, discard_event
 
 Transfer = Callable[[Any], Any]
 

@@ -8,12 +8,12 @@ from anyaccel.display import listing, size
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.formulas import OPTIMIZERS
 from anyaccel.graph import Plan
-from anyaccel.phases.events import LogEvent
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loading.loader_factory import ColumnBytes, LoaderFactory, OnLoaded, Place, free_memory
 from anyaccel.phases.loading.resident_share import block_bytes_beside, resident_share
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.traceback_cleanup import release_frames
+from anyaccel.results.events import LogEvent
 from anyaccel.segment import NodeState, Segment
 from anyaccel.specs import Optimizer
 

@@ -11,6 +11,8 @@ from anyaccel.backend import Backend
 from anyaccel.graph import ModelGraph, Plan, Resolution, resolve
 from anyaccel.phases import phase_planner
 from anyaccel.phases.bound_phase import bound
+from anyaccel.phases.distributed.devices import check_replicable, replica_notes
+from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
 from anyaccel.phases.estimator_fit import with_fit_note
 from anyaccel.phases.model_placement import final_devices
 from anyaccel.phases.outer_contexts import check_precision, leave_contexts
@@ -19,8 +21,6 @@ from anyaccel.phases.plan_request import learners_of, plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.planning.replica_figures import replica_devices, with_replicas
 from anyaccel.phases.prepare import DrawnPart, draw_parts
-from anyaccel.phases.replica_devices import check_replicable, replica_notes
-from anyaccel.phases.sharding import check_sharding, sharding_notes
 from anyaccel.registry import Registry, registry
 from anyaccel.requests import Inventory, InventoryRegistry
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from anyaccel.device import Device
 from anyaccel.graph import DeviceMemory, NodeActivations, Plan
+from anyaccel.phases.distributed.sharding import divided_nodes
 from anyaccel.phases.phase import Phase
-from anyaccel.phases.sharding import divided_nodes
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import launched
 from anyaccel.requests import InventoryRegistry, RequestedAccelerator

@@ -1,6 +1,6 @@
 """Progress of a run: on a terminal (by rich), in a notebook (HTML), in a log (plain lines), or nowhere.
 
-Stands on `phases.events` only.
+Stands on `results.events` only.
 """
 
 from anyaccel.phases.progress.base import Progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anyaccel.phases.events import Event
+from anyaccel.results.events import Event
 
 
 class Progress:

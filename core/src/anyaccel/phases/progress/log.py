@@ -6,9 +6,9 @@ import sys
 from typing import ClassVar
 
 from anyaccel.html import text
-from anyaccel.phases.events import Event
 from anyaccel.phases.progress.state import duration
 from anyaccel.phases.progress.throttled import ThrottledProgress
+from anyaccel.results.events import Event
 
 _MAX_EVENT = 500  # characters
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from anyaccel.display import line, page, table
 from anyaccel.html import Markup, element, faint, joined
-from anyaccel.phases.events import Event
 from anyaccel.phases.progress.state import ProgressState, duration, share
 from anyaccel.phases.progress.throttled import MAX_EVENTS, ThrottledProgress
+from anyaccel.results.events import Event
 
 
 def in_notebook() -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.html import text
-from anyaccel.phases.events import Event
 from anyaccel.phases.progress.state import duration
 from anyaccel.phases.progress.throttled import ThrottledProgress
+from anyaccel.results.events import Event
 
 if TYPE_CHECKING:
     from anyaccel.phases.progress.rich_display import SharedDisplay

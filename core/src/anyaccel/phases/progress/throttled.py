@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
 
-from anyaccel.phases.events import Event
 from anyaccel.phases.progress.base import Progress
 from anyaccel.phases.progress.state import ProgressState
 from anyaccel.printable import printable
+from anyaccel.results.events import Event
 from anyaccel.user_level import user_level
 
 LARGE_LOADING = 2**30

@@ -1,0 +1,283 @@
+"""Estimator: an object in the scikit-learn style as a module, fitted to data and never trained by gradients."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anyaccel.adapter import VjpResult
+from anyaccel.adapter.array_module import Array, Module, Values
+from anyaccel.call_hints import constructor_hints
+from anyaccel.device import Device
+from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, PhaseError
+from anyaccel.estimators.methods import accepts, check, has, is_plain, parameters_of, parts_of
+from anyaccel.segment import TensorSpec
+
+
+@constructor_hints
+class Estimator(Module):
+    """An estimator as the model of a node: NumPy arrays in, NumPy arrays out. The user's object is fitted in place.
+
+    An object with `fit` and `predict` may be given to a node as it is; wrap it to choose another output method:
+
+        ModelNode("pca", Estimator(PCA(8), method="transform"), data.reference())
+        ModelNode("head", Estimator(LogisticRegression(), method="predict_proba"), "pca")
+
+    Args:
+        estimator: an object with `fit(features, targets)` (or `partial_fit`, or both) and the method. Features are
+            [n, k]: all inputs flattened per sample and concatenated; targets are [n] or [n, k], and left out if there
+            are none or `fit` takes none.
+        method: `predict`, `predict_proba`, `decision_function`, `transform`, or any other that takes features and
+            returns numbers [n] or [n, ...]; sparse matrices become dense arrays.
+        output_dtype: cast floating outputs to this floating dtype; by default they are as the method returns them.
+
+    Raises:
+        EstimatorError: the object is a class, has no such method, or cannot be fitted.
+    """
+
+    differentiable = False
+    computes_on_host = True
+
+    def __init__(self, estimator: Any, method: str = "predict", *, output_dtype: str | None = None) -> None:
+        super().__init__()
+        if isinstance(estimator, Estimator):
+            raise EstimatorError(f"{estimator!r} is an Estimator already", hint="give the object that it wraps")
+        inner = next((value for value in parts_of(estimator) if isinstance(value, Estimator)), None)
+        if inner is not None:
+            problem = f"{type(estimator).__name__} has {inner!r} in it, which scikit-learn cannot copy and fit"
+            raise EstimatorError(problem, hint=f"give the estimator itself: {inner.name}(...) without Estimator(...)")
+        check(estimator, method, output_dtype)
+        self.estimator = estimator
+        self.method = method
+        self.output_dtype = output_dtype
+        self.awaits_fit = False
+        """Set by a running phase that has not refitted it yet: its present outputs do not count."""
+        self.partially_fitted = False
+        """Whether `partial_fit` was called since the last `fit`."""
+        self._fitted = False
+        self._failed = False
+        self._example: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        method = "" if self.method == "predict" else f", method={self.method!r}"
+        return f"Estimator({self.name}{method})"
+
+    @property
+    def name(self) -> str:
+        """The name of the estimator's class."""
+        return type(self.estimator).__name__
+
+    @property
+    def input_hint(self) -> str:  # type: ignore[override]
+        """Without rows that it was fitted to, it was tried with zeros."""
+        if self._example is not None or not self.has_fit:
+            return Module.input_hint
+        return "it was tried with zeros: give it unfitted (sklearn.base.clone), so that a FitPhase tries its rows"
+
+    # -- properties ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_fitted(self) -> bool:
+        """Fitted here or before: by `__sklearn_is_fitted__`, or by attributes that end in an underscore."""
+        if self.awaits_fit or self._failed:
+            return False
+        if self._fitted:
+            return True
+        says: Any = getattr(self.estimator, "__sklearn_is_fitted__", None)
+        if says is not None:
+            try:
+                return bool(says())
+            except (AttributeError, ValueError):  # a FeatureUnion asks its parts, which raise NotFittedError
+                return False
+        attributes = getattr(self.estimator, "__dict__", ())
+        return any(name.endswith("_") and not name.startswith("_") for name in attributes)
+
+    @property
+    def has_fit(self) -> bool:
+        """Whether it has `fit`."""
+        return has(self.estimator, "fit")
+
+    @property
+    def has_partial_fit(self) -> bool:
+        """Whether it has `partial_fit`."""
+        return has(self.estimator, "partial_fit")
+
+    @property
+    def takes_classes(self) -> bool:
+        """Whether its `partial_fit` takes the classes."""
+        return self.has_partial_fit and "classes" in parameters_of(self.estimator.partial_fit)
+
+    # -- fitting ---------------------------------------------------------------------------------------------------
+
+    def fit(self, inputs: Sequence[np.ndarray], targets: np.ndarray | None) -> None:
+        """Fit the estimator to whole columns in host memory; targets [n, 1] become [n].
+
+        Raises:
+            EstimatorError: it requires targets, and there are none.
+        """
+        self._learn("fit", inputs, targets)
+        self.partially_fitted = False
+
+    def partial_fit(self, inputs: Sequence[np.ndarray], targets: np.ndarray | None, classes: Any = None) -> None:
+        """Update the estimator with a batch in host memory; raises as `fit`.
+
+        Args:
+            inputs: [batch, ...] each.
+            targets: [batch] or [batch, k]; None where there are none.
+            classes: all classes, for an estimator that takes them (`takes_classes`); None leaves them out.
+        """
+        more = {} if classes is None else {"classes": classes}
+        self._learn("partial_fit", inputs, targets, **more)
+        self.partially_fitted = True
+
+    def _learn(self, method: str, inputs: Sequence[np.ndarray], targets: np.ndarray | None, **more: Any) -> None:
+        function, features = getattr(self.estimator, method), _features(inputs)
+        arguments = () if targets is None else (flat(targets),)
+        if arguments and not accepts(function, features, *arguments):
+            arguments = ()
+        if not arguments and not accepts(function, features):
+            raise EstimatorError(
+                f"{self.name}.{method} takes targets, and its data have none",
+                hint="name target_keys in the feature set, or columns in reference(targets=[...])",
+            )
+        example = features[:2].copy()
+        function(features, *arguments, **more)
+        self._example = example
+        self.mark_fitted(self)
+
+    def mark_fitted(self, fitted: Estimator) -> None:
+        """Record that the estimator is fitted, possibly through another node (`fitted`) that has the same object."""
+        self._fitted, self._failed, self.awaits_fit = True, False, False
+        self._example = fitted._example
+        self.home = self.home or Device("cpu")
+
+    def mark_failed(self) -> None:
+        """Record that fitting failed: whatever attributes the estimator has, it is not fitted."""
+        self._fitted, self._failed = False, True
+
+    def snapshot(self) -> Any:
+        """A deep copy of the estimator.
+
+        Raises:
+            EstimatorError: it cannot be copied.
+        """
+        try:
+            return copy.deepcopy(self.estimator), self._fitted, self._failed, self.partially_fitted
+        except ENVIRONMENT_ERRORS:
+            raise
+        except Exception as error:  # whatever the user's object raises
+            raise EstimatorError(
+                f"{self.name} cannot be copied for a snapshot: {type(error).__name__}: {error}",
+                hint="freeze its node, or use no snapshots (EarlyStopping(restore_best=True) takes them)",
+            ) from error
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot; the user's object is replaced if not all of its state is in `__dict__`."""
+        kept, self._fitted, self._failed, self.partially_fitted = snapshot
+        fresh = copy.deepcopy(kept)
+        if is_plain(self.estimator):
+            vars(self.estimator).clear()
+            vars(self.estimator).update(vars(fresh))
+        else:
+            self.estimator = fresh
+
+    # -- computing -------------------------------------------------------------------------------------------------
+
+    def example(self, inputs: Sequence[TensorSpec]) -> tuple[Array, ...]:
+        """Two rows that it was fitted to, as one input: an encoder refuses zeros that are no category of its own."""
+        width = sum(math.prod(spec.shape) for spec in inputs)
+        if self._example is None or self._example.shape[1] != width:
+            return super().example(inputs)
+        return (np.resize(self._example, (2, width)),)
+
+    def compute(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        """The output of the estimator's method for columns in host memory: numbers [n] or [n, ...], a copy.
+
+        Raises:
+            EstimatorError: it returned something else: text, a list for several targets.
+        """
+        features = _features(inputs)
+        outputs = self._numbers(getattr(self.estimator, self.method)(features))
+        if outputs.shape[:1] != (len(features),):
+            raise EstimatorError(f"{self._call} returned shape {list(outputs.shape)} for {len(features)} samples")
+        return outputs
+
+    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
+        """The output; no output before it is fitted.
+
+        The pullback raises PhaseError.
+        """
+
+        def pullback(cotangents: Any) -> Any:
+            raise PhaseError(
+                f"{self.name} has no gradient, and a loss depends on trained nodes through it",
+                hint="freeze the nodes before it, or apply the loss elsewhere",
+            )
+
+        if not self.is_fitted:
+            return VjpResult((), pullback)
+        return VjpResult((self.compute(inputs),), pullback)
+
+    @property
+    def _call(self) -> str:
+        return f"{self.name}.{self.method}"
+
+    def _numbers(self, outputs: Any) -> np.ndarray:
+        if isinstance(outputs, (list, tuple)) and any(getattr(part, "ndim", 0) > 1 for part in outputs):
+            raise EstimatorError(
+                f"{self._call} returned a list of {len(outputs)} arrays, one for each target; a node has one output",
+                hint="fit an estimator for each target, or wrap it in an object whose method concatenates the arrays",
+            )
+        array = _copied_array(outputs.toarray() if hasattr(outputs, "toarray") else outputs)
+        if array is None or array.dtype.kind not in "biuf":
+            raise self._no_numbers_error(outputs, array)
+        return self._cast(array) if self.output_dtype and array.dtype.kind == "f" else array
+
+    def _cast(self, array: np.ndarray) -> np.ndarray:
+        try:
+            with np.errstate(over="raise"):
+                return array.astype(self.output_dtype, copy=False)
+        except FloatingPointError:
+            raise EstimatorError(
+                f"{self._call} returned numbers that are too large for output_dtype={self.output_dtype!r}",
+                cause=f"the largest is {np.abs(array[np.isfinite(array)]).max()}",
+                hint="leave output_dtype out, or scale the targets of the estimator",
+            ) from None
+
+    def _no_numbers_error(self, outputs: Any, array: np.ndarray | None) -> EstimatorError:
+        if array is None or not array.shape:
+            return EstimatorError(f"{self._call} returned a {type(outputs).__name__}, not an array of numbers")
+        first = array.reshape(-1)[:1].tolist()
+        example = f", such as {first[0]!r}" if first else ""
+        is_text = array.dtype.kind in "USO"
+        others = [name for name in ("predict_proba", "decision_function") if has(self.estimator, name)]
+        instead = f", or use Estimator(..., method={others[0]!r})" if others and self.method == "predict" else ""
+        return EstimatorError(
+            f"{self._call} returned {'text' if is_text else array.dtype}{example}; a graph carries numbers",
+            hint=f"fit it to class indices 0, 1, 2, ... and keep the names beside them{instead}" if is_text else "",
+        )
+
+
+def flat(targets: np.ndarray) -> np.ndarray:
+    """Targets as estimators take them: [n] if there is one number per sample."""
+    return targets.reshape(len(targets)) if targets.size == len(targets) else targets
+
+
+def _copied_array(outputs: Any) -> np.ndarray | None:
+    """A copy, as the next call may overwrite the memory; None of what is not an array."""
+    try:
+        return np.array(outputs)
+    except (TypeError, ValueError):
+        return None
+
+
+def _features(inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Inputs [n, k] side by side, in memory that an estimator may write to (`copy=False`) without harm."""
+    arrays = [np.asarray(x).reshape(len(x), -1) for x in inputs]
+    if len(arrays) == 1:
+        return arrays[0].copy() if arrays[0].flags.writeable else arrays[0]
+    return np.concatenate(arrays, axis=1)

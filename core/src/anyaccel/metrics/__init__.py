@@ -1,0 +1,11 @@
+"""Metrics: measures by scikit-learn's names, functions of one's own, and metric objects of frameworks.
+
+Stands on the kernel, with `arguments` and `user_level`.
+"""
+
+from anyaccel.metrics.metric import Metric as Metric
+from anyaccel.metrics.metric_calls import can_measure as can_measure
+from anyaccel.metrics.named import HIGHER_IS_BETTER as HIGHER_IS_BETTER
+from anyaccel.metrics.named import METRICS as METRICS
+from anyaccel.metrics.named import SYNONYMS as SYNONYMS
+from anyaccel.metrics.named import is_higher_better as is_higher_better

@@ -1,0 +1,155 @@
+"""Comparison: whether all replicas have the same files, settings, models and data, by their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyaccel.errors import ConfigError, PhaseError
+from anyaccel.graph import ModelGraph
+from anyaccel.phases.checkpointing.run_settings import optimizers_of, settings_of
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.train_phase import TrainPhase
+
+Gather = Callable[[Any], list[Any]]
+"""Gives the plain values that all replicas give, by rank; called by all at once."""
+
+
+class ReplicaComparison:
+    """Compares what the replicas of a phase have.
+
+    Args:
+        label: of the phase.
+        size: how many there are.
+        gather: exchanges plain values.
+    """
+
+    def __init__(self, label: str, size: int, gather: Gather) -> None:
+        self._label, self._size, self._gather = label, size, gather
+
+    def check_alike(self, graph: ModelGraph, rows_drawn: str, columns: Mapping[str, Any], *, when: str) -> None:
+        """Compare models, seeds and data of all replicas.
+
+        Args:
+            graph: its nodes' values, and its seed.
+            rows_drawn: a digest of the rows that the samplers draw.
+            columns: host columns by value name, as far as they are in memory.
+            when: ends the message: "before the first step".
+
+        Raises:
+            PhaseError: they differ; names what, and in which replicas.
+        """
+        own = {"the seed": str(graph.seed), "the rows that the samplers draw": rows_drawn}
+        own |= {f"the values of {key!r}": digest(np.asarray(value)) for key, value in graph.state().items()}
+        own |= {f"the data of {name!r}": digest(value) for name, value in columns.items() if _is_array(value)}
+        hint = "make model, data and seed alike in every process: seed the framework before the model is made, "
+        self.check_same(own, when=when, hint=f"{hint}or load the same weights")
+
+    def check_ended(self, graph: ModelGraph) -> dict[str, np.ndarray]:
+        """Compare what the replicas have trained; gives the first one's values of the buffers that are not alike.
+
+        Raises:
+            PhaseError: parameters or states of optimizers differ.
+        """
+        state = {key: np.asarray(value) for key, value in graph.state().items()}
+        every = self._gather({key: digest(value) for key, value in state.items()})
+        apart = [key for key in _differing(every) if "/buffers/" in key]
+        rest = [{f"the values of {key!r}": one[key] for key in one if key not in apart} for one in every]
+        self._check(rest, when="after the last step", hint="let callbacks change the same values in every process")
+        if not apart:
+            return {}
+        firsts = self._gather([as_plain(state[key]) for key in apart])[0]
+        return {key: from_plain(plain).view(state[key].dtype) for key, plain in zip(apart, firsts, strict=True)}
+
+    def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
+        """Compare texts by name with those of all replicas.
+
+        Args:
+            own: what this replica has; names are for people.
+            when: "before the first step".
+            hint: what makes them alike.
+
+        Raises:
+            PhaseError: they differ; names what, and in which replicas.
+        """
+        self._check(self._gather(dict(own)), when=when, hint=hint)
+
+    def _check(self, every: Sequence[Mapping[str, str]], *, when: str, hint: str) -> None:
+        differing = _differing(every)
+        if differing:
+            first = differing[0]
+            others = [str(rank) for rank, one in enumerate(every) if one.get(first) != every[0].get(first)]
+            more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
+            raise PhaseError(
+                f"phase {self._label!r}: the replicas disagree {when}: {first}{more} in replica {', '.join(others)} "
+                "of those from 0 on",
+                cause=f"{self._size} replicas",
+                hint=hint,
+            )
+
+
+def as_plain(array: np.ndarray) -> list[Any]:
+    """An array as a plain value."""
+    return [array.dtype.str, list(array.shape), array.tobytes()]
+
+
+def from_plain(plain: Any) -> np.ndarray:
+    """The array of a plain value."""
+    dtype, shape, values = plain
+    return np.frombuffer(values, dtype).reshape(shape).copy()
+
+
+def digest(array: np.ndarray) -> str:
+    """Shape, dtype and a hash of the values."""
+    contiguous = np.ascontiguousarray(array)
+    values = contiguous.view(np.uint8).reshape(-1).data if math.prod(array.shape) else b""
+    return f"{array.dtype}{list(array.shape)} {hashlib.blake2b(values, digest_size=16).hexdigest()}"
+
+
+def _differing(every: Sequence[Mapping[str, str]]) -> list[str]:
+    """The names, in order, under which not all have the same text."""
+    names = dict.fromkeys(name for one in every for name in one)
+    return [name for name in names if len({one.get(name) for one in every}) > 1]
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def code_digests(phase: Phase, graph: ModelGraph) -> dict[str, str]:
+    """Digests by what they are of, in words: files of the script and of the models, settings of phase and optimizers.
+
+    A file is named without its folder, which may differ between machines; what cannot be read is left out.
+    """
+    digests = dict(_files(graph))
+    if isinstance(phase, TrainPhase):
+        settings = {"n_epochs": phase.n_epochs, "validate_every": phase.validate_every}
+        with suppress(ConfigError):  # of a sampler of the user's own, whose rows are compared all the same
+            settings |= settings_of(phase)
+        digests |= {f"the setting {name!r} of the phase": _of_plain(value) for name, value in settings.items()}
+        digests |= {f"the settings of {name!r}": _of_plain(value) for name, value in optimizers_of(graph).items()}
+    return digests
+
+
+def _files(graph: ModelGraph) -> Iterator[tuple[str, str]]:
+    classes = {type(model) for node in graph.nodes.values() if (model := getattr(node, "model", None)) is not None}
+    for module in sorted({"__main__", *(cls.__module__ for cls in classes)}):
+        path = getattr(sys.modules.get(module), "__file__", None)
+        try:
+            content = Path(path).read_bytes() if path else b""
+        except OSError:
+            continue
+        if content:
+            yield f"the file {Path(str(path)).name!r}", hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _of_plain(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()

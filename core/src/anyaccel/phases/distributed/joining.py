@@ -1,0 +1,254 @@
+"""Joining: lets the replicas of a launcher compute a phase together, or says what in it they cannot share."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anyaccel.adapter.batch_shards import FIXED_SHARDS
+from anyaccel.adapter.loss_weights import weight_inputs
+from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.graph import Assignment, ModelGraph, Plan, Resolution
+from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.distributed.devices import DeviceGroup
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.row_shares import GlobalBatches
+from anyaccel.phases.distributed.sharding import divided_nodes, is_sharded, offloads, whole_nodes
+from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.process_group import ProcessGroup, SingleProcess
+from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.registry import registry
+from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
+
+
+def process_group(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ProcessGroup:
+    """Join the replicas of a phase; a group of one if this process computes it alone.
+
+    Raises:
+        PhaseError: it has something that replicas cannot share yet.
+        CapabilityError: a backend has no replicas.
+        ConfigError: the launcher's variables contradict each other.
+        FrameworkError: the replicas cannot be joined.
+    """
+    place = launched() if isinstance(phase, (TrainPhase, EvalPhase)) and phase.replicas != 1 else None
+    if not isinstance(phase, (TrainPhase, EvalPhase)) or place is None:
+        deterministic = isinstance(phase, TrainPhase) and phase.deterministic
+        several = resolution.plan.replicas or deterministic
+        return DeviceGroup(resolution.plan, deterministic=deterministic) if several else SingleProcess()
+    if phase.replicas not in (None, place.size):
+        raise PhaseError(
+            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
+            cause=f"{place.size} replicas",
+            hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
+        )
+    if isinstance(phase, EvalPhase):
+        able = {backend.framework: backend.capability(Replicate) for backend in resolution.backends}
+        groups = {name: _joined(replicate, place) for name, replicate in able.items() if replicate is not None}
+        return ReplicatedTraining(phase.label, place, groups) if groups else SingleProcess()  # whole in each process
+    divided = is_sharded(phase, resolution.plan)
+    given = divided and any(each.required(ShardParameters).global_batches for each in resolution.backends)
+    allowed = not divided and may_compute_together(phase, resolution)
+    coupled = check_shareable(phase, resolution, learners_of(phase, graph), together=given or allowed)
+    backends = {backend.framework: backend for backend in resolution.backends}
+    for framework, backend in backends.items():
+        if backend.capability(Replicate) is None:
+            raise CapabilityError(
+                f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
+                cause="its plugin lacks the capability 'replicate'",
+                hint="write replicas=1 to train the whole model in each process on its own",
+            )
+    groups = {name: _joined(backend.required(Replicate), place) for name, backend in backends.items()}
+    if not phase.deterministic:  # there, each replica has all rows, and their weights
+        check_weights(phase, resolution, groups)
+    check_fixed_order(phase, place.size, groups)
+    check_apart(phase.label, resolution.plan, next(iter(groups.values())).gather)
+    return ReplicatedTraining(
+        phase.label,
+        place,
+        groups,
+        sharded=divided,
+        offload=offloads(resolution.plan),
+        whole=whole_nodes(resolution.plan),
+        global_batches=GlobalBatches(given=given, allowed=allowed, needed=coupled),
+        sync_batchnorm=phase.sync_batchnorm,
+        fixed_order=phase.deterministic,
+        accumulate=phase.accumulate,
+    )
+
+
+def is_first(phase: Phase) -> bool:
+    """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
+    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
+
+
+def _joined(replicate: Replicate, place: Launched) -> ReplicaGroup:
+    place.export()
+    return replicate.replica_group(place.rank, place.size)
+
+
+def may_compute_together(phase: TrainPhase, resolution: Resolution) -> bool:
+    """Whether replicas with whole parameters may compute each step by one program, as far as the phase decides it."""
+    (backend, *others) = resolution.backends
+    replicate = None if others else backend.capability(Replicate)
+    able = replicate is not None and replicate.computes_together
+    ragged = any(column.ragged for column in resolution.plan.columns)
+    return able and not phase.deterministic and phase.residency != "streamed" and not ragged
+
+
+def check_shareable(
+    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], *, together: bool = False
+) -> bool:
+    """Check that a step over all rows of a batch can be computed from shares of them.
+
+    Args:
+        phase, resolution: what is trained.
+        learners: estimators that learn in the phase.
+        together: whether one program may compute a step over the rows of all replicas.
+
+    Returns:
+        whether layers mix the rows of a batch, and need such a program.
+
+    Raises:
+        PhaseError: something in it takes the whole batch.
+    """
+    may_sync, together = together, together and phase.sync_batchnorm
+    reason = next(_unshareable(phase, resolution, learners, together=together), None)
+    if reason is not None:
+        can_sync = reason in _coupled_rows(resolution) and (may_sync or not _coupled_rows(resolution, synced=True))
+        raise PhaseError(
+            f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
+            hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
+            "each process on its own"
+            if can_sync
+            else "write replicas=1 to train the whole of it in each process on its own",
+        )
+    check_accumulation(phase.label, phase.losses, replicated=True)
+    return bool(_coupled_rows(resolution, synced=phase.sync_batchnorm))
+
+
+def _unshareable(
+    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], *, together: bool
+) -> Iterator[str]:
+    """What keeps a phase from being shared, in words."""
+    if phase.step is not None:
+        yield "its step is your own"
+    if phase.deterministic and divided_nodes(resolution.plan):
+        yield "deterministic=True adds whole gradients, and sharding divides them"
+    if learners:
+        yield f"the estimator {learners[0]!r} learns from each batch"
+    if phase.sync_batchnorm and phase.accumulate > 1:
+        yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
+    yield from _unshareable_models(resolution)
+    if not together:
+        yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
+
+
+def _unshareable_models(resolution: Resolution) -> Iterator[str]:
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        replicate = backend.capability(Replicate)
+        for operation in segment.operations:
+            if replicate is None or not operation.trainable or operation.model is None:
+                continue
+            if why := replicate.unshareable_reason(operation.model):
+                yield f"node {operation.label!r} {why}"
+
+
+def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
+    """What mixes the rows of a batch, in words; with `synced`, what cannot do so over all replicas."""
+    found = []
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for operation in segment.operations:
+            if not operation.trainable or operation.model is None:
+                continue
+            why = backend.batch_coupling(operation.model)
+            replicate = backend.capability(Replicate) if why and synced else None
+            if replicate is not None:
+                why = replicate.unsynchronizable(operation.model)
+            if why:
+                found.append(f"{why} in node {operation.label!r} mixes the rows of a batch")
+    return found
+
+
+def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> None:
+    """Check that no two replicas train on one device; on a CPU they do.
+
+    Args:
+        label: of the phase.
+        plan: of this replica.
+        gather: gives the plain values that all replicas give, by rank.
+
+    Raises:
+        PhaseError: two do.
+    """
+    host = socket.gethostname()
+    own = [
+        [_identity(each, host), str(each.device), each.node, each.reason == "node"]
+        for each in plan.assignments
+        if each.parameters and not each.frozen and each.device.kind != "cpu"
+    ]
+    users: dict[str, list[tuple[int, str, str, bool]]] = {}
+    for rank, devices in enumerate(gather(own)):
+        for key, device, node, by_node in devices:
+            users.setdefault(key, []).append((rank, device, node, by_node))
+    shared = next((every for every in users.values() if len({rank for rank, *_ in every}) > 1), None)
+    if shared is None:
+        return
+    where = ", ".join(f"node {node!r} on {device} in replica {rank}" for rank, device, node, _ in shared)
+    kind = shared[0][1].partition(":")[0]
+    raise PhaseError(
+        f"phase {label!r} cannot be trained by several replicas: they would train on one device: {where}",
+        cause=f"accelerator={kind!r} of the phase gives each process of a machine a device of its own",
+        hint="leave the accelerator of the node out: then it goes with the phase"
+        if any(by_node for *_, by_node in shared)
+        else "ask for the kind without a number, and start as many processes on a machine as it has of these devices",
+    )
+
+
+def _identity(assignment: Assignment, host: str) -> str:
+    """What tells a device from all others: that of its vendor, or its name on this machine."""
+    info = registry().ask(assignment.backend, "device_info", assignment.device)
+    return info.identity or f"{host} {assignment.device}"
+
+
+def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
+    """Check that the replicas can add up the weights of the losses.
+
+    Raises:
+        CapabilityError: they cannot.
+    """
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        weighted = next((term.label for term in segment.losses if weight_inputs(term)), None)
+        if weighted is not None and not groups[backend.framework].weighs_losses:
+            raise CapabilityError(
+                f"phase {phase.label!r}: the loss {weighted!r} weighs rows or positions, and replicas of "
+                f"{backend.framework} cannot add up these weights",
+                hint="write deterministic=True, which needs no such sums; or replicas=1 to train the whole model in "
+                "each process on its own",
+            )
+
+
+def check_fixed_order(phase: TrainPhase, size: int, groups: Mapping[str, ReplicaGroup]) -> None:
+    """Check that so many replicas can add up gradients in an order that does not depend on their number.
+
+    Raises:
+        PhaseError: there are too many.
+        CapabilityError: a backend cannot.
+    """
+    if not phase.deterministic:
+        return
+    if size > FIXED_SHARDS:
+        raise PhaseError(
+            f"phase {phase.label!r} has deterministic=True, and is trained by {size} replicas",
+            cause=f"each batch is cut into {FIXED_SHARDS} shards, for at most as many replicas",
+            hint=f"start {FIXED_SHARDS} processes, or leave deterministic out",
+        )
+    unable = next((name for name, group in groups.items() if not group.gathers_tensors), None)
+    if unable is not None:
+        raise CapabilityError(
+            f"phase {phase.label!r} has deterministic=True, and replicas of {unable} add up gradients in an order of "
+            "their own",
+            hint="leave deterministic out, or update the plugin",
+        )

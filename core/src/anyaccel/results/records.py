@@ -1,0 +1,86 @@
+"""Records of a run: what an epoch, an evaluation and a fit gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The record of one epoch.
+
+    Attributes:
+        number: counted from 0 over all runs of phases with this label.
+        loss: weighted sum of `losses`; NaN if there are none.
+        losses: means over the epoch, by label.
+        steps: number of optimizer steps.
+        seconds: duration, without the validation.
+        validation: values of the validation after this epoch (`loss`, `loss.LABEL`, metrics); empty without one.
+        step_figures: means of what a step of the user's own gave, by name; empty without such a step.
+    """
+
+    number: int
+    loss: float
+    losses: dict[str, float]
+    steps: int
+    seconds: float
+    validation: dict[str, float] = field(default_factory=dict)
+    step_figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def validated(self) -> bool:
+        """Whether a validation followed this epoch."""
+        return bool(self.validation)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """All values by the names that callbacks use: `loss`, `loss.LABEL`, `val_loss`, `val_METRIC`."""
+        own = {f"loss.{label}": value for label, value in self.losses.items()}
+        own = {"loss": self.loss, **own} if own else self.step_figures
+        return {**own, **{f"val_{name}": value for name, value in self.validation.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationValues:
+    """What an evaluation gave.
+
+    Attributes:
+        losses: means over all rows, by label.
+        loss: their weighted sum; NaN if there are none.
+        metrics: by label.
+        outputs: predictions by value name, [n, ...] in host memory.
+    """
+
+    losses: dict[str, float]
+    loss: float
+    metrics: dict[str, float]
+    outputs: dict[str, np.ndarray]
+
+    @property
+    def named(self) -> dict[str, float]:
+        """All numbers by name: `loss`, `loss.LABEL`, and the metrics."""
+        losses = {f"loss.{label}": value for label, value in self.losses.items()}
+        return {**({"loss": self.loss, **losses} if losses else {}), **self.metrics}
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """One node that a FitPhase fitted.
+
+    Attributes:
+        node: its label.
+        estimator: class name of its estimator.
+        rows: how many it was fitted to.
+        seconds: how long that took.
+    """
+
+    node: str
+    estimator: str
+    rows: int
+    seconds: float
+
+
+Compared = tuple[str, tuple[str, ...]]
+"""Label of a feature set, with `@STREAM` for another stream of its sampler than the first, and names of columns."""
