@@ -141,7 +141,7 @@ class Adam(OptimizerRule):
     def coefficients(self, settings: Settings, xp: Any, rates: Any, steps: Any) -> dict[str, Any]:
         first, second = (1.0 - beta**steps for beta in settings["betas"])
         kept = 1.0 - rates * settings["weight_decay"]
-        return {"rate": rates / first, "scale": 1.0 / xp.sqrt(second), "kept": kept}
+        return {"rate": rates / first, "root": xp.sqrt(second), "kept": kept}
 
     def update(
         self, settings: Settings, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
@@ -153,7 +153,7 @@ class Adam(OptimizerRule):
         b1, b2 = settings["betas"]
         m = b1 * slots["m"] + (1.0 - b1) * g
         v = b2 * slots["v"] + (1.0 - b2) * g * g
-        root = xp.sqrt(v) * coefficients["scale"]
+        root = xp.sqrt(v) / coefficients["root"]
         return w - coefficients["rate"] * m / (root + settings["eps"]), {"m": m, "v": v}
 
 

@@ -41,7 +41,6 @@ from anyaccel.adapter.array_ops import (
     LossFunction,
     LossResult,
     VjpResult,
-    cast,
     factor_on_device,
     scaled,
 )
@@ -55,6 +54,7 @@ from anyaccel.adapter.scoped_program import ScopedProgram
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
 from anyaccel.adapter.traced_ops import StepFunction, StepLoop, TracedOps
 from anyaccel.adapter.traced_program import TracedProgram
+from anyaccel.formulas import cast
 
 __all__ = [
     "ArrayOps",

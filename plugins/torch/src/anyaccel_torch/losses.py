@@ -190,7 +190,8 @@ def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> B
         return total / (divisor(weight) if by_columns else weight)
 
     def weight_alone(values: Values) -> Tensor:
-        return total_weight(ops, term, [values[slot] for slot in by_columns], least)
+        weight: Tensor = total_weight(ops, term, [values[slot] for slot in by_columns], least)
+        return weight
 
     return BoundLoss(term, slots, mean, sum_and_weight, total_weight=weight_alone if by_columns else None)
 
