@@ -58,7 +58,7 @@ ORDER = (
     "executor.stage",
     "estimator_partial_fit",
     "estimator_inputs",
-    "joined_outputs",
+    "_joined_outputs",
     "probability_check",
     "loading.residency",
     "loading.loader_factory",

@@ -5,6 +5,7 @@ rows changes them once a step, and parts of it as often as there are parts, each
 """
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 import warnings
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from anyaccel.adapter.replicated_program import ReplicatedProgram
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.replicated_training import ReplicatedTraining
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.printable import printable
 from anyaccel.segment import Operation
 from anyaccel.user_level import user_level
@@ -34,7 +34,7 @@ class BufferCheck:
         is_first: whether this is the process that warns.
     """
 
-    def __init__(self, phase: TrainPhase, pipeline: Pipeline, *, is_first: bool = True) -> None:
+    def __init__(self, phase: PhaseSettings, pipeline: Pipeline, *, is_first: bool = True) -> None:
         self._phase, self._pipeline, self._is_first = phase, pipeline, is_first
         trained = [(stage, op) for stage in pipeline.stages for op in stage.segment.operations if op.trainable]
         self._owners = [(stage, op) for stage, op in trained if _has_buffers(stage, op)] if phase.step is None else []
@@ -99,7 +99,7 @@ class BufferCheck:
         )
 
 
-def buffer_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> BufferCheck | None:
+def buffer_check(phase: PhaseSettings, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> BufferCheck | None:
     """The check of a phase; None where nothing is to be checked, and where parameters are divided."""
     if replicated is not None and replicated.sharded:  # their values are read by all together
         return None

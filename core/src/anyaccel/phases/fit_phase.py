@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data import SimpleSampler
+from anyaccel.data import Rows, SimpleSampler
 from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph
+from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit
+from anyaccel.phases.estimator_inputs import estimators, upstream_nodes
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.row_alignment import Combination
+from anyaccel.phases.run import Run
+from anyaccel.results import FitResults
+from anyaccel.results.records import EvaluationValues
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.phase import Data, Phase, known_settings, node_labels, split_name
+from anyaccel.phases.runner import Phase, PhaseExecution
+from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
 
 
 @constructor_hints
@@ -117,6 +128,45 @@ class FitPhase(Phase):
         super()._check()
         if self.losses:
             raise PhaseError(f"phase {self.label!r} is a FitPhase, which takes no losses", hint="leave losses out")
+
+    @property
+    def equal_lengths(self) -> bool:
+        return True
+
+    def next_to_fit(self, graph: ModelGraph, done: Collection[str]) -> list[str]:
+        return next_to_fit(self, graph, done)
+
+    def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
+        return upstream_nodes(next_to_fit(self, graph, done), graph)
+
+    def draw(
+        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
+    ) -> tuple[EvaluationRows, EpochPlan]:
+        evaluated = EvaluationRows(rows)
+        return evaluated, EvaluationEpochs(evaluated, self.sampler.batch_size)
+
+    def plan_notes(self, graph: ModelGraph, done: Collection[str]) -> tuple[str, ...]:
+        waiting, models = left_to_fit(self, graph, done), estimators(graph)
+        order = [f"{label} ({models[label].name})" for label in graph.shapes.order if label in waiting]
+        return (f"fits {', then '.join(order)}, on the host",)
+
+    def execute(self, execution: PhaseExecution) -> EvaluationValues | None:
+        """As often as estimators need outputs of each other, which are known only when these are fitted."""
+        run = execution.run
+        with awaiting_fit(left_to_fit(self, run.graph), run.graph):
+            values = execution.round()
+            while left_to_fit(self, run.graph, run.done):
+                values = execution.round()
+        return values
+
+    def compute(self, execution: PhaseExecution) -> EvaluationValues:
+        run, values = execution.run, execution.evaluations[0].run()
+        rows = execution.parts[0].evaluated.rows
+        fit(next_to_fit(self, run.graph, run.done), run.graph, values.outputs, rows, run.fitted)
+        return replace(values, outputs={})
+
+    def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> FitResults:
+        return FitResults(fitted=tuple(run.fitted), **record)
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase."""

@@ -6,6 +6,7 @@ models; of a function, of a loss that a model returns, and of a model's own code
 """
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 import math
 import warnings
@@ -19,7 +20,6 @@ from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.replicated_training import ReplicatedTraining
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.printable import printable
 from anyaccel.specs import FROM_OUTPUT
 from anyaccel.user_level import user_level
@@ -46,7 +46,7 @@ class MeanCheck:
 
     def __init__(
         self,
-        phase: TrainPhase,
+        phase: PhaseSettings,
         stages: Sequence[PipelineStage],
         *,
         shared: bool = False,
@@ -123,7 +123,7 @@ class MeanCheck:
         )
 
 
-def mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
+def mean_check(phase: PhaseSettings, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
     """The check of the programs of a phase; None where steps are not made of parts."""
     stages, parted = pipeline.stages, replicated is not None and not replicated.global_batches
     shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)

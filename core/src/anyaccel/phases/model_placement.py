@@ -1,6 +1,7 @@
 """Model placement: moves nodes and their optimizer state to the devices of a plan, and to where a phase leaves them."""
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 import warnings
 from collections.abc import Mapping
@@ -12,7 +13,6 @@ from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
-from anyaccel.phases.phase import Phase
 from anyaccel.planner import OffloadModels, OffloadPlan
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import NodeState
@@ -21,7 +21,7 @@ from anyaccel.user_level import user_level
 _NONE: Mapping[str, OffloadPlan] = {}
 
 
-def final_devices(phase: Phase, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
+def final_devices(phase: PhaseSettings, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
     """Where nodes go when the phase has ended. Without `strict`, nodes whose framework does not run there stay.
 
     Raises:

@@ -1,6 +1,7 @@
 """Builds the pipeline of a phase: a program for each segment, on a device, on several, or as one of many replicas."""
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 from dataclasses import replace
 
@@ -12,10 +13,8 @@ from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.global_batches import GlobalBatchReplicas
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage, StepReplicas
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.sharding import divides, whole_nodes
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import Segment
 
@@ -23,7 +22,7 @@ from anyaccel.segment import Segment
 def build_pipeline(
     resolution: Resolution,
     graph: ModelGraph,
-    phase: Phase,
+    phase: PhaseSettings,
     learners: PartialFitEstimators,
     log_event: LogEvent,
     replicated: ReplicatedTraining | None = None,
@@ -49,7 +48,7 @@ def build_pipeline(
     except BaseException:
         Pipeline(stages).close({})
         raise
-    step = phase.step if isinstance(phase, TrainPhase) else None
+    step = phase.step
     custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
     step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
     if replicated is not None and replicated.global_batches:
@@ -60,19 +59,18 @@ def build_pipeline(
 
 
 def _program(
-    backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase, replicated: ReplicatedTraining | None
+    backend: ComputingBackend, segment: Segment, plan: Plan, phase: PhaseSettings, replicated: ReplicatedTraining | None
 ) -> Program:
     if replicated is not None:
         return replicated.build(segment, backend)
-    deterministic = isinstance(phase, TrainPhase) and phase.deterministic
-    if not (plan.replicas or deterministic):
+    if not (plan.replicas or phase.deterministic):
         return backend.build(segment)
     devices = plan.replicas or (segment.operations[0].device,)
     return build_replicated(
         backend,
         segment,
         devices,
-        deterministic=deterministic,
+        deterministic=phase.deterministic,
         divided=divides(plan),
         whole=whole_nodes(plan),
     )

@@ -1,6 +1,7 @@
 """Replica checks: what in a phase several replicas cannot share, and what their backends cannot do."""
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,12 +13,11 @@ from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Assignment, Plan, Resolution
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.sharding import divided_nodes
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 from anyaccel.replicas import ReplicaGroup, Replicate
 
 
-def may_compute_together(phase: TrainPhase, resolution: Resolution) -> bool:
+def may_compute_together(phase: PhaseSettings, resolution: Resolution) -> bool:
     """Whether replicas with whole parameters may compute each step by one program, as far as the phase decides it."""
     (backend, *others) = resolution.backends
     able = not others and isinstance(backend, Replicate) and backend.computes_together
@@ -26,7 +26,7 @@ def may_compute_together(phase: TrainPhase, resolution: Resolution) -> bool:
 
 
 def check_shareable(
-    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], *, together: bool = False
+    phase: PhaseSettings, resolution: Resolution, learners: Sequence[str], *, together: bool = False
 ) -> bool:
     """Check that a step over all rows of a batch can be computed from shares of them.
 
@@ -57,7 +57,7 @@ def check_shareable(
 
 
 def _unshareable(
-    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], *, together: bool
+    phase: PhaseSettings, resolution: Resolution, learners: Sequence[str], *, together: bool
 ) -> Iterator[str]:
     """What keeps a phase from being shared, in words."""
     if phase.step is not None:
@@ -138,7 +138,7 @@ def _identity(assignment: Assignment, host: str) -> str:
     return info.identity or f"{host} {assignment.device}"
 
 
-def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
+def check_weights(phase: PhaseSettings, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
     """Check that the replicas can add up the weights of the losses.
 
     Raises:
@@ -155,7 +155,7 @@ def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str
             )
 
 
-def check_fixed_order(phase: TrainPhase, size: int, groups: Mapping[str, ReplicaGroup]) -> None:
+def check_fixed_order(phase: PhaseSettings, size: int, groups: Mapping[str, ReplicaGroup]) -> None:
     """Check that so many replicas can add up gradients in an order that does not depend on their number.
 
     Raises:

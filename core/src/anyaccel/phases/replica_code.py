@@ -1,6 +1,7 @@
 """Replica code: digests of the files and settings that a phase runs, which are to be alike in all replicas."""
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 import hashlib
 import json
@@ -12,17 +13,15 @@ from pathlib import Path
 from anyaccel.errors import ConfigError
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.checkpointing.run_settings import optimizers_of, settings_of
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.train_phase import TrainPhase
 
 
-def code_digests(phase: Phase, graph: ModelGraph) -> dict[str, str]:
+def code_digests(phase: PhaseSettings, graph: ModelGraph) -> dict[str, str]:
     """Digests by what they are of, in words: files of the script and of the models, settings of phase and optimizers.
 
     A file is named without its folder, which may differ between machines; what cannot be read is left out.
     """
     digests = dict(_files(graph))
-    if isinstance(phase, TrainPhase):
+    if phase.trains:
         settings = {"n_epochs": phase.n_epochs, "validate_every": phase.validate_every}
         with suppress(ConfigError):  # of a sampler of the user's own, whose rows are compared all the same
             settings |= settings_of(phase)

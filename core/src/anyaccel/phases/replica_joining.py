@@ -1,15 +1,13 @@
 """Replica joining: whether the replicas of a launcher train a phase together, and what they are told of each other."""
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 from typing import Any
 
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import ModelGraph, Resolution
-from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.global_batches import GlobalBatches
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.replica_checks import (
     check_apart,
     check_fixed_order,
@@ -19,11 +17,10 @@ from anyaccel.phases.replica_checks import (
 )
 from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.sharding import is_sharded, offloads, whole_nodes
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 
 
-def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ReplicatedTraining | None:
+def replicated_training(phase: PhaseSettings, resolution: Resolution, graph: ModelGraph) -> ReplicatedTraining | None:
     """Join the replicas of a phase; None if it is trained by this process alone.
 
     Raises:
@@ -32,7 +29,7 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         ConfigError: the launcher's variables contradict each other.
         FrameworkError: the replicas cannot be joined.
     """
-    if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
+    if phase.replicas == 1:
         return None
     place = launched()
     if place is None:
@@ -43,14 +40,14 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             cause=f"{place.size} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
-    if isinstance(phase, EvalPhase):
+    if not phase.trains:
         able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
         groups = {backend.framework: _joined(backend, place) for backend in able}
         return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
     divided = is_sharded(phase, resolution.plan)
     given = divided and any(isinstance(each, ShardParameters) and each.global_batches for each in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
-    coupled = check_shareable(phase, resolution, learners_of(phase, graph), together=given or allowed)
+    coupled = check_shareable(phase, resolution, phase.learners(graph), together=given or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if not isinstance(backend, Replicate):
@@ -78,9 +75,9 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
     )
 
 
-def is_first(phase: Phase) -> bool:
+def is_first(phase: PhaseSettings) -> bool:
     """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
-    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
+    return (phase.trains and phase.replicas == 1) or is_main_process()
 
 
 def _joined(backend: Any, place: Launched) -> ReplicaGroup:

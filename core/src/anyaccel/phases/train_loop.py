@@ -1,6 +1,7 @@
 """Train loop: epochs of steps; inside, nothing is looked up or waited for."""
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 import math
 import time
@@ -37,7 +38,6 @@ from anyaccel.phases.shared_calls import SharedCalls
 from anyaccel.phases.step_notifier import StepNotifier
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.unfinished_call import UnfinishedCall
 from anyaccel.results.records import Epoch
 
@@ -67,7 +67,7 @@ class TrainLoop:
     def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         *,
-        phase: TrainPhase,
+        phase: PhaseSettings,
         run: Run,
         pipeline: Pipeline,
         policy: OutOfMemoryRecovery,

@@ -1,6 +1,7 @@
 """Run settings: what the order of the rows and the losses of a run follow from; compared when a run goes on."""
 
 from __future__ import annotations
+from anyaccel.phases.settings import PhaseSettings
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,6 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.loading.source_position import is_close
 from anyaccel.phases.run import Run
 from anyaccel.phases.samplers import samplers_config
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.specs import Optimizer
 
 _SAMPLED_ROWS = 16
@@ -25,7 +25,7 @@ _SAMPLED_VALUES = 64
 """Of each row of a column."""
 
 
-def settings_of(phase: TrainPhase) -> dict[str, Any]:
+def settings_of(phase: PhaseSettings) -> dict[str, Any]:
     """What the steps of a phase follow from besides its graph and its data, as plain data by name."""
     return _as_read(
         {
