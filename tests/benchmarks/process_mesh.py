@@ -23,7 +23,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import anyaccel as aa
-from anyaccel.phases.executor.global_batches import GlobalBatchReplicas
+from anyaccel.phases.distributed.replicated_step import GlobalBatchReplicas
 from anyaccel.replicas import join
 from anyaccel_jax import SequentialMLP
 from anyaccel_jax.backend import JaxBackend

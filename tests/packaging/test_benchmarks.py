@@ -57,6 +57,29 @@ def test_charts_are_drawn(tmp_path: Path) -> None:
     assert "torch, cold caches" in (tmp_path / "choosing.svg").read_text(encoding="utf-8")
 
 
+def test_two_versions_are_compared_by_their_ratios(tmp_path: Path) -> None:
+    for name, ours in (("before", 3.0), ("after", 4.5), ("again", 6.0), ("slower", 6.0)):
+        rows = [{"name": "base", "median": 2.0}, {"name": "ours", "median": ours}, {"name": "lost", "missing": "x"}]
+        run_of = {"commit": name, "tables": [{"title": "t", "base": "base", "rows": rows}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(run_of), encoding="utf-8")
+    both = [json.loads((tmp_path / f"{name}.json").read_text("utf-8")) for name in ("before", "slower")]
+    (tmp_path / "several.json").write_text(json.dumps(both), encoding="utf-8")
+    after = [tmp_path / f"{name}.json" for name in ("after", "again", "slower")]
+    for before in ((tmp_path / "before.json",), (tmp_path / "several.json", "--commit", "before")):
+        child = run(FOLDER / "harness/compare.py", *before, "--after", *after, COLUMNS="120")
+        assert child.returncode == 0, child.stderr
+        assert (
+            "t: ours" in child.stdout and "1.500" in child.stdout and "2.000" in child.stdout and "1, 3" in child.stdout
+        )
+
+
+def test_figures_of_earlier_versions_can_be_compared_with() -> None:
+    for path in (FOLDER / "figures").glob("*.json"):
+        commits = {run["commit"] for run in json.loads(path.read_text(encoding="utf-8"))}
+        child = run(FOLDER / "harness/compare.py", path, "--commit", min(commits), "--after", path)
+        assert child.returncode == 0 and "anyaccel, torch, off" in child.stdout, child.stderr
+
+
 def test_a_failure_is_reported_with_an_exit_status(tmp_path: Path) -> None:
     program = (
         "from harness import Contestant, Options, Table, contest, report\n"

@@ -195,3 +195,19 @@ def whole_phase(name: str, *, frameworks: Sequence[str], epochs: int, steps: int
         return time.perf_counter() - began
 
     return turn
+
+
+def whole_fit(name: str, *, steps: int) -> Turn:
+    """`aa.fit` of a new torch model for one epoch, from its call to its results."""
+    from loops.in_torch import perceptron
+
+    work = workload(name, steps)
+    data = work.data()
+
+    def turn() -> float:
+        network = perceptron(work)
+        began = time.perf_counter()
+        aa.fit(network, data, loss="mse", epochs=1, batch_size=work.batch, accelerator="cpu", progress="none")
+        return time.perf_counter() - began
+
+    return turn

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from anyaccel import ConcatNode, ModelGraph, ModelNode
 from anyaccel.errors import GraphError, StateError
-from anyaccel.graph.graph import LiveValues
 from anyaccel.graph import weight_files
+from anyaccel.graph.graph import LiveValues
 from anyaccel.numpy_backend import BatchNorm, Dense, Sequential
 from anyaccel.saved_folder import tensor_file
 

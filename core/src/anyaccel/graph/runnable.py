@@ -15,7 +15,12 @@ class Runnable:
     label: str
 
     def run_on(
-        self, graph: Any, *others: Runnable, callbacks: Iterable[Any] = (), progress: Any = "auto", resume: str = "never"
+        self,
+        graph: Any,
+        *others: Runnable,
+        callbacks: Iterable[Any] = (),
+        progress: Any = "auto",
+        resume: str = "never",
     ) -> list[Any]:
         """Run this on a graph, and then the others, in order.
 

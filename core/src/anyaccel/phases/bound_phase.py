@@ -1,7 +1,6 @@
 """Bound phase: a phase with what depends on its graph filled in: the node of its losses, and its device."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 import copy
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.phases.replica_devices import replica_devices
+from anyaccel.phases.distributed.devices import replica_devices
 from anyaccel.phases.samplers import per_replica
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.placement import devices
 from anyaccel.registry import Registry
 from anyaccel.replicas import launched

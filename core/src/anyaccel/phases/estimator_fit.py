@@ -1,7 +1,6 @@
 """Estimator fit: what a FitPhase fits and in which order, and how: to whole columns in host memory, then frozen."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 import contextlib
 import time
@@ -18,6 +17,7 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.graph.topology import ancestors, unknown_node
 from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.estimator_inputs import estimators, inputs_of, targets_of
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.results.records import Fitted
 
 

@@ -12,17 +12,14 @@ from anyaccel.data import Rows, Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.metrics import Metric, can_measure
+from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.evaluation import compared
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
-from anyaccel.results import EvalResults, eval_results
-from anyaccel.results.records import EvaluationValues
-from anyaccel.metrics import Metric, can_measure
-from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.runner import Phase, PhaseExecution
-from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
+from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -30,6 +27,9 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
+from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
+from anyaccel.results import EvalResults, eval_results
+from anyaccel.results.records import EvaluationValues
 
 
 @constructor_hints
@@ -176,9 +176,9 @@ class EvalPhase(Phase):
         check_alignment(self.label, evaluated.steps(self.batch_size), combinations, by_sampler=False)
         return evaluated, EvaluationEpochs(evaluated, self.batch_size)
 
-    def compute(self, execution: PhaseExecution) -> EvaluationValues:
-        execution.run.evaluation = execution.evaluations[0].run()
-        return execution.run.evaluation
+    def compute(self, programs: PhasePrograms) -> EvaluationValues:
+        values = programs.run.evaluation = programs.evaluations[0].run()
+        return values
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> EvalResults:
         values = values or run.evaluation

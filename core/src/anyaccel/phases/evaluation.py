@@ -17,12 +17,18 @@ from anyaccel.adapter import loss_function
 from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.data import joined_array
 from anyaccel.device import Device
-from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, OutOfMemoryError, PhaseError, SpecError, UndefinedMetricWarning
+from anyaccel.errors import (
+    ENVIRONMENT_ERRORS,
+    ColumnError,
+    OutOfMemoryError,
+    PhaseError,
+    SpecError,
+    UndefinedMetricWarning,
+)
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.segment import LossTerm
 from anyaccel.metrics import METRICS, SYNONYMS, BoundMetric, Metric
+from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
@@ -30,11 +36,12 @@ from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator, LossSums
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
-from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.probability_check import ProbabilityCheck
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
 from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.results.records import Compared, EvaluationValues
+from anyaccel.segment import LossTerm
 from anyaccel.user_level import user_level
 
 

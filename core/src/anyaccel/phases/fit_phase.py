@@ -10,17 +10,17 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Rows, SimpleSampler
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
+from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit
 from anyaccel.phases.estimator_inputs import estimators, upstream_nodes
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.row_alignment import Combination
 from anyaccel.phases.run import Run
+from anyaccel.phases.runner import Phase, PhaseExecution, PhasePrograms
+from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
 from anyaccel.results import FitResults
 from anyaccel.results.records import EvaluationValues
-from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.runner import Phase, PhaseExecution
-from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
 
 
 @constructor_hints
@@ -58,6 +58,7 @@ class FitPhase(Phase):
     """
 
     kind = "fit"
+    equal_lengths = True
 
     @known_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
@@ -79,7 +80,7 @@ class FitPhase(Phase):
         losses: tuple[()] = (),
     ) -> None:
         self.nodes = node_labels(nodes)
-        self.sampler = SimpleSampler(batch_size)
+        self.batch_size = SimpleSampler(batch_size).batch_size
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         running |= {"precision": precision, "matmul_precision": matmul_precision}
@@ -129,10 +130,6 @@ class FitPhase(Phase):
         if self.losses:
             raise PhaseError(f"phase {self.label!r} is a FitPhase, which takes no losses", hint="leave losses out")
 
-    @property
-    def equal_lengths(self) -> bool:
-        return True
-
     def next_to_fit(self, graph: ModelGraph, done: Collection[str]) -> list[str]:
         return next_to_fit(self, graph, done)
 
@@ -143,7 +140,7 @@ class FitPhase(Phase):
         self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
     ) -> tuple[EvaluationRows, EpochPlan]:
         evaluated = EvaluationRows(rows)
-        return evaluated, EvaluationEpochs(evaluated, self.sampler.batch_size)
+        return evaluated, EvaluationEpochs(evaluated, self.batch_size)
 
     def plan_notes(self, graph: ModelGraph, done: Collection[str]) -> tuple[str, ...]:
         waiting, models = left_to_fit(self, graph, done), estimators(graph)
@@ -159,9 +156,9 @@ class FitPhase(Phase):
                 values = execution.round()
         return values
 
-    def compute(self, execution: PhaseExecution) -> EvaluationValues:
-        run, values = execution.run, execution.evaluations[0].run()
-        rows = execution.parts[0].evaluated.rows
+    def compute(self, programs: PhasePrograms) -> EvaluationValues:
+        run, values = programs.run, programs.evaluations[0].run()
+        rows = programs.parts[0].evaluated.rows
         fit(next_to_fit(self, run.graph, run.done), run.graph, values.outputs, rows, run.fitted)
         return replace(values, outputs={})
 
@@ -171,4 +168,4 @@ class FitPhase(Phase):
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase."""
         nodes = None if self.nodes is None else list(self.nodes)
-        return {**super().get_config(), "nodes": nodes, "batch_size": self.sampler.batch_size}
+        return {**super().get_config(), "nodes": nodes, "batch_size": self.batch_size}

@@ -1,7 +1,6 @@
 """Model placement: moves nodes and their optimizer state to the devices of a plan, and to where a phase leaves them."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 import warnings
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.planner import OffloadModels, OffloadPlan
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import NodeState

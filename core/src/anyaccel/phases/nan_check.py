@@ -1,7 +1,6 @@
 """NaN check: warns once of NaN in the data of a TrainPhase, which would silently make every loss and parameter NaN."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from anyaccel.errors import NaNWarning
 from anyaccel.graph import Column, Plan
 from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.loading.host_columns import HostColumn
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
 from anyaccel.segment import Segment
 from anyaccel.user_level import user_level

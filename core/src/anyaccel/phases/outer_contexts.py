@@ -1,7 +1,6 @@
 """Outer contexts: the caller's contexts around a phase, such as `torch.autocast`, are left, or refused."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,6 +10,7 @@ from anyaccel.backend import Backend
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import registry
 
 

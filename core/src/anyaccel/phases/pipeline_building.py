@@ -1,20 +1,20 @@
 """Builds the pipeline of a phase: a program for each segment, on a device, on several, or as one of many replicas."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from dataclasses import replace
 
 from anyaccel.adapter.replicated_program import build_replicated
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.graph import ModelGraph, Plan, Resolution
+from anyaccel.phases.distributed.replicated_step import GlobalBatchReplicas
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.sharding import divides, whole_nodes
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.executor.custom_step import CustomStep
-from anyaccel.phases.executor.global_batches import GlobalBatchReplicas
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage, StepReplicas
-from anyaccel.phases.replicated_training import ReplicatedTraining
-from anyaccel.phases.sharding import divides, whole_nodes
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import Segment
 

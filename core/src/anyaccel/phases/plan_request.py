@@ -1,20 +1,17 @@
 """Plan request: what a phase asks of a graph: its parts, losses and metrics, wanted outputs, and the data it needs."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Collection, Mapping, Sequence
 
-from anyaccel.data import FeatureSet, Sampler, SimpleSampler
+from anyaccel.data import FeatureSet, Sampler
 from anyaccel.graph import ModelGraph, Plan, Request, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.training_outputs import training_only_inputs
-from anyaccel.phases.estimator_fit import next_to_fit
+from anyaccel.metrics import BoundMetric
 from anyaccel.phases.estimator_inputs import upstream_nodes
-from anyaccel.phases.estimator_partial_fit import learning_nodes
-from anyaccel.phases.evaluation import BoundMetric, bind_metrics
-from anyaccel.phases.samplers import Samplers
-from anyaccel.phases.validation import measured_losses
+from anyaccel.phases.evaluation import bind_metrics, measured_losses
+from anyaccel.phases.settings import PhaseSettings
 
 
 def losses_of(phase: PhaseSettings, part: PhaseSettings) -> tuple[AppliedLoss, ...]:

@@ -1,7 +1,6 @@
 """Prepare: everything that is known of a phase before anything moves: rows, metrics, epochs, columns in host memory."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +11,10 @@ from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
-from anyaccel.phases.evaluation import BoundMetric
-from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, TrainingEpochs
+from anyaccel.metrics import BoundMetric
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.row_shares import ReplicaEvaluation
+from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.host_columns import TargetRange, make_host_columns, target_ranges
 from anyaccel.phases.loading.input_data import InputData, PhaseSources, input_data
@@ -24,12 +24,11 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.replica_share import ReplicaEvaluation, check_shares
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.plan_request import metrics_of, needed_sets
-from anyaccel.phases.replicated_training import ReplicatedTraining
-from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
+from anyaccel.phases.row_alignment import combinations_of
 from anyaccel.phases.samplers import Samplers
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.suggestions import did_you_mean
 
 
@@ -193,7 +192,14 @@ def draw_parts(phase: PhaseSettings, plan: Plan, graph: ModelGraph) -> list[Draw
 
 
 def _draw(
-    phase: PhaseSettings, part: PhaseSettings, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, opened: PhaseSources
+    phase: PhaseSettings,
+    part: PhaseSettings,
+    plan: Plan,
+    graph: ModelGraph,
+    done: Collection[str],
+    *,
+    read: bool,
+    opened: PhaseSources,
 ) -> DrawnPart:
     metrics = metrics_of(phase, part, graph)
     sets = needed_sets(phase, plan, metrics, graph, done)
@@ -205,7 +211,7 @@ def _draw(
         part.data,
         sets,
         may_stream=part.trains,
-        equal_lengths=part.equal_lengths,
+        equal_lengths=part.equal_lengths or isinstance(samplers, Sampler),
         read=read,
         opened=opened,
     )

@@ -12,7 +12,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, constructor_hints
-from anyaccel.data import Rows, Sampler
+from anyaccel.data import Rows
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph import ModelGraph
@@ -94,6 +94,8 @@ class PhaseSettings(AttributeHints, Runnable):
     # Settings that only some kinds of phases have, with what holds for all others.
     trains: ClassVar[bool] = False
     """Whether its steps change parameters."""
+    equal_lengths: ClassVar[bool] = False
+    """Whether all feature sets must have equally many rows, although nothing samples them."""
     step: Callable[..., Any] | None = None
     accumulate: int = 1
     replicas: int | None = 1
@@ -208,11 +210,6 @@ class PhaseSettings(AttributeHints, Runnable):
     def sampled_by(self) -> Samplers | None:
         """What draws rows; None if rows are taken as they are."""
         return None
-
-    @property
-    def equal_lengths(self) -> bool:
-        """Whether all feature sets must have equally many rows."""
-        return isinstance(self.sampled_by, Sampler)
 
     def learners(self, graph: ModelGraph) -> list[str]:
         """Labels of the nodes that learn by `partial_fit` in each step."""

@@ -1,7 +1,6 @@
 """Train loop: epochs of steps; inside, nothing is looked up or waited for."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 import math
 import time
@@ -11,11 +10,14 @@ from dataclasses import replace
 
 from anyaccel import interrupts, rng
 from anyaccel.errors import AnyaccelError, OutOfMemoryError
-from anyaccel.phases.buffer_check import buffer_check
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.compiled_changes import refuse_changes_between_steps, renew_compiled
+from anyaccel.phases.distributed.checks import buffer_check, mean_check
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.sharding import divides
+from anyaccel.phases.distributed.shared_calls import SharedCalls
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
@@ -25,16 +27,13 @@ from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
-from anyaccel.phases.mean_check import mean_check
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
 from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
-from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Run
-from anyaccel.phases.sharding import divides
-from anyaccel.phases.shared_calls import SharedCalls
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.step_notifier import StepNotifier
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames

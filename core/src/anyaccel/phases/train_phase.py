@@ -9,29 +9,25 @@ from typing import Any, ClassVar, Self
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data import Rows, Sampler, SimpleSampler
+from anyaccel.data import Rows, Sampler
 from anyaccel.errors import ConfigError, PhaseError, SpecError
+from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.graph import ModelGraph
+from anyaccel.phases.distributed.row_shares import check_shares
 from anyaccel.phases.estimator_partial_fit import learning_nodes
+from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import trained_as
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
-from anyaccel.phases.loading.replica_share import check_shares
+from anyaccel.phases.monitoring import unknown_value
+from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
-from anyaccel.phases.train_loop import TrainLoop
-from anyaccel.results import TrainResults
-from anyaccel.results.records import EvaluationValues
-from anyaccel.phases.monitoring import unknown_value
-from anyaccel.phases.runner import Phase, PhaseExecution
-from anyaccel.phases.settings import Data, PhaseSettings, known_settings, one_of, split_name
-from anyaccel.phases.plateau import ReduceLROnPlateau
+from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -40,7 +36,11 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
+from anyaccel.phases.settings import Data, PhaseSettings, known_settings, one_of, split_name
+from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.precision import LossScale
+from anyaccel.results import TrainResults
+from anyaccel.results.records import EvaluationValues
 
 MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
@@ -334,19 +334,19 @@ class TrainPhase(Phase):
         check_alignment(self.label, batches.steps, combinations, by_sampler=True)
         return EvaluationRows(rows), TrainingEpochs(self.label, batches, self.accumulate)
 
-    def compute(self, execution: PhaseExecution) -> None:
+    def compute(self, programs: PhasePrograms) -> None:
         TrainLoop(
             phase=self,
-            run=execution.run,
-            pipeline=execution.pipeline,
-            policy=execution.policies[0],
-            hooks=execution.hooks,
-            progress=execution.progress,
-            learners=execution.learners,
-            validation=execution.evaluations[0] if execution.evaluations else None,
-            nan_in_data=execution.nan_in_data,
-            checkpointer=execution.checkpointer,
-            replicated=execution.replicated,
+            run=programs.run,
+            pipeline=programs.pipeline,
+            policy=programs.policies[0],
+            hooks=programs.hooks,
+            progress=programs.progress,
+            learners=programs.learners,
+            validation=programs.evaluations[0] if programs.evaluations else None,
+            nan_in_data=programs.nan_in_data,
+            checkpointer=programs.checkpointer,
+            replicated=programs.replicated,
         ).run()
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> TrainResults:

@@ -1,6 +1,6 @@
 """Replicas: the processes that a launcher started, and what a backend needs to train one model in all of them.
 
-Stands on the contract of plugins alone. What the phases do with it is in `phases/replicated_training.py`.
+Stands on the contract of plugins alone. What the phases do with it is in `phases/distributed/`.
 """
 
 from anyaccel.replicas.group import ReplicaGroup, Replicate

@@ -31,11 +31,11 @@ from anyaccel.phases.checkpointing.run_state import BestState, frameworks_of, gr
 from anyaccel.phases.checkpointing.schedule import CheckpointSchedule
 from anyaccel.phases.checkpointing.termination import Termination
 from anyaccel.phases.checkpointing.writer import BackgroundWriter
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loss_accumulator import LossAccumulator, LossSums
 from anyaccel.phases.monitoring import monitored_value
-from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.phases.run import Run
 
 RESUME = ("auto", "never")

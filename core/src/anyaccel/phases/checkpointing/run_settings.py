@@ -1,7 +1,6 @@
 """Run settings: what the order of the rows and the losses of a run follow from; compared when a run goes on."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.loading.source_position import is_close
 from anyaccel.phases.run import Run
 from anyaccel.phases.samplers import samplers_config
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.specs import Optimizer
 
 _SAMPLED_ROWS = 16

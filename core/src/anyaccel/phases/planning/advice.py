@@ -1,7 +1,6 @@
 """Advice: common practice of the field, checked on a phase as it is planned, each item with the figure behind it."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.display import listing, size
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.phases.framework_settings import FrameworkSettings
+from anyaccel.phases.settings import PhaseSettings
 
 DONE, DO, NO_EFFECT, UNKNOWN = "done", "do", "no effect here", "not covered"
 _ON_HOST = ("cpu", "sim")

@@ -1,7 +1,6 @@
 """Machine plan: the plan of a phase for this machine or one that is described."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,14 +10,15 @@ from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.backend import Backend
 from anyaccel.graph import ModelGraph, Plan, Resolution, resolve
 from anyaccel.phases.bound_phase import bound
+from anyaccel.phases.distributed.devices import check_replicable, replica_notes
+from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
 from anyaccel.phases.model_placement import final_devices
 from anyaccel.phases.outer_contexts import check_precision, leave_contexts
 from anyaccel.phases.plan_request import plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.planning.replica_figures import replica_devices, with_replicas
 from anyaccel.phases.prepare import DrawnPart, draw_parts
-from anyaccel.phases.replica_devices import check_replicable, replica_notes
-from anyaccel.phases.sharding import check_sharding, sharding_notes
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.requests import Inventory, InventoryRegistry
 

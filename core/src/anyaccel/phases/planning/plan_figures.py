@@ -1,7 +1,6 @@
 """Figures of a plan: memory of each device by category, and the settings of the whole phase with reasons."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from anyaccel.phases.planning.remat_figures import remat_figures
 from anyaccel.phases.planning.row_memory import RowMemory, row_memory
 from anyaccel.phases.planning.step_figures import StepFigures
 from anyaccel.phases.prepare import DrawnPart
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry
 from anyaccel.segment import Segment
 from anyaccel.specs import OPTIMIZERS

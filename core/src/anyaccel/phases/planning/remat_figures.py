@@ -1,7 +1,6 @@
 """Remat figures: what nodes with `remat` keep until their backward pass, with it and without."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,11 +10,14 @@ from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.backend import ComputingBackend
 from anyaccel.graph import NodeActivations, Resolution
 from anyaccel.phases.prepare import DrawnPart
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.segment import Segment
 
 
-def remat_figures(phase: PhaseSettings, resolution: Resolution, parts: Sequence[DrawnPart]) -> Iterator[NodeActivations]:
+def remat_figures(
+    phase: PhaseSettings, resolution: Resolution, parts: Sequence[DrawnPart]
+) -> Iterator[NodeActivations]:
     """The activations of each trained node with `remat`; no device is used.
 
     Args:

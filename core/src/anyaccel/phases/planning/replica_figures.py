@@ -1,14 +1,14 @@
 """Replicas in a plan: what the figures of one process leave open, and on which devices of another machine they are."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from anyaccel.device import Device
 from anyaccel.graph import DeviceMemory, NodeActivations, Plan
-from anyaccel.phases.sharding import divided_nodes
+from anyaccel.phases.distributed.sharding import divided_nodes
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.replicas import launched
 from anyaccel.requests import InventoryRegistry, RequestedAccelerator
 

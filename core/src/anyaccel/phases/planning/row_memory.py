@@ -1,7 +1,6 @@
 """Memory of rows: what the rows of a phase take on their devices, resident or streamed, and which of them is chosen."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from anyaccel.phases.loading.loader_factory import ColumnBytes, Place, bytes_of_
 from anyaccel.phases.loading.residency import MemoryBudget, bytes_of, mixed_words
 from anyaccel.phases.loading.streaming import BLOCKS
 from anyaccel.phases.prepare import DrawnPart
+from anyaccel.phases.settings import PhaseSettings
 
 STREAMED, RESIDENT, MIXED = "streamed", "resident", "mixed"
 
@@ -90,7 +90,9 @@ class _Shared:
     block_bytes: float
 
 
-def _residency(phase: PhaseSettings, plan: Plan, part: DrawnPart, budget: MemoryBudget) -> tuple[str, str, _Shared | None]:
+def _residency(
+    phase: PhaseSettings, plan: Plan, part: DrawnPart, budget: MemoryBudget
+) -> tuple[str, str, _Shared | None]:
     if part.data.source is not None:
         return STREAMED, "the data are a source", None
     if any(column.ragged for column in plan.columns):

@@ -1,7 +1,6 @@
 """Step figures: what a step takes at its peak, of training, evaluation and validation."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from anyaccel.host_memory import host_memory
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.phases.prepare import DrawnPart
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.traceback_cleanup import release_frames
 
 _MEASURED_SHARE = 0.25

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.executor.stage import Losses
-from anyaccel.phases.replicated_training import ReplicatedTraining
 
 
 class SharedCalls:

@@ -1,7 +1,6 @@
 """Replica devices: on which devices of this process a phase is computed, and what replicas on several cannot share."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,6 +12,7 @@ from anyaccel.errors import CapabilityError, ConfigError, PhaseError
 from anyaccel.graph import Plan, Resolution
 from anyaccel.graph.device_assignment import accelerator_of_environment
 from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.replicas import Launched, launched
 from anyaccel.requests import InventoryRegistry, RequestedAccelerator, machine_of, with_count

@@ -16,12 +16,11 @@ from anyaccel.adapter.replicated_program import build_replicated
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph
+from anyaccel.phases.distributed.comparison import ReplicaComparison, as_plain, digest, from_plain
+from anyaccel.phases.distributed.row_shares import BatchShare, GlobalBatches, ReplicaEpochs
 from anyaccel.phases.executor.stage import PipelineStage
-from anyaccel.phases.global_batches import GlobalBatches
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan
-from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs
-from anyaccel.phases.replica_comparison import ReplicaComparison, as_plain, digest, from_plain
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters
 from anyaccel.segment import Segment
 

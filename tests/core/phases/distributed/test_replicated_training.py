@@ -13,12 +13,12 @@ import anyaccel as aa
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import CapabilityError, ConfigError, FrameworkError, PhaseError
 from anyaccel.graph.resolve import resolve
+from anyaccel.phases.distributed.joining import check_apart, check_shareable
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.row_shares import ReplicaEpochs
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
-from anyaccel.phases.loading.replica_share import ReplicaEpochs
 from anyaccel.phases.plan_request import plan_request
-from anyaccel.phases.replica_checks import check_apart, check_shareable
-from anyaccel.phases.replicated_training import ReplicatedTraining
 from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup
 
@@ -34,6 +34,15 @@ class OneOf(ReplicaGroup):
 
     def gather(self, value: Any) -> list[Any]:
         return [value, *self.others]
+
+
+def give_numpy_replicas(monkeypatch: pytest.MonkeyPatch, group: OneOf) -> None:
+    """NumPy as a framework with replicas, which can do the least."""
+    monkeypatch.setattr("anyaccel.phases.distributed.joining.Replicate", object)
+    backend = type(registry().find("numpy", "cpu"))
+    monkeypatch.setattr(backend, "replica_group", lambda *_: group, raising=False)
+    monkeypatch.setattr(backend, "computes_together", False, raising=False)
+    monkeypatch.setattr(backend, "unshareable_reason", lambda *_: "", raising=False)
 
 
 class Second(OneOf):
@@ -89,8 +98,7 @@ def test_with_one_replica_each_process_trains_on_its_own() -> None:
 def test_weighted_losses_are_refused_where_their_weights_cannot_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = data()
     graph = graph_of(rows)
-    monkeypatch.setattr(type(registry().find("numpy", "cpu")), "replica_group", lambda *_: OneOf({}), raising=False)
-    monkeypatch.setattr("anyaccel.phases.replica_joining.Replicate", object)
+    give_numpy_replicas(monkeypatch, OneOf({}))
     phase = aa.TrainPhase("train", data=rows, losses=[aa.AppliedLoss("mse", on="net", sample_weight="d.w")])
     with pytest.raises(CapabilityError, match=r"the loss 'net' weighs rows or positions, and replicas of numpy cannot"):
         aa.Experiment(graph).run_phase(phase)
@@ -385,8 +393,7 @@ def test_the_sums_of_a_group_are_those_of_what_it_gathers() -> None:
 def numpy_group(monkeypatch: pytest.MonkeyPatch) -> OneOf:
     """NumPy as a framework with replicas, whose group cannot gather tensors."""
     group = OneOf({})
-    monkeypatch.setattr(type(registry().find("numpy", "cpu")), "replica_group", lambda *_: group, raising=False)
-    monkeypatch.setattr("anyaccel.phases.replica_joining.Replicate", object)
+    give_numpy_replicas(monkeypatch, group)
     return group
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from anyaccel import FeatureSet, SimpleSampler
 from anyaccel.errors import PhaseError
+from anyaccel.phases.distributed.row_shares import BatchShare, ReplicaEpochs, ReplicaEvaluation, fingerprint, share
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, EvaluationEpochs, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
-from anyaccel.phases.loading.replica_share import BatchShare, ReplicaEpochs, ReplicaEvaluation, fingerprint, share
 
 
 def epochs_of(n_rows: int, batch_size: int, accumulate: int = 1) -> TrainingEpochs:

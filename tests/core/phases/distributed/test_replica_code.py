@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.phases.replica_code import code_digests
+from anyaccel.phases.distributed.comparison import code_digests
 
 
 def digests(lr: float = 0.1, **settings: Any) -> dict[str, str]:

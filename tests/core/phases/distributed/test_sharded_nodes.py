@@ -10,7 +10,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, GraphError, PhaseError
 from anyaccel.numpy_backend.backend import NumpyBackend
-from anyaccel.phases import sharding
+from anyaccel.phases.distributed import sharding
 
 
 def rows() -> aa.FeatureSet:

@@ -9,12 +9,12 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import FrameworkError, PhaseError
+from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.row_shares import GlobalBatches
+from anyaccel.phases.distributed.shared_calls import SharedCalls
 from anyaccel.phases.executor.pipeline import ChunkRunner
-from anyaccel.phases.global_batches import GlobalBatches
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
-from anyaccel.phases.replicated_training import ReplicatedTraining
-from anyaccel.phases.shared_calls import SharedCalls
 from anyaccel.replicas import Launched, ReplicaGroup
 
 

@@ -1,7 +1,6 @@
 """Sharding of a TrainPhase: what is divided among replicas, what cannot be, and what the plan says of it."""
 
 from __future__ import annotations
-from anyaccel.phases.settings import PhaseSettings
 
 from collections.abc import Iterable, Iterator
 
@@ -9,6 +8,7 @@ from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.backend import ComputingBackend
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Plan, Resolution
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.replicas import ShardParameters, launched
 from anyaccel.segment import Operation
 
