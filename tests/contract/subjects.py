@@ -8,7 +8,7 @@ import pytest
 
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend, simulate
-from anyaccel.testing.subject_selection import NumpySubject
+from anyaccel.numpy_backend.subject import NumpySubject
 
 
 class CpuSubject(NumpySubject):

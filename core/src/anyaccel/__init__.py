@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from anyaccel.data import Within as Within
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
+    from anyaccel.estimators import Estimator as Estimator
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.experiment import ModelGraph as ModelGraph
     from anyaccel.fitting import FittedModel as FittedModel
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from anyaccel.graph.weights import copy_weights as copy_weights
     from anyaccel.hookspecs import hookimpl as hookimpl
     from anyaccel.metrics import Metric as Metric
-    from anyaccel.numpy_backend import Estimator as Estimator
     from anyaccel.numpy_backend import SequentialCNN as SequentialCNN
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
     from anyaccel.numpy_backend import simulate as simulate
@@ -109,6 +109,7 @@ _NAMES = {
         "Where Within suggested_num_workers"
     ),
     "device": "Device",
+    "estimators": "Estimator",
     "experiment": "Experiment ModelGraph",
     "fitting": "FittedModel find_learning_rate fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
@@ -120,7 +121,7 @@ _NAMES = {
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
-    "numpy_backend": "Estimator SequentialCNN SequentialMLP simulate",
+    "numpy_backend": "SequentialCNN SequentialMLP simulate",
     "precision": "LossScale",
     "requests": "DeviceRequest Inventory",
     "results": "Comparison EvalResults FitResults TrainResults compare",

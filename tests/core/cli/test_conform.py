@@ -9,6 +9,7 @@ import pytest
 
 from anyaccel.cli import conform
 from anyaccel.errors import PluginError
+from anyaccel.numpy_backend.subject import NumpySubject
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
 from anyaccel.testing import subject_selection
@@ -342,7 +343,7 @@ def test_a_derived_subject_has_the_registrys_own_backend():
     registry().register(plugin_module("tiny", backends=lambda: [TinyBackend("tiny", ("cpu",))]), "tiny")
     derived = subject_selection.select_subject("tiny", 0, "", "")
     assert issubclass(derived, subject_selection.DerivedSubject) and issubclass(derived, Subject)
-    assert issubclass(subject_selection.select_subject("numpy", 0, "", "cpu:0"), subject_selection.NumpySubject)
+    assert issubclass(subject_selection.select_subject("numpy", 0, "", "cpu:0"), NumpySubject)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

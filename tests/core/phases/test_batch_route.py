@@ -50,6 +50,7 @@ ORDER = (
     "non_finite_losses",
     "loss_accumulator",
     "executor.pipeline",
+    "process_group",
     "executor.cross_segment",
     "executor.clipping",
     "executor.loss_scaling",
@@ -86,7 +87,7 @@ ORDER = (
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "checkpointing"}
 """Packages that have one place in this order."""
-OBSERVERS = {"interrupts", "hooks", "run", "results", "progress"}
+OBSERVERS = {"interrupts", "hooks", "run", "results", "progress", "process_group"}
 """Are told of an epoch, and hand on no batch."""
 BELOW = (
     "adapter",

@@ -8,13 +8,12 @@ import pytest
 from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import ColumnError, FallbackWarning, GraphError, PhaseError
+from anyaccel.estimators import Estimator, is_estimator
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
-from anyaccel.numpy_backend.estimator import Estimator
-from anyaccel.numpy_backend.estimator_methods import is_estimator
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
 from anyaccel.testing.tiny import TinyBackend
 

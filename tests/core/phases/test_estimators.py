@@ -9,11 +9,11 @@ import anyaccel
 from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseError, SpecError
+from anyaccel.estimators import is_estimator
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.metrics.classification import accuracy
 from anyaccel.numpy_backend import Dense, Estimator
-from anyaccel.numpy_backend.estimator_methods import is_estimator
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
 
 

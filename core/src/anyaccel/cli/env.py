@@ -19,7 +19,6 @@ from anyaccel.cli.framework_probes import probe
 from anyaccel.cli.plugin_loading import TIMEOUT
 from anyaccel.host_memory import host_memory
 from anyaccel.install_hints import HINTS
-from anyaccel.numpy_backend.sim_device import SWITCH as SIMULATE
 from anyaccel.plugin_loader import SWITCH, Plugin, own_distribution
 from anyaccel.printable import printable
 from anyaccel.registry import registry
@@ -28,7 +27,6 @@ from anyaccel.testing.subject_discovery import canonical_name
 # Only these variables and those that backends name are read: an environment also holds secrets.
 VARIABLES = (
     SWITCH,
-    SIMULATE,
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "NVIDIA_VISIBLE_DEVICES",

@@ -9,9 +9,9 @@ from anyaccel.adapter.argument_paths import batch_axes_of, is_positional
 from anyaccel.backend import ComputingBackend
 from anyaccel.data import Reference, joined_spec
 from anyaccel.errors import GraphError
+from anyaccel.estimators import Estimator
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node, column_name, shown_name
-from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.segment import Path, TensorSpec
 from anyaccel.suggestions import did_you_mean
 

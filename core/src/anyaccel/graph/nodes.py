@@ -18,8 +18,8 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.errors import GraphError
+from anyaccel.estimators import Estimator
 from anyaccel.graph.offload_settings import offload_settings
-from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.precision import checked_precision
 from anyaccel.segment import Path
 from anyaccel.specs import Optimizer, is_own_optimizer

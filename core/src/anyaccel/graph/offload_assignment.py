@@ -10,12 +10,12 @@ from anyaccel.arguments import shown
 from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, DeviceParseError, GraphError
+from anyaccel.estimators import Estimator
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.resolution import Request
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.host_memory import host_memory
-from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.planner import OffloadModels, OffloadRequest
 from anyaccel.planner.capability import TIERS
 from anyaccel.registry import Registry
@@ -35,10 +35,9 @@ def with_offload(node: Node, assignment: Assignment, request: Request, known: Re
     if not isinstance(node, ModelNode) or node.device_map is None:
         return assignment
     _check_possible(node, assignment, request)
-    assert isinstance(assignment.backend, OffloadModels)
     wanted = _wanted(node, assignment, request, known, shapes)
     try:
-        plan = assignment.backend.plan_offload(node.model, assignment.device, wanted)
+        plan = assignment.backend.required(OffloadModels).plan_offload(node.model, assignment.device, wanted)
     except AnyaccelError as error:
         raise type(error)(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
@@ -55,7 +54,7 @@ def with_offload(node: Node, assignment: Assignment, request: Request, known: Re
 
 def _check_possible(node: ModelNode, assignment: Assignment, request: Request) -> None:
     problem = f"node {node.label!r} has a device_map"
-    if isinstance(node.model, Estimator) or not isinstance(assignment.backend, OffloadModels):
+    if isinstance(node.model, Estimator) or assignment.backend.capability(OffloadModels) is None:
         what = "is an estimator" if isinstance(node.model, Estimator) else f"is computed by {assignment.framework}"
         raise CapabilityError(
             f"{problem}, and {what}, which cannot divide models or let weights rest elsewhere",
@@ -119,8 +118,8 @@ def _free(assignment: Assignment, known: Registry, devices: Iterable[Device]) ->
         if isinstance(known, InventoryRegistry):
             made[str(device)] = known.capacity(device) or None
         else:
-            backend = known.find(assignment.framework, device.kind)
-            found = backend.memory(device) if isinstance(backend, Memory) else None
+            memory = known.find(assignment.framework, device.kind).capability(Memory)
+            found = None if memory is None else memory.memory(device)
             made[str(device)] = found.free or None if found is not None and found.total else None
     host = known.capacity(Device("cpu")) or None if isinstance(known, InventoryRegistry) else host_memory()[1] // 2
     return {**made, "cpu": host, "disk": None}

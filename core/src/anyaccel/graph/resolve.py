@@ -8,6 +8,7 @@ from graphlib import TopologicalSorter
 
 from anyaccel.data import Reference
 from anyaccel.errors import GraphError, PhaseError
+from anyaccel.estimators import Estimator
 from anyaccel.graph import input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.device_assignment import DeviceAssigner
@@ -38,7 +39,6 @@ from anyaccel.graph.training_outputs import (
     values_read,
 )
 from anyaccel.graph.transfers import Crossings
-from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import ParameterGroup, Segment
 

@@ -23,6 +23,7 @@ from anyaccel.errors import (
     NoBackendError,
     ShapeError,
 )
+from anyaccel.estimators import Estimator, is_estimator, is_fittable, no_predict_error
 from anyaccel.graph import node_values, topology
 from anyaccel.graph.concatenation import concatenated
 from anyaccel.graph.data_format_check import check_data_formats
@@ -31,8 +32,6 @@ from anyaccel.graph.memory_sharing import share_while_building
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
 from anyaccel.graph.training_outputs import check_not_wired, infer_training, named_beyond
 from anyaccel.install_hints import hint_of
-from anyaccel.numpy_backend.estimator import Estimator
-from anyaccel.numpy_backend.estimator_methods import is_estimator, is_fittable, no_predict_error
 from anyaccel.registry import Registry
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 

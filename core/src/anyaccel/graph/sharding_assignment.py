@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from anyaccel.errors import GraphError
+from anyaccel.estimators import Estimator
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.resolution import Request
-from anyaccel.numpy_backend.estimator import Estimator
 
 
 def with_sharding(node: Node, assignment: Assignment, request: Request) -> Assignment:

@@ -1,14 +1,15 @@
 """The NumPy backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices.
 
-It offers the layers, `SequentialMLP`, `SequentialCNN`, `Estimator` (objects in the scikit-learn style), and `simulate`,
-which makes devices with memory of their own. It stands on the kernel, `adapter` and `precision`.
+It offers the layers, `SequentialMLP`, `SequentialCNN`, and `simulate`, which makes devices with memory of their own.
+It stands on the kernel, `adapter` and `precision`; `Estimator`, of `estimators`, is here under its first name only.
 """
+
+from typing import Any
 
 from anyaccel.adapter import VjpResult
 from anyaccel.numpy_backend.array_creation import array, zeros
 from anyaccel.numpy_backend.backend import NumpyBackend
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
-from anyaccel.numpy_backend.estimator import Estimator
 from anyaccel.numpy_backend.layers import Activation, BatchNorm, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sequential import Sequential
@@ -37,3 +38,11 @@ __all__ = [
     "simulate",
     "zeros",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Estimator":
+        from anyaccel.estimators import Estimator
+
+        return Estimator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,7 +28,7 @@ from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.program import NumpyProgram
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
-from anyaccel.numpy_backend.sim_device import missing, observers, running
+from anyaccel.numpy_backend.sim_device import SWITCH, missing, observers, running
 from anyaccel.numpy_backend.step_cost import step_cost
 from anyaccel.numpy_backend.step_memory import step_memory
 from anyaccel.numpy_backend.step_profile import profile_steps
@@ -55,6 +55,9 @@ class NumpyBackend(
     framework = "numpy"
     kinds: ClassVar[tuple[str, ...]] = ("cpu", "sim")
     import_roots: ClassVar[tuple[str, ...]] = ("numpy", "anyaccel")
+    environment: ClassVar[tuple[str, ...]] = (SWITCH,)
+    ops = NumpyOps()
+    """What it computes with, which computes on the host for others, too."""
     precisions: ClassVar[tuple[str, ...]] = PRECISIONS
     parameter_groups = True
     weighs_losses = True
@@ -212,7 +215,7 @@ class NumpyBackend(
 
     def build(self, segment: Segment) -> Program:
         """A `NumpyProgram`."""
-        return NumpyProgram(segment, NumpyOps())
+        return NumpyProgram(segment, self.ops)
 
     def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
         """In the module's order."""

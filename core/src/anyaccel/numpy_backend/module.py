@@ -1,91 +1,16 @@
-"""Module: a model in plain NumPy that knows its own pullback."""
+"""What the backend asks of a Module: its only input, and the specs of its outputs."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from anyaccel.adapter import VjpResult
-from anyaccel.device import Device
+from anyaccel.adapter.array_module import Module as Module
+from anyaccel.adapter.array_module import Values as Values
 from anyaccel.errors import ShapeError
-from anyaccel.numpy_backend.sim_array import Array, put_like
+from anyaccel.numpy_backend.sim_array import Array, SimArray, put_like
 from anyaccel.segment import TensorSpec
-
-Values = Mapping[str, Array]
-
-
-class Module(ABC):
-    """A model as a function of its values, with the pullback written out.
-
-    `parameters` are trained; `buffers`, of other names, change while training, but not by gradients. `dtype` is the
-    dtype that its floating inputs must have; None for any. Derive from it, fill `parameters` in `__init__` (or in
-    `build`, if shapes come from the data), and write `apply`:
-
-        class Scale(Module):
-            def __init__(self):
-                super().__init__()
-                self.parameters["factor"] = np.ones(1, "float32")
-
-            def apply(self, values, inputs, *, train, key):
-                (x,), factor = inputs, values["factor"]
-
-                def pullback(cotangents):
-                    (c,) = cotangents
-                    return {"factor": np.sum(c * x).reshape(1)}, (c * factor,)
-
-                return VjpResult((x * factor,), pullback)
-    """
-
-    parameters: MutableMapping[str, Array]
-    buffers: MutableMapping[str, Array]
-    dtype: str | None = None
-
-    input_hint = "change its inputs, or the module"
-    """What to do where it refuses `example`."""
-
-    home: Device | None = None
-    """Where it was placed; the device of a module without values, such as an estimator."""
-
-    def __init__(self) -> None:
-        self.parameters = {}
-        self.buffers = {}
-
-    @property
-    def is_built(self) -> bool:
-        """Whether it has all its parameters."""
-        return True
-
-    def build(self, inputs: Sequence[TensorSpec], seed: int) -> None:
-        """Make the parameters for inputs of these specs, random ones from `seed`. The default makes none.
-
-        Raises:
-            ShapeError: it does not take such inputs.
-        """
-
-    @abstractmethod
-    def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """Outputs, the pullback, and the buffers afterwards (None where none changed).
-
-        The pullback takes a tuple with a cotangent for each output and returns gradients by parameter name and a
-        cotangent for each input, None for one that has no gradient. No argument may be written to.
-
-        Args:
-            values: parameters and buffers by name, to use in place of the module's own.
-            inputs: arrays [batch, ...].
-            train: training mode; otherwise nothing is random or depends on other rows of the batch.
-            key: 64 random bits, new in every step.
-        """
-
-    def example(self, inputs: Sequence[TensorSpec]) -> tuple[Array, ...]:
-        """A batch of two samples, from which the shapes of outputs are known; the default is zeros."""
-        return tuple(_zeros(self, spec) for spec in inputs)
-
-    def __call__(self, *inputs: Array) -> Array | tuple[Array, ...]:
-        """Outputs in evaluation mode; a tuple if there are several."""
-        outputs = self.apply({**self.parameters, **self.buffers}, inputs, train=False, key=0).outputs
-        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def single_input(layer: str, inputs: Sequence[Array]) -> Array:
@@ -106,7 +31,8 @@ def output_specs(module: Module, inputs: Sequence[TensorSpec], *, train: bool = 
         ShapeError: its outputs are not arrays [batch, ...].
         Exception: whatever the module raises.
     """
-    batch = module.example(inputs)
+    like = next(iter(module.parameters.values()), None)
+    batch = tuple(array if isinstance(array, SimArray) else put_like(array, like) for array in module.example(inputs))
     outputs = module.apply({**module.parameters, **module.buffers}, batch, train=train, key=0).outputs
     for output in outputs:
         if not isinstance(output, (np.ndarray, np.generic)) or output.shape[:1] != (2,):
@@ -116,9 +42,3 @@ def output_specs(module: Module, inputs: Sequence[TensorSpec], *, train: bool = 
                 hint="let every output be an array with the batch as its first axis",
             )
     return tuple(TensorSpec(tuple(output.shape[1:]), output.dtype.name) for output in outputs)
-
-
-def _zeros(module: Module, spec: TensorSpec) -> Array:
-    zeros = np.zeros((2, *spec.shape), spec.dtype)
-    parameter = next(iter(module.parameters.values()), None)
-    return zeros if parameter is None else put_like(zeros, parameter)

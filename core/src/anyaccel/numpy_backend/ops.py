@@ -13,7 +13,7 @@ from anyaccel.device import Device
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.rounding import rounded_vjp
-from anyaccel.numpy_backend.sim_array import Array, put_like
+from anyaccel.numpy_backend.sim_array import Array, SimArray, download, put_like, upload
 from anyaccel.numpy_backend.transfers import gather_rows, moved
 from anyaccel.precision import NodePrecision
 from anyaccel.specs import Loss
@@ -52,6 +52,8 @@ class NumpyOps(ArrayOps):
             return rounded_vjp(
                 precision, lambda own, given: self.vjp(model, own, buffers, given, train, key), parameters, inputs
             )
+        if model.computes_on_host:
+            return _on_host(model, inputs, train, key)
         applied = model.apply({**parameters, **buffers}, inputs, train=train, key=key)
         return applied._replace(buffers={**buffers, **applied.buffers}) if applied.buffers else applied
 
@@ -90,3 +92,11 @@ class NumpyOps(ArrayOps):
             return LossResult(total, np.full_like(total, weight) if np.ndim(weight) == 0 else weight, lambda: gradients)
 
         return evaluate
+
+
+def _on_host(model: Module, inputs: tuple[Array, ...], train: bool, key: int) -> VjpResult:
+    """The module's `apply` on plain arrays; its outputs are where the first input was."""
+    on = next((x.on for x in inputs if isinstance(x, SimArray)), None)
+    plain = tuple(download(x) if isinstance(x, SimArray) else x for x in inputs)
+    applied = model.apply({}, plain, train=train, key=key)
+    return applied if on is None else applied._replace(outputs=tuple(upload(x, on) for x in applied.outputs))

@@ -193,7 +193,7 @@ def bare(array: Array) -> Array:
     return array.view(np.ndarray)
 
 
-def put_like(array: Array, like: Array) -> Array:
+def put_like(array: Array, like: Array | None) -> Array:
     """A plain array, put on the device of `like` as if computed there."""
     return put(array, like.on) if isinstance(like, SimArray) else array
 

@@ -13,9 +13,9 @@ from anyaccel.data import Reference, Rows
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.sklearn_calls import by_position, columns_by_name
 from anyaccel.errors import EstimatorError, PhaseError
+from anyaccel.estimators import Estimator
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.graph.topology import ancestors, unknown_node
-from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.estimator_inputs import estimators, inputs_of, targets_of
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.results.records import Fitted

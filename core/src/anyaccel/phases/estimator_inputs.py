@@ -8,9 +8,9 @@ import numpy as np
 
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import ColumnError
+from anyaccel.estimators import Estimator
 from anyaccel.graph import ModelGraph, input_columns
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.numpy_backend import Estimator
 
 
 def estimators(graph: ModelGraph) -> dict[str, Estimator]:

@@ -10,10 +10,9 @@ import numpy as np
 
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import EstimatorError, PhaseError
+from anyaccel.estimators import Estimator, flat
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.numpy_backend import Estimator
-from anyaccel.numpy_backend.estimator import flat
 from anyaccel.phases.estimator_inputs import chosen_targets, estimators, inputs_of, upstream_nodes
 from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, StreamKey
 

@@ -77,11 +77,12 @@ def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, 
 
 
 def _placed(node: ModelNode, backend: Backend, device: Device, plan: OffloadPlan | None) -> Any:
-    if node.device_map is None or not isinstance(backend, OffloadModels):
+    offload = None if node.device_map is None else backend.capability(OffloadModels)
+    if offload is None:
         return backend.place(node.model, device)
     if plan is None:  # where a phase leaves it
-        return backend.place(backend.end_offload(node.model), device)
-    return backend.offload(node.model, device, plan)
+        return backend.place(offload.end_offload(node.model), device)
+    return offload.offload(node.model, device, plan)
 
 
 def _moved(state: NodeState, backend: Backend, device: Device) -> NodeState:

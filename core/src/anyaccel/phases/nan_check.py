@@ -9,8 +9,8 @@ import numpy as np
 
 from anyaccel.data import RaggedColumn, Rows, joined_array
 from anyaccel.errors import NaNWarning
+from anyaccel.estimators import Estimator
 from anyaccel.graph import Column, Plan
-from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.loading.host_columns import HostColumn
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable

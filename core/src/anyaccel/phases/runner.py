@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,13 +25,11 @@ from anyaccel.phases import nan_check, running
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointer_for
-from anyaccel.phases.distributed.comparison import code_digests
 from anyaccel.phases.distributed.devices import check_replicable, replica_notes
-from anyaccel.phases.distributed.joining import is_first, replicated_training
-from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.joining import is_first, process_group
 from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
-from anyaccel.phases.evaluation import Evaluation, EvaluationExchange, trained_as
+from anyaccel.phases.evaluation import Evaluation, trained_as
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.input_data import PhaseSources
@@ -46,16 +43,15 @@ from anyaccel.phases.plan_request import evaluated_losses, plan_request, streams
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
+from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.progress import Progress, progress_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings, checked_callbacks
 from anyaccel.phases.traceback_cleanup import release_frames
-from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.results import PhaseResults
 from anyaccel.results.records import EvaluationValues
-from anyaccel.user_level import user_level
 
 
 class Phase(PhaseSettings):
@@ -275,7 +271,7 @@ class PhasePrograms:
         hooks: plugins and callbacks.
         progress: is told how far it is.
         checkpointer: writes checkpoints, and knows where an earlier run was; None without them.
-        replicated: the other replicas of this process; None where there are none.
+        group: the processes that compute it together.
         parts: data of the phase, and of its validation if it has one.
         policies: for each part, its rows and what is done when they do not fit.
         evaluations: of those parts that are evaluated: the phase itself, or its validation.
@@ -288,7 +284,7 @@ class PhasePrograms:
     hooks: HookCaller
     progress: Progress
     checkpointer: Checkpointer | None
-    replicated: ReplicatedTraining | None
+    group: ProcessGroup
     parts: Sequence[PreparedPart]
     policies: Sequence[OutOfMemoryRecovery]
     evaluations: Sequence[Evaluation]
@@ -345,8 +341,8 @@ class PhaseExecution:
             labels = phase.learners(graph)
             check_replicable(phase, resolution, labels)
             check_sharding(phase, resolution)
-            replicated = replicated_training(phase, resolution, graph)
-            parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
+            group = process_group(phase, resolution, graph)
+            parts = prepare(phase, resolution, graph, run.done, self._opened, group)
         self._settings.close()
         for backend, value in resolution.matmul_precisions:
             self._settings.enter_context(backend.matmul_precision(value))
@@ -367,19 +363,17 @@ class PhaseExecution:
         hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
-        if replicated is not None:
-            if self._checkpointer is not None:
-                self._checkpointer.join(replicated)
-            arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
-            digests, when = code_digests(phase, graph), "before the first step"
-            replicated.check_same(digests, when=when, hint="start the same files in every process")
-            replicated.check_alike(graph, arrays, when=when)
+        if self._checkpointer is not None:
+            self._checkpointer.join(group)
+        arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
+        group.check_begin(phase, graph, arrays)
+        del arrays
         with interrupts.allowed():
             self._progress.loading(f"the data of {phase.label}", sum(part.nbytes for part in parts))
             added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)
             factories, names = [part.factory for part in parts], [part.name for part in parts]
             loaders = make_loaders(phase.residency, factories, names, added, run.log_event, self._progress.loaded)
-        pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, replicated)
+        pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, group)
         self._programs.callback(pipeline.close, graph.optimizer_states)
         run.attach(pipeline)
         graph.live_values = LiveValues(True, partial(pipeline.sync_models, graph.optimizer_states))
@@ -406,7 +400,7 @@ class PhaseExecution:
             policies.append(policy)
             if part.part.trains:
                 continue
-            losses, others = evaluated_losses(phase, part.part, graph), replicated if part.is_shared else None
+            losses = evaluated_losses(phase, part.part, graph)
             trained = losses if part.part is phase else phase.all_losses
             evaluation = Evaluation(
                 pipeline=pipeline,
@@ -418,9 +412,7 @@ class PhaseExecution:
                 value_names=resolution.shapes.outputs,
                 learners=learners,
                 log_event=run.log_event,
-                exchange=None
-                if others is None
-                else EvaluationExchange(total=others.total, gather=others.arrays_of_all),
+                group=group if part.is_shared else SingleProcess(),
             )
             evaluations.append(evaluation)
         del loaders, loader  # one that is replaced must not be kept
@@ -430,7 +422,7 @@ class PhaseExecution:
             hooks=hooks,
             progress=self._progress,
             checkpointer=self._checkpointer,
-            replicated=replicated,
+            group=group,
             parts=parts,
             policies=policies,
             evaluations=evaluations,
@@ -439,10 +431,8 @@ class PhaseExecution:
             nan_in_data=nan_in_data,
         )
         values: EvaluationValues | None = phase.compute(programs)
-        if replicated is not None and phase.trains:
-            self._first_buffers = replicated.check_ended(graph)
-            if self._first_buffers and replicated.rank == 0:
-                _warn_of_buffers(phase, sorted(self._first_buffers))
+        if phase.trains:
+            self._first_buffers = group.check_end(graph)
         return values
 
     def end(self, interrupt: BaseException | None = None) -> None:
@@ -493,19 +483,6 @@ class PhaseExecution:
 
 def _close_loader(policy: OutOfMemoryRecovery) -> None:
     policy.loader.close()
-
-
-def _warn_of_buffers(phase: PhaseSettings, apart: Sequence[str]) -> None:
-    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
-    warnings.warn(
-        printable(
-            f"phase {phase.label!r}: the buffer {apart[0]!r}{more} was not the same in all replicas, as each computed "
-            "it from its own rows; now all have that of the first. In one process it would have another value. Hint: "
-            "use layers whose buffers do not depend on the rows of a batch; or write replicas=1"
-        ),
-        UserWarning,
-        stacklevel=user_level(),
-    )
 
 
 def _given_sources(phase: PhaseSettings) -> Iterator[BatchSource]:

@@ -8,8 +8,8 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from anyaccel.errors import PhaseError
+from anyaccel.estimators import Estimator
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.numpy_backend import Estimator
 from anyaccel.phases.run import Run
 from anyaccel.transfer_ledger import register_running
 

@@ -346,7 +346,7 @@ class TrainPhase(Phase):
             validation=programs.evaluations[0] if programs.evaluations else None,
             nan_in_data=programs.nan_in_data,
             checkpointer=programs.checkpointer,
-            replicated=programs.replicated,
+            group=programs.group,
         ).run()
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> TrainResults:

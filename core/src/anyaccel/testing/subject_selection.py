@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
@@ -11,60 +10,12 @@ import pytest
 from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import PluginError
-from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Sequential, zeros
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.registry import registry
 from anyaccel.testing.subject import Subject
 
-
-class NumpySubject(Subject):
-    """Core's own NumPy backend."""
-
-    @pytest.fixture
-    def new_tensor(self) -> Callable[[], Any]:
-        """An array made without naming a device."""
-        return lambda: zeros((3,))
-
-    @pytest.fixture
-    def buffered_model(self) -> Callable[[], Any]:
-        """A model with batch normalization."""
-        return lambda: Sequential(Dense(5), BatchNorm(), Dense(3))
-
-    @pytest.fixture
-    def tied_model(self) -> Callable[[], Any]:
-        """A model that calls one layer twice."""
-
-        def make() -> Sequential:
-            tied = Dense(4)
-            return Sequential(tied, Activation("tanh"), tied, Dense(3))
-
-        return make
-
-    @pytest.fixture
-    def models_that_share(self) -> Callable[[], tuple[Any, Any]]:
-        """One layer in two models."""
-
-        def make() -> tuple[Sequential, Sequential]:
-            layer = Dense(5)
-            return Sequential(layer, Dense(3)), Sequential(layer, Activation("tanh"), Dense(3))
-
-        return make
-
-    @pytest.fixture
-    def custom_loss(self) -> Callable[[Any, Any], Any]:
-        """With its gradient, as NumPy does not differentiate."""
-        return squared_error
-
-    @pytest.fixture
-    def parameter_free_model(self) -> Callable[[], Any]:
-        """An activation."""
-        return lambda: Activation("tanh")
-
-
-def squared_error(outputs: Any, targets: Any) -> tuple[Any, int, list[Any]]:
-    """The mean squared error of each row summed over the rows, their number, and the gradients of the sum."""
-    difference = outputs - targets
-    return (difference**2).sum() / outputs.shape[1], len(outputs), [2 * difference / outputs.shape[1], None]
+BUILT_IN_SUBJECT = "anyaccel.numpy_backend.subject:NumpySubject"
+"""What the NumPy backend publishes; named here as the entry point of another plugin names its Subject."""
 
 
 class DerivedSubject(Subject):
@@ -89,10 +40,8 @@ def select_subject(plugin: str, index: int, subject: str, device: str) -> type[S
     """
     backend = next(each for each in registry().plugins if each.name == plugin).backends[index]
     body: dict[str, Any] = {"__module__": __name__, "__doc__": f"The plugin {plugin}, selected by name."}
-    if subject:
-        base = _resolve(subject)
-    else:
-        base = NumpySubject if plugin == BUILT_IN else DerivedSubject
+    base = _resolve(subject or BUILT_IN_SUBJECT) if subject or plugin == BUILT_IN else DerivedSubject
+    if not subject:
         body["backend"] = pytest.fixture(lambda self: backend)
     if device:
         body["device"] = pytest.fixture(lambda self, backend: _require_device(backend, Device.parse(device)))

@@ -10,8 +10,7 @@ from pkgutil import resolve_name
 
 from anyaccel.backend import Backend
 from anyaccel.errors import PluginError
-from anyaccel.numpy_backend import NumpyBackend
-from anyaccel.plugin_loader import BUILT_IN
+from anyaccel.plugin_loader import BUILT_IN, built_in_backend
 from anyaccel.registry import registry
 from anyaccel.testing.subject_discovery import published_subject
 
@@ -52,9 +51,6 @@ class BaseBackend:
         return "cpu" if "cpu" in self.cls.kinds else self.cls.kinds[0]
 
 
-NUMPY_BASE = BaseBackend(cls=NumpyBackend, module="anyaccel.numpy_backend")
-
-
 def import_base(text: str) -> BaseBackend:
     """The base that `module:Class` names. Imports the module, and so runs it.
 
@@ -77,18 +73,23 @@ def import_base(text: str) -> BaseBackend:
     return _locate(_check_class(text, cls), module)
 
 
-def base_for_framework(framework: str) -> BaseBackend:
-    """The class of the backend that runs an installed framework.
+def base_for_framework(framework: str = BUILT_IN) -> BaseBackend:
+    """The class of the backend that runs an installed framework, by default core's own.
 
     Raises:
         FrameworkError: no installed plugin runs it.
         PluginError: no class can be derived from its backend's.
     """
-    cls = type(registry().find(framework))
-    package = cls.__module__.partition(".")[0]
-    is_public = getattr(import_module(package), cls.__name__, None) is cls
-    module = package if is_public else cls.__module__
+    cls = type(built_in_backend() if framework == BUILT_IN else registry().find(framework))
+    module = _public_module(cls)
     return _locate(_check_class(f"{module}:{cls.__qualname__}", cls), module)
+
+
+def _public_module(cls: type[Backend]) -> str:
+    """The outermost package that has a class, from which others import it."""
+    parts = cls.__module__.split(".")
+    packages = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next((name for name in packages if getattr(import_module(name), cls.__name__, None) is cls), cls.__module__)
 
 
 def _check_class(text: str, cls: object) -> type[Backend]:
@@ -119,7 +120,7 @@ def _check_facts(text: str, cls: type[Backend]) -> None:
 
 def _locate(cls: type[Backend], module: str) -> BaseBackend:
     if cls.__module__.partition(".")[0] == "anyaccel":
-        return NUMPY_BASE if cls is NumpyBackend else BaseBackend(cls=cls, module=module)
+        return BaseBackend(cls=cls, module=_public_module(cls))
     for plugin in registry().plugins:
         backend = next((each for each in plugin.backends if type(each) is cls), None)
         if backend is not None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from anyaccel.cli.console import print_json, print_line
 from anyaccel.cli.new_plugin.base_backend import (
-    NUMPY_BASE,
     BaseBackend,
     base_for_framework,
     import_base,
@@ -24,13 +23,12 @@ from anyaccel.cli.new_plugin.project_files import PluginOptions, chip_project, f
 from anyaccel.device import ALIASES
 from anyaccel.errors import ConfigError, FrameworkError
 from anyaccel.install_hints import distribution_for
-from anyaccel.plugin_loader import BUILT_IN
+from anyaccel.plugin_loader import BUILT_IN, built_in_backend
 
 MARKER = "REPLACE"
 """Marks every place that the author of a plugin changes, followed by a colon and what to write there."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _MAX_LENGTH = 30
-_RESERVED = {BUILT_IN, *NUMPY_BASE.cls.kinds, "any", *ALIASES}
 _OTHER_PATH = "choose another folder with --path"
 
 
@@ -75,9 +73,10 @@ def _check_name(name: str, what: str) -> None:
             "other than keywords of Python",
             hint="choose such a name",
         )
-    if name in _RESERVED:
+    reserved = {BUILT_IN, *built_in_backend().kinds, "any", *ALIASES}
+    if name in reserved:
         raise ConfigError(
-            f"the name {name!r} is reserved by core", hint=f"choose a name other than {', '.join(sorted(_RESERVED))}"
+            f"the name {name!r} is reserved by core", hint=f"choose a name other than {', '.join(sorted(reserved))}"
         )
     owner = distribution_for(name)
     if owner:
@@ -97,10 +96,7 @@ def _check_author(author: str) -> None:
 
 def _choose_base(name: str, framework: str | None, base: str | None) -> BaseBackend:
     """The named base, else the backend of the framework, else core's NumPy backend."""
-    if base:
-        backend = import_base(base)
-    else:
-        backend = base_for_framework(framework) if framework and framework != BUILT_IN else NUMPY_BASE
+    backend = import_base(base) if base else base_for_framework(framework or BUILT_IN)
     if framework and backend.cls.framework != framework:
         raise FrameworkError(
             f"{backend.module}:{backend.name} runs {backend.cls.framework}, not {framework}",

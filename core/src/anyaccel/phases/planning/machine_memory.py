@@ -15,8 +15,8 @@ def capacity(place: Place, known: Registry) -> int | None:
     framework, device = place
     if isinstance(known, InventoryRegistry):
         return known.capacity(device) or None
-    backend = known.find(framework, device.kind)
-    return (backend.memory(device).total or None) if isinstance(backend, Memory) else None
+    memory = known.find(framework, device.kind).capability(Memory)
+    return None if memory is None else memory.memory(device).total or None
 
 
 def unknown_capacity(device: Device, known: Registry) -> str:
@@ -33,8 +33,8 @@ def free_after_placement(place: Place, plan: Plan, graph: ModelGraph, known: Reg
     if isinstance(known, InventoryRegistry):
         total = known.capacity(device)
         return max(total - sum(each.resident_nbytes for each in nodes), 0) if total else None
-    backend = known.find(framework, device.kind)
-    free = backend.memory(device).free if isinstance(backend, Memory) else 0
+    memory = known.find(framework, device.kind).capability(Memory)
+    free = 0 if memory is None else memory.memory(device).free
     return max(free - sum(each.resident_nbytes for each in nodes if not _is_there(each, graph)), 0) if free else None
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter import VjpResult
+from anyaccel.adapter.array_module import Array, Module, Values
 from anyaccel.call_hints import constructor_hints
 from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, PhaseError
-from anyaccel.numpy_backend.estimator_methods import accepts, check, has, is_plain, parameters_of, parts_of
-from anyaccel.numpy_backend.module import Module, Values
-from anyaccel.numpy_backend.sim_array import Array, SimArray, download, upload
+from anyaccel.estimators.methods import accepts, check, has, is_plain, parameters_of, parts_of
 from anyaccel.segment import TensorSpec
 
 
@@ -41,6 +40,7 @@ class Estimator(Module):
     """
 
     differentiable = False
+    computes_on_host = True
 
     def __init__(self, estimator: Any, method: str = "predict", *, output_dtype: str | None = None) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class Estimator(Module):
         return outputs
 
     def apply(self, values: Values, inputs: tuple[Array, ...], *, train: bool, key: int) -> VjpResult:
-        """The output, computed on the host whatever the device; no output before it is fitted.
+        """The output; no output before it is fitted.
 
         The pullback raises PhaseError.
         """
@@ -220,9 +220,7 @@ class Estimator(Module):
 
         if not self.is_fitted:
             return VjpResult((), pullback)
-        device = next((x.on for x in inputs if isinstance(x, SimArray)), None)
-        outputs = self.compute([download(x) if isinstance(x, SimArray) else x for x in inputs])
-        return VjpResult((outputs if device is None else upload(outputs, device),), pullback)
+        return VjpResult((self.compute(inputs),), pullback)
 
     @property
     def _call(self) -> str:
