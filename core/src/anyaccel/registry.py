@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pluggy
 
 from anyaccel import plugin_loader as loader
-from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange
+from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange, Memory
 from anyaccel.device import Device
 from anyaccel.errors import (
     AmbiguousOwnerError,
@@ -31,6 +31,7 @@ from anyaccel.suggestions import did_you_mean, kind_hint
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+_UNBROKEN = True  # see `interrupts`
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None), dict, list, tuple})  # of no framework
 
 
@@ -43,6 +44,9 @@ class Registry:
 
     `policies` has the plugins' placement policies by name, each with its plugin, once they are loaded.
     """
+
+    is_of_this_machine = True
+    """Whether the devices are here, and not those of a machine that is described."""
 
     def __init__(
         self,
@@ -193,6 +197,17 @@ class Registry:
         if not kinds:
             raise self._no_plugin(framework)
         return kinds
+
+    def total_memory(self, framework: str, device: Device) -> int | None:
+        """Bytes of memory of a device, of the CPU those of the host; None if unknown or without a limit."""
+        backend = self.find(framework, device.kind)
+        return (backend.memory(device).total or None) if isinstance(backend, Memory) else None
+
+    def free_memory(self, framework: str, device: Device) -> int | None:
+        """Bytes that are free now on a device; None if unknown or without a limit."""
+        backend = self.find(framework, device.kind)
+        found = backend.memory(device) if isinstance(backend, Memory) else None
+        return found.free or None if found is not None and found.total else None
 
     def serves(self, framework: str, kind: str) -> bool:
         """Whether a plugin runs a framework on a kind of device."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
-from anyaccel.display import guarded, size
 from anyaccel.errors import ConfigError, GraphError
 from anyaccel.graph import plan_json
 from anyaccel.graph.plan_diff import PlanDiff, diff
@@ -18,10 +17,12 @@ from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, Devic
 from anyaccel.graph.plan_html import plan_page
 from anyaccel.graph.plan_offload import offload_lines
 from anyaccel.graph.plan_report import plan_report
-from anyaccel.html import Markup, text
-from anyaccel.planner import OffloadPlan
+from anyaccel.html import Markup, guarded, size, text
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from anyaccel.planner import OffloadPlan
 
 _ROUTES = {
     "move": "a move within the framework",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from anyaccel.backend import ComputingBackend
 from anyaccel.data.padding import up_to
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
-from anyaccel.display import listing
-from anyaccel.planner import OffloadPlan
+from anyaccel.html import listing
 from anyaccel.segment import TensorSpec
+
+if TYPE_CHECKING:
+    from anyaccel.planner import OffloadPlan
 
 LEVELS = ("node", "policy", "phase", "environment")
 """Who may ask for a device of a node; the first comes first."""
