@@ -23,7 +23,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import anyaccel as aa
-from anyaccel.phases.distributed.replicated_step import GlobalBatchReplicas
+from anyaccel.phases.distributed.replicated_step import GlobalBatchStep
 from anyaccel.replicas import join
 from anyaccel_jax import SequentialMLP
 from anyaccel_jax.backend import JaxBackend
@@ -117,16 +117,16 @@ def compare(width: int, hidden: int) -> None:
         return min(epoch.seconds for epoch in results.epochs)
 
     def single_steps() -> float:
-        made = GlobalBatchReplicas.__init__
+        made = GlobalBatchStep.__init__
 
-        def one_by_one(self: GlobalBatchReplicas, *given: Any, **_: Any) -> None:
+        def one_by_one(self: GlobalBatchStep, *given: Any, **_: Any) -> None:
             made(self, *given, multi_step=False)
 
-        GlobalBatchReplicas.__init__ = one_by_one  # type: ignore[method-assign]
+        GlobalBatchStep.__init__ = one_by_one  # type: ignore[method-assign]
         try:
             return ours("full")
         finally:
-            GlobalBatchReplicas.__init__ = made  # type: ignore[method-assign]
+            GlobalBatchStep.__init__ = made  # type: ignore[method-assign]
 
     def program_of_each() -> float:
         JaxBackend.computes_together = False

@@ -16,7 +16,7 @@ from anyaccel.results.formatting import NamedValues
 
 
 class Box(AttributeHints):
-    attribute_hints = {"open unlock": "use lift()"}  # noqa: RUF012
+    attribute_hints = {"open unlock": "use lift()"}
 
     def lift(self) -> int:
         return 1

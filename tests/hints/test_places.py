@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel import hookimpl
+from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.backend import DeviceInfo
 from anyaccel.cli.conform import find_plugin
 from anyaccel.errors import CapabilityError, StateError
@@ -26,7 +28,7 @@ from anyaccel.registry import Registry
 from anyaccel.replicas.launch_options import find_launcher
 from anyaccel.requests import RequestedAccelerator, machine_of
 from anyaccel.testing import Subject
-from anyaccel.testing.fake_plugins import write_distribution
+from anyaccel.testing.fake_plugins import entry, plugin_module, write_distribution
 from anyaccel.testing.subject_selection import select_subject
 from anyaccel.testing.tiny import TinyBackend
 
@@ -335,3 +337,29 @@ def test_variables_of_simulations(hint: Any) -> None:
     with hint("set {}=2, or unset it") as printed:
         printed.text = printed_with(ANYACCEL_SIMULATE="two")
     assert "2 devices" in printed_with(ANYACCEL_SIMULATE="2") and "0 devices" in printed_with()
+
+
+def test_two_plugins_that_bring_one_capability(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = [
+        entry(name, plugin_module(name, capabilities=lambda backend: {LeavesContexts: Leaves}))
+        for name in ("one", "two")
+    ]
+    backend = NumpyBackend()
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "one,two")
+    Registry(lambda: backend, lambda: strangers).load()
+    with hint("uninstall one, or leave it out with {}"):
+        backend.capability(LeavesContexts)
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "two")  # uninstall one, or leave it out
+    Registry(lambda: backend, lambda: strangers).load()
+    assert isinstance(backend.capability(LeavesContexts), Leaves)
+
+
+def bring_leaves(backend: Any) -> dict[type, Any]:
+    return {LeavesContexts: Leaves}
+
+
+class Leaves(LeavesContexts):
+    """Leaves none."""
+
+    def leave_contexts(self) -> Any:
+        return nullcontext(OuterContexts())

@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("errors", "html", "attribute_hints"),
     ("call_hints",),
-    ("arguments", "containers", "device"),
+    ("arguments", "capability", "containers", "device"),
     ("specs", "saved_folder", "planner", "precision"),
     ("segment",),
     ("program",),
@@ -68,6 +68,7 @@ KERNEL = {
         "containers",
         "device",
         "extensions",
+        "capability",
     ),
     *("specs", "segment", "program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
 }

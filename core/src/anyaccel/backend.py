@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 
+from anyaccel.capability import Capability as Capability
 from anyaccel.device import Device
+from anyaccel.errors import CapabilityError
 from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
@@ -39,6 +41,9 @@ class DeviceInfo:
     total_memory: int = 0
 
 
+Kind = TypeVar("Kind")
+
+
 class Backend(ABC):
     """One framework on one or more kinds of device. A plugin's `backends()` hook returns the instances.
 
@@ -55,6 +60,46 @@ class Backend(ABC):
     """Environment variables that decide how the framework sees and uses devices; `anyaccel env` shows them."""
     fork_safe: ClassVar[bool] = True
     """Whether a process that has used the framework may be forked: False if its runtime has threads."""
+    capabilities: ClassVar[Mapping[type[Any], Callable[[Any], Any]]] = {}
+    """Capability classes (`Memory`), each with what makes the object from the backend: a class derived from it.
+
+    A derived backend inherits them, or has others: `{**TorchBackend.capabilities, Memory: ChipMemory}`.
+    """
+    brought: Callable[[Backend, type[Any]], Any] | None = None
+    """Gives capabilities that other plugins bring; the registry sets it."""
+
+    @final
+    def capability(self, kind: type[Kind]) -> Kind | None:
+        """The object that implements a capability for this backend, always the same one; None without it.
+
+        The backend's own comes first, then one that another plugin brings by its hook `capabilities`. Not for steps:
+        ask once, when something is built.
+
+        Raises:
+            PluginError: two other plugins bring it.
+        """
+        if isinstance(self, kind):
+            return self
+        declared = next((declared for declared in self.capabilities if issubclass(declared, kind)), None)
+        if declared is None:
+            return None if self.brought is None else self.brought(self, kind)
+        made: dict[type[Any], Any] = self.__dict__.setdefault("_made_capabilities", {})
+        if declared not in made:
+            made.setdefault(declared, self.capabilities[declared](self))
+        found: Kind = made[declared]
+        return found
+
+    @final
+    def required(self, kind: type[Kind]) -> Kind:
+        """As `capability`, where the caller relies on it.
+
+        Raises:
+            CapabilityError: it is not there.
+        """
+        made = self.capability(kind)
+        if made is None:
+            raise CapabilityError(f"the plugin of {self.framework} lacks the capability {kind.__name__}")
+        return made
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:
@@ -364,7 +409,7 @@ class MemoryInfo:
     peak: int
 
 
-class Memory(ABC):
+class Memory(Capability):
     """Capability: how much memory of a device is in use, and releasing what is only cached."""
 
     @abstractmethod
@@ -392,4 +437,4 @@ CAPABILITIES: dict[str, type] = {"exchange": Exchange, "compute": Compute, "memo
 
 def capabilities(backend: Backend) -> tuple[str, ...]:
     """Names of the capabilities that a backend declares."""
-    return tuple(name for name, cls in CAPABILITIES.items() if isinstance(backend, cls))
+    return tuple(name for name, kind in CAPABILITIES.items() if backend.capability(kind) is not None)

@@ -107,10 +107,20 @@ def new_hooks() -> pluggy.PluginManager:
     return manager
 
 
-def check_hooks(name: str, module: Any) -> None:
-    """Raise pluggy.PluginValidationError if a module has an unknown hook, or a hook with an unknown argument."""
+def check_hooks(plugin: Plugin, module: Any) -> None:
+    """Check the names and arguments of a module's hooks.
+
+    Raises:
+        PluginError: a hook lacks `@hookimpl`.
+        pluggy.PluginValidationError: an unknown hook, or a hook with an unknown argument.
+    """
+    for hook in ("backends", "capabilities", "policies"):
+        function = getattr(module, hook, None)
+        if function is not None and not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+            problem = f"{hook}() of plugin {plugin.name} has no @hookimpl and would be ignored"
+            raise _refused(plugin, problem, "decorate it with anyaccel.hookimpl")
     manager = new_hooks()  # one of its own, because older pluggy leaves a refused plugin half registered
-    manager.register(module, name)
+    manager.register(module, plugin.name)
     manager.check_pending()
 
 
@@ -218,14 +228,11 @@ def offered(plugin: Plugin, module: Any, hook: str, kind: type, default: Any) ->
     """What a module's hook returns, as a `kind` (list or dict); `default` if it does not have the hook.
 
     Raises:
-        PluginError: the hook lacks `@hookimpl`, or returns something else.
+        PluginError: it returns something else.
     """
     function = getattr(module, hook, None)
     if function is None:
         return default
-    if not hasattr(function, f"{hookspecs.PROJECT}_impl"):
-        problem = f"{hook}() of plugin {plugin.name} has no @hookimpl and would be ignored"
-        raise _refused(plugin, problem, "decorate it with anyaccel.hookimpl")
     value = function()
     if not isinstance(value, Mapping if kind is dict else Iterable) or isinstance(value, (str, bytes)):
         problem = f"{hook}() of plugin {plugin.name} returned {type(value).__name__}, not {kind.__name__}"

@@ -48,6 +48,7 @@ ORDER = (
     "non_finite_losses",
     "loss_accumulator",
     "executor.pipeline",
+    "process_group",
     "executor.cross_segment",
     "executor.clipping",
     "executor.loss_scaling",
@@ -90,7 +91,7 @@ ORDER = (
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "metrics", "checkpointing"}
 """Packages that have one place in this order."""
-OBSERVERS = {"interrupts", "hooks", "run", "results", "progress"}
+OBSERVERS = {"interrupts", "hooks", "run", "results", "progress", "process_group"}
 """Are told of an epoch, and hand on no batch."""
 BELOW = (
     "adapter",

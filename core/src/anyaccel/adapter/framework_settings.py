@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+from anyaccel.capability import Capability
 
-class HasSettings(ABC):
+
+class HasSettings(Capability):
     """Capability: what `FrameworkSettings` asks of a backend."""
 
     kernel_trials: ClassVar[str] = ""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from anyaccel.capability import Capability
 from anyaccel.segment import TensorSpec
 
 
-class LoadableShapes(ABC):
+class LoadableShapes(Capability):
     """Capability: models that take values of other shapes than they have now, as of observers that saw no batch yet."""
 
     @abstractmethod

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.segment import Segment, TensorSpec
 
 
-class MemoryFigures(ABC):
+class MemoryFigures(Capability):
     """Capability: memory of models and steps before anything is placed. A plan says `not covered` without it."""
 
     allocates: ClassVar[bool] = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from anyaccel.backend import Backend
+from anyaccel.capability import Capability
 
 ThreadContexts: TypeAlias = "tuple[Callable[[], AbstractContextManager[object]], ...]"
 
@@ -32,7 +33,7 @@ class OuterContexts:
     in_threads: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
-class LeavesContexts(ABC):
+class LeavesContexts(Capability):
     """Capability: contexts of the framework that the caller has entered do not reach into a phase."""
 
     @abstractmethod
@@ -58,8 +59,8 @@ def left_contexts(backends: Iterable[Backend]) -> Iterator[Mapping[Backend, Oute
     with ExitStack() as entered:
         left: dict[Backend, OuterContexts] = {}
         for backend in dict.fromkeys(backends):
-            if isinstance(backend, LeavesContexts):
-                left[backend] = entered.enter_context(backend.leave_contexts())
+            if (leaves := backend.capability(LeavesContexts)) is not None:
+                left[backend] = entered.enter_context(leaves.leave_contexts())
         token = _IN_THREADS.set((*_IN_THREADS.get(), *(contexts.in_threads for contexts in left.values())))
         try:
             yield left

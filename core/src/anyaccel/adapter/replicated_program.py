@@ -43,10 +43,11 @@ def build_replicated(
         whole: with `divided`, labels of the nodes whose parameters are on each device all the same.
         processes: with `deterministic`, those that compute some shards of each batch; None for this one alone.
     """
-    assert isinstance(backend, DeviceReplicas)
     one_by_one = deterministic or len(devices) == 1
     more: Any = {"whole": tuple(whole)} if whole else {}
-    over_all = None if one_by_one else backend.build_over(segment, devices, divided=divided, **more)
+    over_all = (
+        None if one_by_one else backend.required(DeviceReplicas).build_over(segment, devices, divided=divided, **more)
+    )
     if over_all is not None:
         return over_all
     programs: list[Program] = []
@@ -62,11 +63,10 @@ def build_replicated(
 
 def copied_segment(backend: ComputingBackend, segment: Segment, device: Device) -> Segment:
     """The segment on another device, with copies of its models, of losses with values, and of optimizer states."""
-    assert isinstance(backend, DeviceReplicas)
     held = [op.model for op in segment.operations] + [term.loss.own for term in segment.losses]
     held += list(segment.frozen.values())
     originals = {id(obj): obj for obj in held if _has_values(backend, obj)}
-    copied = backend.copy_models(list(originals.values()), device)
+    copied = backend.required(DeviceReplicas).copy_models(list(originals.values()), device)
     copies = dict(zip(originals, copied, strict=True))
     return replace(
         segment,
@@ -123,9 +123,8 @@ class ReplicatedProgram(Program, ScalesLosses):
         fixed_shards: int | None = None,
         processes: ShardProcesses | None = None,
     ) -> None:
-        assert isinstance(backend, DeviceReplicas)
         self.segment = segment
-        self._backend, self._replicas = backend, backend
+        self._backend, self._replicas = backend, backend.required(DeviceReplicas)
         self._programs, self._devices = tuple(programs), tuple(devices)
         self._fixed_shards = fixed_shards
         self._total: Gradients | None = None
@@ -386,7 +385,7 @@ class ReplicatedProgram(Program, ScalesLosses):
         return {name: array for name, array in states.items() if "/buffers/" in name and array.dtype.kind not in "biu"}
 
     def _state_of(self, model: Any) -> Collection[tuple[str, np.ndarray]]:
-        return cast("ComputingBackend", self._backend).state(model).items()
+        return self._backend.state(model).items()
 
     def renew_compiled(self) -> Sequence[str]:
         """As of `Program`, of all replicas."""

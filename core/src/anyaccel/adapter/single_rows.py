@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
+from anyaccel.capability import Capability
 from anyaccel.segment import Operation, TensorSpec
 
 
-class SingleRows(ABC):
+class SingleRows(Capability):
     """Capability: models that a batch of one row makes fail in training, as batch normalization may."""
 
     @abstractmethod

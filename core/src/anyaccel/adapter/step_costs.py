@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from anyaccel.capability import Capability
 from anyaccel.segment import Segment
 
 
@@ -23,7 +24,7 @@ class StepCost:
     activations: Mapping[str, int] = field(default_factory=dict)
 
 
-class StepCosts(ABC):
+class StepCosts(Capability):
     """Capability: the work of a training step. `Run.measure_step` asks for it, and plans of nodes with `remat`."""
 
     @abstractmethod

@@ -7,12 +7,13 @@ import json
 import re
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 
 Mark = Callable[[str], AbstractContextManager[Any]]
@@ -20,7 +21,7 @@ Mark = Callable[[str], AbstractContextManager[Any]]
 _UNSAFE = re.compile(r'["\\#\x00-\x1f]')
 
 
-class ProfilesSteps(ABC):
+class ProfilesSteps(Capability):
     """Capability: what `Profile` asks of a backend. Phases with another one are refused a profile."""
 
     @abstractmethod

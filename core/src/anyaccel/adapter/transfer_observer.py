@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 
 TransferKind = Literal["host to device", "device to host", "device to device", "wait"]
@@ -66,7 +67,7 @@ class Observers:
             self._records = tuple(each for each in self._records if each is not record)
 
 
-class ObservesTransfers(ABC):
+class ObservesTransfers(Capability):
     """Capability: what a ledger and `no_transfers` ask of a backend. Others are listed as not covered."""
 
     @abstractmethod

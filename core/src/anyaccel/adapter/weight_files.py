@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from anyaccel.capability import Capability
 
-class WeightFiles(ABC):
+
+class WeightFiles(Capability):
     """A capability beside Compute, for a framework that has names or files of weights of its own.
 
     Without it, the names are those of a state after `parameters/` and `buffers/`, and files are safetensors.
@@ -53,13 +55,14 @@ def plain_state(
         current: has the names of the model's own state.
         given: the state, with that of an optimizer.
     """
-    if not isinstance(backend, WeightFiles):
+    files = backend.capability(WeightFiles)
+    if files is None:
         return dict(given)
     renamed: dict[str, np.ndarray] = {}
     for name, array in given.items():
         kind, _, rest = name.partition("/")
         _, _, parameter = rest.partition("/") if kind == "optimizer" else ("", "", rest)
         is_strange = f"parameters/{parameter}" not in current and name not in current
-        plain = backend.plain_name(model, parameter) if parameter and is_strange else parameter
+        plain = files.plain_name(model, parameter) if parameter and is_strange else parameter
         renamed[name.removesuffix(parameter) + plain] = array
     return renamed

@@ -39,8 +39,8 @@ def probe(plugin_name: str, index: int) -> list[Check]:
 def _device_checks(backend: Backend, device: Device) -> Iterator[Check]:
     name = f"{backend.framework} on {device}"
     try:
-        if isinstance(backend, HealthChecks):
-            yield from backend.device_checks(device)
+        if (checks := backend.capability(HealthChecks)) is not None:
+            yield from checks.device_checks(device)
         yield _computes(name, backend, device)
     except Exception as error:
         yield _failed(name, error)

@@ -50,7 +50,7 @@ def run_device_map(
     free: dict[str, int | None] = {"cpu": None, "disk": None}
     request = OffloadRequest(offload=offload, training=training, max_memory=host | memory, free=free, inputs=specs)
     try:
-        plan = backend.plan_offload(model, device, request)
+        plan = backend.required(OffloadModels).plan_offload(model, device, request)
     except OutOfMemoryError as error:
         return _report_misfit(error, inventory, as_json)
     if not specs:
@@ -75,11 +75,11 @@ def _model(reference: str) -> Any:
     if not callable(found):
         problem = f"{reference} is a {type(found).__name__}, not a model and no function that makes one"
         raise ConfigError(problem, hint="name a function without arguments that returns the model")
-    dividing = {each.framework: each for each in registry().backends if isinstance(each, OffloadModels)}
+    offloads = {backend.framework: backend.capability(OffloadModels) for backend in registry().backends}
     try:
         with ExitStack() as stack, redirect_stdout(sys.stderr):
-            for backend in dividing.values():
-                stack.enter_context(backend.empty_weights())
+            for offload in filter(None, offloads.values()):
+                stack.enter_context(offload.empty_weights())
             model = found()
     except AnyaccelError:
         raise
@@ -98,7 +98,7 @@ def _dividing(model: Any, inventory: Inventory) -> Any:
     kinds = [each.device.kind for each in inventory.devices]
     serving = [each for each in registry().backends if each.framework == framework and set(each.kinds) & set(kinds)]
     serving.sort(key=lambda each: min(kinds.index(kind) for kind in each.kinds if kind in kinds))
-    if not serving or not isinstance(serving[0], OffloadModels):
+    if not serving or serving[0].capability(OffloadModels) is None:
         raise CapabilityError(
             f"{framework} cannot divide models, or not on {inventory}",
             cause="its plugin lacks the capability 'offload'",

@@ -100,10 +100,11 @@ def describe_broken(plugins: Iterable[Plugin]) -> list[dict[str, str]]:
 
 
 def _expected(plugin: Plugin, backend: Backend, machine: Machine | None) -> dict[Device, DeviceInfo] | None:
-    if machine is None or not isinstance(backend, ExpectedDevices):
+    expected = None if machine is None else backend.capability(ExpectedDevices)
+    if machine is None or expected is None:
         return None
     try:
-        found = backend.expected_devices(machine)
+        found = expected.expected_devices(machine)
         return None if found is None else dict(found)
     except Exception as error:
         plugin.add_fault("expected_devices() of its backend", f"raised {type(error).__name__}: {error}")
@@ -112,7 +113,7 @@ def _expected(plugin: Plugin, backend: Backend, machine: Machine | None) -> dict
 
 def _import_framework(backend: Backend) -> None:
     """Import it where a backend would otherwise say what it expects; why it cannot be, the backend says."""
-    if isinstance(backend, ExpectedDevices):
+    if backend.capability(ExpectedDevices) is not None:
         with suppress(Exception):
             import_module(backend.import_roots[0])
 

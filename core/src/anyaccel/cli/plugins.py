@@ -39,7 +39,7 @@ def hooks_of(plugin: Plugin) -> tuple[str, ...]:
     hooks = registry().hooks
     module = hooks.get_plugin(plugin.name) if plugin.error is None else None
     names = {caller.name for caller in (hooks.get_hookcallers(module) or ())} if module is not None else set()
-    return tuple(name for name in ("policies", *HOOKS) if name in names)
+    return tuple(name for name in ("capabilities", "policies", *HOOKS) if name in names)
 
 
 def _describe(plugin: Plugin) -> dict[str, Any]:

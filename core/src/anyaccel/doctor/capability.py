@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.doctor.check import Check
 from anyaccel.doctor.machine import Machine
@@ -42,7 +43,7 @@ class ExpectedDevices(Backend):
         """
 
 
-class HealthChecks(ABC):
+class HealthChecks(Capability):
     """Capability `health_checks`: a backend says what keeps its framework from using a machine.
 
     `anyaccel doctor` asks for it. Other backends are checked as far as core can.

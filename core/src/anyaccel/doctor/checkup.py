@@ -68,8 +68,8 @@ def _backend_checks(machine: Machine, plugin: Plugin, backend: Backend) -> Itera
             message=f"plugin {plugin.name} is installed, and {missing[0]} is not",
             fix=install_line(missing[0]),
         )
-    elif isinstance(backend, HealthChecks):
-        yield from _asked(backend, machine, plugin)
+    elif (checks := backend.capability(HealthChecks)) is not None:
+        yield from _asked(checks, machine, plugin)
 
 
 def _missing(roots: Iterable[str]) -> list[str]:
@@ -77,9 +77,9 @@ def _missing(roots: Iterable[str]) -> list[str]:
     return [root for root in list(roots)[:1] if root not in sys.modules and find_spec(root) is None]
 
 
-def _asked(backend: HealthChecks, machine: Machine, plugin: Plugin) -> list[Check]:
+def _asked(checks: HealthChecks, machine: Machine, plugin: Plugin) -> list[Check]:
     try:
-        return list(backend.health_checks(machine))
+        return list(checks.health_checks(machine))
     except Exception as error:
         problem = f"its checks of the machine fail: {type(error).__name__}: {error}"
         return [Check(name=f"plugin {plugin.name}", status="FAIL", message=problem, fix=f"update {plugin.source}")]

@@ -24,7 +24,7 @@ def share_while_building(frameworks: Iterable[str], registry: Registry) -> None:
     names = set(frameworks)
     users: dict[Device, list[Backend]] = {}
     for backend in registry.backends if len(names) > 1 else ():
-        if backend.framework in names and isinstance(backend, Memory):
+        if backend.framework in names and backend.capability(Memory) is not None:
             for device in (device for device in registry.ask(backend, "devices") if device.kind != "cpu"):
                 users.setdefault(device, []).append(backend)
     for device, backends in users.items():
@@ -70,4 +70,5 @@ def _is_same(first: Backend, device: Device, second: Backend, other: Device) -> 
 
 
 def _share(backend: Backend, device: Device, count: int) -> str:
-    return backend.share(device, 1 / count) if isinstance(backend, Memory) else ""
+    memory = backend.capability(Memory)
+    return "" if memory is None else memory.share(device, 1 / count)

@@ -32,10 +32,9 @@ def with_offload(node: Node, assignment: Assignment, request: Request, known: Re
     """
     assert isinstance(node, ModelNode)
     _check_possible(node, assignment, request)
-    assert isinstance(assignment.backend, OffloadModels)
     wanted = _wanted(node, assignment, request, known, shapes)
     try:
-        plan = assignment.backend.plan_offload(node.model, assignment.device, wanted)
+        plan = assignment.backend.required(OffloadModels).plan_offload(node.model, assignment.device, wanted)
     except AnyaccelError as error:
         raise type(error)(
             f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
@@ -52,7 +51,7 @@ def with_offload(node: Node, assignment: Assignment, request: Request, known: Re
 
 def _check_possible(node: ModelNode, assignment: Assignment, request: Request) -> None:
     problem = f"node {node.label!r} has a device_map"
-    if isinstance(node.model, Estimator) or not isinstance(assignment.backend, OffloadModels):
+    if isinstance(node.model, Estimator) or assignment.backend.capability(OffloadModels) is None:
         what = "is an estimator" if isinstance(node.model, Estimator) else f"is computed by {assignment.framework}"
         raise CapabilityError(
             f"{problem}, and {what}, which cannot divide models or let weights rest elsewhere",

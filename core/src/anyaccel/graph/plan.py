@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
@@ -20,9 +20,6 @@ from anyaccel.graph.plan_report import plan_report
 from anyaccel.html import Markup, guarded, size, text
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
-
-if TYPE_CHECKING:
-    from anyaccel.planner import OffloadPlan
 
 _ROUTES = {
     "move": "a move within the framework",
@@ -392,7 +389,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, (TensorSpec, Rejection)):
         return _to_dict(value)
-    if isinstance(value, OffloadPlan):
+    if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}

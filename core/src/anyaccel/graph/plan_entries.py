@@ -177,6 +177,8 @@ def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
         **{name: tuple(_rejection(each) for each in _list(plain.pop(name))) for name in ("rejected",) if name in plain},
     }
     if plain.get("offload") is not None:
+        from anyaccel.planner import OffloadPlan  # may not be installed
+
         read["offload"] = OffloadPlan.from_dict(plain.pop("offload"))
     for name in _NOT_COMPARED:
         if name in plain:

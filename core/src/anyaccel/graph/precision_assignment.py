@@ -55,17 +55,17 @@ def _refuse_settings(node: ModelNode) -> None:
 def _check_precision(node: ModelNode, assignment: Assignment, name: str) -> None:
     backend, framework, device = assignment.backend, assignment.framework, assignment.device
     problem = f"node {node.label!r} cannot be computed with precision={name!r} on {device}"
-    known = backend.precisions if isinstance(backend, ComputesPrecision) else ()
-    if name not in known:
+    computes = backend.capability(ComputesPrecision)
+    known = () if computes is None else computes.precisions
+    if computes is None or name not in known:
         raise CapabilityError(
             f"{problem}: the plugin of {framework} does not support it",
             available=", ".join(map(repr, known)),
             hint=f"write precision={known[0]!r}" if known else "leave precision out",
         )
-    assert isinstance(backend, ComputesPrecision)
-    reason = backend.precision_reason(node.model, name, device)
+    reason = computes.precision_reason(node.model, name, device)
     if reason:
-        others = [each for each in known if each != name and not backend.precision_reason(node.model, each, device)]
+        others = [each for each in known if each != name and not computes.precision_reason(node.model, each, device)]
         raise CapabilityError(
             f"{problem}: {reason}",
             available=", ".join(map(repr, others)),
@@ -84,11 +84,12 @@ def _check_precision(node: ModelNode, assignment: Assignment, name: str) -> None
 def _recomputed(node: ModelNode, assignment: Assignment) -> tuple[str, ...]:
     backend, remat = assignment.backend, str(node.remat)
     problem = f"node {node.label!r} has remat={remat!r}"
-    if not isinstance(backend, ComputesPrecision):
+    computes = backend.capability(ComputesPrecision)
+    if computes is None:
         raise CapabilityError(
             f"{problem}, and the plugin of {assignment.framework} computes nothing again", hint="leave remat out"
         )
-    blocks = tuple(backend.remat_blocks(node.model, remat))
+    blocks = tuple(computes.remat_blocks(node.model, remat))
     if not blocks:
         raise CapabilityError(
             f"{problem}, and {assignment.framework} finds no such parts in a {type(node.model).__name__}",
@@ -121,8 +122,8 @@ def check_loss_scale(assigned: Mapping[str, Assignment]) -> None:
     """
     narrow = next((a for a in assigned.values() if a.precision and NodePrecision(a.precision).scales_losses), None)
     for each in assigned.values() if narrow is not None else ():
-        known = each.backend.precisions if isinstance(each.backend, ComputesPrecision) else ()
-        if "fp16-mixed" not in known:
+        computes = each.backend.capability(ComputesPrecision)
+        if computes is None or "fp16-mixed" not in computes.precisions:
             raise CapabilityError(
                 f"node {narrow.node if narrow else ''!r} is trained in fp16-mixed, which scales all losses, and the "
                 f"plugin of {each.framework}, which computes node {each.node!r}, cannot",
@@ -140,11 +141,8 @@ def matmul_precisions(
     """
     if given is None:
         return []
-    backends = {each.framework: each.backend for each in assigned.values()}
-    known = {
-        framework: backend.matmul_precisions if isinstance(backend, ComputesPrecision) else ()
-        for framework, backend in backends.items()
-    }
+    backends = {each.framework: each.backend.capability(ComputesPrecision) for each in assigned.values()}
+    known = {name: () if computes is None else computes.matmul_precisions for name, computes in backends.items()}
     by_framework = (
         dict(given) if isinstance(given, Mapping) else {name: given for name in known if _has(known[name], given)}
     )
@@ -157,18 +155,21 @@ def matmul_precisions(
                 available=available,
                 hint="use one of these, or a dict of them by framework",
             )
-    chosen = {name: backend for name, backend in backends.items() if name in by_framework}
-    return [(backend, by_framework[name]) for name, backend in chosen.items() if isinstance(backend, ComputesPrecision)]
+    return [
+        (computes, by_framework[name])
+        for name, computes in backends.items()
+        if name in by_framework and computes is not None
+    ]
 
 
 def float32_notes(given: Any, assigned: Mapping[str, Assignment], nodes: Mapping[str, Node]) -> Iterator[str]:
     """What defaults of the frameworks make of float32, where a phase has no setting for its matrix products."""
     found = []
     for label, each in assigned.items():
-        model, backend = getattr(nodes[label], "model", None), each.backend
+        model, computes = getattr(nodes[label], "model", None), each.backend.capability(ComputesPrecision)
         narrow = bool(each.precision) and NodePrecision(each.precision).dtype != "float32"
-        if given is None and model is not None and not narrow and isinstance(backend, ComputesPrecision):
-            found.append(backend.float32_note(model, each.device))
+        if given is None and model is not None and not narrow and computes is not None:
+            found.append(computes.float32_note(model, each.device))
     yield from filter(None, dict.fromkeys(found))
 
 

@@ -157,9 +157,10 @@ def _with_loadable_shapes(
         for name, array in given.items()
         if name in current and array.dtype == current[name].dtype and array.shape != current[name].shape
     }
-    if not differing or not isinstance(backend, LoadableShapes):
+    loading = backend.capability(LoadableShapes) if differing else None
+    if loading is None:
         return current
-    loadable = backend.loadable_shapes(getattr(graph.nodes[label], "model", None), differing)
+    loadable = loading.loadable_shapes(getattr(graph.nodes[label], "model", None), differing)
     return {**current, **{name: given[name] for name in loadable}}
 
 

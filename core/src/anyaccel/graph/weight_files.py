@@ -61,7 +61,7 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], file_f
         OSError: it cannot be written.
     """
     storage, name = storage_of_file(path)
-    writer = None if _suffix(storage, name) == SAFETENSORS else _backend_for(storage, name)
+    writer = None if _suffix(storage, name) == SAFETENSORS else _files_for(storage, name)
     if storage.size(name) is None and storage.subfolder(name).names() is not None:
         raise StateError(f"{storage.file_name(name)!r} is a folder", hint="give the name of a file")
     storage.create_folder()
@@ -125,7 +125,7 @@ def _suffix(storage: Storage, name: str) -> str:
 def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
     file = storage.file_name(name)
     if _suffix(storage, name) != SAFETENSORS:
-        return _read_with(_backend_for(storage, name), storage, name)
+        return _read_with(_files_for(storage, name), storage, name)
     size = storage.size(name) or 0
     try:
         with storage.open(name) as stream:
@@ -135,10 +135,10 @@ def _read_file(storage: Storage, name: str) -> dict[str, np.ndarray]:
         raise StateError(problem, hint=error.hint or "copy or download it again") from error
 
 
-def _read_with(backend: WeightFiles, storage: Storage, name: str) -> dict[str, np.ndarray]:
+def _read_with(files: WeightFiles, storage: Storage, name: str) -> dict[str, np.ndarray]:
     with _on_disk(storage, name) as path:
         try:
-            return backend.read_weights(path)
+            return files.read_weights(path)
         except StateError as error:  # which has the name of the copy
             problem = error.problem.replace(str(path), storage.file_name(name))
             raise StateError(problem, available=error.available, hint=error.hint) from error
@@ -167,14 +167,14 @@ def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], file_format
         raise StateError(problem, cause=f"they have {kinds}", hint="convert the model first") from error
 
 
-def _backend_for(storage: Storage, name: str) -> WeightFiles:
+def _files_for(storage: Storage, name: str) -> WeightFiles:
     suffix = _suffix(storage, name)
-    backends = [backend for backend in registry().backends if isinstance(backend, WeightFiles)]
-    for backend in backends:
-        if suffix in backend.weight_suffixes:
-            return backend
+    formats = list(filter(None, (backend.capability(WeightFiles) for backend in registry().backends)))
+    for files in formats:
+        if suffix in files.weight_suffixes:
+            return files
     distribution = distribution_for(FRAMEWORK_SUFFIXES.get(suffix, ""))
-    readable = dict.fromkeys([SAFETENSORS, *(each for one in backends for each in one.weight_suffixes)])
+    readable = dict.fromkeys([SAFETENSORS, *(each for files in formats for each in files.weight_suffixes)])
     raise StateError(
         f"no installed plugin has files that end in {suffix!r}, as {storage.file_name(name)!r}",
         available=", ".join(readable),

@@ -49,7 +49,8 @@ def save(graph: HasState, path: Any, node: str | Node | None) -> tuple[str, ...]
     for label in labels:
         values = values_of(graph, label)
         arrays.update({name: values[key] for name, (_, key) in named_values(graph, label, values, labels).items()})
-    formats = {getattr(graph.shapes.backends[label], "safetensors_format", "") for label in labels}
+    files = [graph.shapes.backends[label].capability(WeightFiles) for label in labels]
+    formats = {"" if each is None else each.safetensors_format for each in files}
     weight_files.write(file, arrays, formats.pop() if len(formats) == 1 else "")
     return tuple(arrays)
 
@@ -93,8 +94,9 @@ def _plainly_named(
         for label in labels if name not in own and not (isinstance(names, Mapping) and name in names) else ():
             backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
             prefix = f"{label}." if len(labels) > 1 else ""
-            if isinstance(backend, WeightFiles) and name.startswith(prefix):
-                plain = prefix + backend.plain_name(model, name.removeprefix(prefix))
+            files = backend.capability(WeightFiles)
+            if files is not None and name.startswith(prefix):
+                plain = prefix + files.plain_name(model, name.removeprefix(prefix))
         renamed[plain if plain in own and plain not in theirs else name] = array
     return renamed
 
@@ -151,7 +153,8 @@ def named_values(
 ) -> dict[str, tuple[str, str]]:
     """Node and name in its state, by each name of a value: the framework's, after the label where nodes are several."""
     backend, model = graph.shapes.backends[label], getattr(graph.nodes[label], "model", None)
-    named = backend.weight_names(model) if isinstance(backend, WeightFiles) else plain_names(values)
+    files = backend.capability(WeightFiles)
+    named = plain_names(values) if files is None else files.weight_names(model)
     prefix = f"{label}." if len(labels) > 1 else ""
     return {f"{prefix}{name}": (label, key) for name, key in named.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +24,12 @@ from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.joined_outputs import differ, joined_outputs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
-from anyaccel.phases.loss_accumulator import LossAccumulator, LossSums
+from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.probability_check import ProbabilityCheck
+from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.printable import printable
 from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.results.records import Compared, EvaluationValues
@@ -117,27 +118,6 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
     return chosen.names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationExchange:
-    """What the replicas exchange that compute some batches of an evaluation each.
-
-    Attributes:
-        total: adds up sums and weights of losses over all.
-        gather: gives arrays by name of all, one after the other by rank.
-    """
-
-    total: Callable[[Mapping[str, tuple[float, float]]], LossSums]
-    gather: Callable[[Sequence[Mapping[str, np.ndarray]]], Sequence[Mapping[str, np.ndarray]] | None]
-
-    def outputs(self, own: Mapping[str, Sequence[np.ndarray]]) -> dict[str, list[np.ndarray]]:
-        """The outputs of all batches by name, in their order."""
-        parts = {name: list[np.ndarray]() for name in own}
-        for each in self.gather([{name: array} for name, arrays in own.items() for array in arrays]) or ():
-            for name, array in each.items():
-                parts[name].append(array)
-        return parts
-
-
 class Evaluation:
     """Evaluates rows; may run many times, as the validation of a TrainPhase does.
 
@@ -150,7 +130,7 @@ class Evaluation:
         keep: labels of nodes whose outputs are kept.
         value_names: names of each node's values.
         learners: estimators that are learning; their metrics are computed on the host.
-        exchange: with the replicas that compute the other batches; None where all are computed here.
+        group: the processes that compute some batches each.
         log_event: receives which metrics are not defined, each once.
     """
 
@@ -165,11 +145,11 @@ class Evaluation:
         keep: Sequence[str],
         value_names: Mapping[str, Sequence[str]],
         learners: PartialFitEstimators,
-        exchange: EvaluationExchange | None = None,
+        group: ProcessGroup,
         log_event: LogEvent = discard_event,
     ) -> None:
         self._log_event, self._undefined = log_event, set[str]()
-        self._exchange = exchange
+        self._group = group
         self._pipeline, self._policy, self._rows = pipeline, policy, rows
         self._losses, self._metrics, self._learners = losses, metrics, learners
         operations = [operation for stage in pipeline.stages for operation in stage.segment.operations]
@@ -189,14 +169,12 @@ class Evaluation:
             OutOfMemoryError: there is no room for the least.
         """
         while True:
-            add_up = None if self._exchange is None else self._exchange.total
-            losses, parts = LossAccumulator(add_up), {name: list[np.ndarray]() for name in self._wanted}
+            losses, parts = LossAccumulator(self._group.total), {name: list[np.ndarray]() for name in self._wanted}
             all_means = self._attempt(losses, parts)
             if not isinstance(all_means, OutOfMemoryError):
                 break
             self._policy.make_room(all_means, self._policy.batch_size)
-        if self._exchange is not None and parts:
-            parts = self._exchange.outputs(parts)
+        parts = self._group.outputs_of_all(parts)
         self._check_one_length(parts)
         outputs = {name: joined_outputs(name, arrays) for name, arrays in parts.items()}
         self._probabilities.look(outputs)

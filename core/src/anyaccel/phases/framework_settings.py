@@ -51,8 +51,8 @@ class FrameworkSettings(Callback):
     def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
         """Check that the frameworks of the plan have these settings, and set them."""
         backends = {each.framework: each.backend for each in plan.assignments}
-        known = {name: backend for name, backend in backends.items() if isinstance(backend, HasSettings)}
-        allowed = {name: values for backend in known.values() for name, values in backend.settings().items()}
+        known = list(filter(None, (backend.capability(HasSettings) for backend in backends.values())))
+        allowed = {name: values for settings in known for name, values in settings.settings().items()}
         for name, value in self.values.items():
             _check(phase.label, name, value, allowed)
         self.phase_end(phase, plan, run, None)  # a FitPhase may have several plans
@@ -64,9 +64,9 @@ class FrameworkSettings(Callback):
             )
         held = self._held[id(run)] = ExitStack()
         held.callback(_HOLDING.release)
-        for backend in known.values():
-            own = {name: value for name, value in self.values.items() if name in backend.settings()}
-            held.enter_context(backend.with_settings(own))
+        for settings in known:
+            values = {name: value for name, value in self.values.items() if name in settings.settings()}
+            held.enter_context(settings.with_settings(values))
 
     def phase_end(self, phase: Any, plan: Plan | None, run: Run, error: BaseException | None) -> None:
         """Set them back."""

@@ -19,10 +19,10 @@ class LossAccumulator:
     """Losses of many steps.
 
     Args:
-        total: adds up sums and weights over all replicas; None where there is one.
+        total: gives sums and weights over all rows, of those over the rows of this process.
     """
 
-    def __init__(self, total: Callable[[Mapping[str, tuple[float, float]]], LossSums] | None = None) -> None:
+    def __init__(self, total: Callable[[Mapping[str, tuple[float, float]]], LossSums] = dict) -> None:
         self._total = total
         self._losses: list[Losses] = []
         self._before: dict[str, tuple[float, float]] = {}
@@ -54,10 +54,8 @@ class LossAccumulator:
         """Sums and weights over all that was added, by label, in float64. Waits for the devices."""
         new: LossSums = {}
         _add(new, [*self._of_calls(), *self._of_pairs()])
-        if self._total is not None:
-            new = self._total(new)
         sums = dict(self._before)
-        _add(sums, [(label, *pair) for label, pair in new.items()])
+        _add(sums, [(label, *pair) for label, pair in self._total(new).items()])
         return sums
 
     def first_not_finite(self) -> dict[str, tuple[int, float]]:

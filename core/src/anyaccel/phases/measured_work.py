@@ -66,10 +66,11 @@ def _cost(stages: Sequence[PipelineStage], batch_size: int, custom_step: bool) -
         why = "the training step is your own" if custom_step else "several segments compute a step"
         return StepCost(), why
     segment, backend = stages[0].segment, stages[0].backend
-    if not isinstance(backend, StepCosts):
+    costs = backend.capability(StepCosts)
+    if costs is None:
         return StepCost(), f"the plugin of {backend.framework} does not tell the work of a step"
     try:
-        return backend.step_cost(segment, batch_size), ""
+        return costs.step_cost(segment, batch_size), ""
     except Exception as error:  # of a user's model or loss, which may take no rows of zeros
         release_frames(error)
         return StepCost(), f"measuring a step failed: {type(error).__name__}: {error}"

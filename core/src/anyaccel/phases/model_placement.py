@@ -83,11 +83,12 @@ def _placed(node: ModelNode, backend: Backend, device: Device, plan: OffloadPlan
         return backend.place(node.model, device)
     from anyaccel.planner import OffloadModels  # may not be installed
 
-    if not isinstance(backend, OffloadModels):
+    offload = backend.capability(OffloadModels)
+    if offload is None:
         return backend.place(node.model, device)
     if plan is None:  # where a phase leaves it
-        return backend.place(backend.end_offload(node.model), device)
-    return backend.offload(node.model, device, plan)
+        return backend.place(offload.end_offload(node.model), device)
+    return offload.offload(node.model, device, plan)
 
 
 def _moved(state: NodeState, backend: Backend, device: Device) -> NodeState:

@@ -156,11 +156,11 @@ def _rows(count: int) -> str:
 
 def _measured(place: Place) -> str:
     """What the device says of its memory."""
-    backend = registry().find(place[0], place[1].kind)
-    memory = backend.memory(place[1]) if isinstance(backend, Memory) else None
-    if memory is None or not memory.total:
+    memory = registry().find(place[0], place[1].kind).capability(Memory)
+    now = None if memory is None else memory.memory(place[1])
+    if now is None or not now.total:
         return "not measured there"
-    return f"what is left of {size(memory.total)}, of which {size(memory.free)} are free now"
+    return f"what is left of {size(now.total)}, of which {size(now.free)} are free now"
 
 
 def _search(trial: Trial, step: StepRange, n_rows: int) -> int:

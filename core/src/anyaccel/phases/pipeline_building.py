@@ -1,20 +1,16 @@
-"""Builds the pipeline of a phase: a program for each segment, on a device, on several, or as one of many replicas."""
+"""Builds the pipeline of a phase: a program for each segment."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from anyaccel.adapter.replicated_program import build_replicated
-from anyaccel.backend import ComputingBackend, Program
-from anyaccel.graph import ModelGraph, Plan, Resolution
-from anyaccel.phases.distributed.replicated_step import GlobalBatchReplicas
-from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
-from anyaccel.phases.distributed.sharding import divides, whole_nodes
+from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import PipelineStage, StepReplicas
+from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import Segment
@@ -26,7 +22,7 @@ def build_pipeline(
     phase: Phase,
     learners: PartialFitEstimators,
     log_event: LogEvent,
-    replicated: ReplicatedTraining | None = None,
+    group: ProcessGroup,
 ) -> Pipeline:
     """The programs of a phase, over the models as they were placed; if one cannot be built, those before it are closed.
 
@@ -36,7 +32,7 @@ def build_pipeline(
         phase: how they train.
         learners: estimators that learn from every step.
         log_event: is told what programs have to tell.
-        replicated: the other replicas of this process; None where there are none.
+        group: the processes that compute the phase.
     """
     stages: list[PipelineStage] = []
     try:
@@ -44,38 +40,14 @@ def build_pipeline(
             segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
-            program = _program(backend, segment, resolution.plan, phase, replicated)
+            program = group.build(segment, backend)
             stages.append(PipelineStage(segment, backend, program, has_gradient))
     except BaseException:
         Pipeline(stages).close({})
         raise
     step = phase.step if isinstance(phase, TrainPhase) else None
     custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
-    step_replicas: StepReplicas | None = None if replicated is None or replicated.fixed_order else replicated
-    if replicated is not None and replicated.global_batches:
-        step_replicas = GlobalBatchReplicas(
-            replicated.compare_step, replicated.end_step, multi_step=not replicated.compares_batches
-        )
-    return Pipeline(stages, learners or None, log_event, custom_step, step_replicas)
-
-
-def _program(
-    backend: ComputingBackend, segment: Segment, plan: Plan, phase: Phase, replicated: ReplicatedTraining | None
-) -> Program:
-    if replicated is not None:
-        return replicated.build(segment, backend)
-    deterministic = isinstance(phase, TrainPhase) and phase.deterministic
-    if not (plan.replicas or deterministic):
-        return backend.build(segment)
-    devices = plan.replicas or (segment.operations[0].device,)
-    return build_replicated(
-        backend,
-        segment,
-        devices,
-        deterministic=deterministic,
-        divided=divides(plan),
-        whole=whole_nodes(plan),
-    )
+    return Pipeline(stages, learners or None, log_event, custom_step, group.step)
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

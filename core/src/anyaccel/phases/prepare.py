@@ -11,8 +11,7 @@ from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
-from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
-from anyaccel.phases.distributed.row_shares import ReplicaEvaluation, check_shares
+from anyaccel.phases.distributed.row_shares import check_shares
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import BoundMetric
 from anyaccel.phases.fit_phase import FitPhase
@@ -30,6 +29,7 @@ from anyaccel.phases.loading.loader_factory import (
 from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
+from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.train_phase import TrainPhase
@@ -84,7 +84,7 @@ def prepare(
     graph: ModelGraph,
     done: Collection[str],
     opened: PhaseSources,
-    replicated: ReplicatedTraining | None = None,
+    group: ProcessGroup,
 ) -> list[PreparedPart]:
     """Prepare a phase and its validation; the phase comes first.
 
@@ -92,7 +92,7 @@ def prepare(
         phase, resolution, graph: what is prepared.
         done: labels of the nodes that a FitPhase has fitted.
         opened: keeps the sources that are opened, and those that were read for this phase before.
-        replicated: the other processes that train the model, of which this one takes its share of each batch.
+        group: the processes that compute the phase, of which this one takes its share of each batch.
 
     Raises:
         AnyaccelError: data, samplers, metrics or columns that do not fit.
@@ -100,10 +100,10 @@ def prepare(
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     known = topology.feature_sets(graph.nodes.values())
     parts = [_draw(phase, part, plan, graph, done, read=True, opened=opened) for part in parts_of(phase)]
-    if replicated is None and isinstance(phase, TrainPhase) and phase.step is None:
+    if group.size == 1 and isinstance(phase, TrainPhase) and phase.step is None:
         _check_single_rows(phase, resolution, graph, parts[0])
-    if replicated is not None and isinstance(phase, TrainPhase):
-        replicated.choose_rows(parts[0].epochs if parts[0].data.source is None else None)
+    if isinstance(phase, TrainPhase):
+        group.choose_rows(parts[0].epochs if parts[0].data.source is None else None)
     return [
         PreparedPart(
             part=drawn.part,
@@ -112,13 +112,13 @@ def prepare(
             metrics=drawn.metrics,
             factory=_factory(
                 plan,
-                _shared(drawn, replicated),
-                target_ranges(resolution, accumulates=_parts_batches(drawn.part, replicated)),
+                _shared(drawn, group),
+                target_ranges(resolution, accumulates=_parts_batches(drawn.part, group)),
                 known,
                 seed,
-                replicated if isinstance(drawn.part, TrainPhase) else None,
+                group if isinstance(drawn.part, TrainPhase) else SingleProcess(),
             ),
-            is_shared=_is_shared_evaluation(drawn, replicated),
+            is_shared=_is_shared_evaluation(drawn, group),
         )
         for drawn in parts
     ]
@@ -140,15 +140,17 @@ def _check_single_rows(phase: TrainPhase, resolution: Resolution, graph: ModelGr
                 first.setdefault(name, n_before + 1)
         n_before += steps.n_steps
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True) if first else ():
+        if (single_rows := backend.capability(SingleRows)) is None:
+            continue
         for operation in segment.operations:
-            if not (operation.trainable and operation.model is not None and isinstance(backend, SingleRows)):
+            if not operation.trainable or operation.model is None:
                 continue
             above = topology.ancestors([operation.label], graph.nodes)
             sets = topology.feature_sets(graph.nodes[label] for label in above)
             single = next((first[name] for name in sets if name in first), None)
             if single is None:
                 continue
-            reason = backend.single_row_reason(operation, resolution.shapes.wanted(operation.label))
+            reason = single_rows.single_row_reason(operation, resolution.shapes.wanted(operation.label))
             if reason:
                 n_rows = min(map(len, drawn.data.rows.values()))
                 sizes = (*range(largest - 1, 1, -1), *range(largest + 1, n_rows + 1))
@@ -164,26 +166,16 @@ def _check_single_rows(phase: TrainPhase, resolution: Resolution, graph: ModelGr
                 )
 
 
-def _is_shared_evaluation(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> bool:
-    """Whether replicas compute batches of an evaluation each.
-
-    Not where blocks are gathered by all together, or where losses are added in one order.
-    """
-    if replicated is None or drawn.epochs is None or not isinstance(drawn.part, EvalPhase):
-        return False
-    if replicated.sharded or replicated.reads_all_rows:
-        return False
-    return len(drawn.epochs.epoch(0).steps) >= replicated.size
+def _is_shared_evaluation(drawn: DrawnPart, group: ProcessGroup) -> bool:
+    return isinstance(drawn.part, EvalPhase) and drawn.epochs is not None and group.shares_evaluation(drawn.epochs)
 
 
-def _shared(drawn: DrawnPart, replicated: ReplicatedTraining | None) -> DrawnPart:
-    if replicated is None or drawn.epochs is None:
+def _shared(drawn: DrawnPart, group: ProcessGroup) -> DrawnPart:
+    if drawn.epochs is None:
         return drawn
-    if _is_shared_evaluation(drawn, replicated):
-        return replace(drawn, epochs=ReplicaEvaluation(drawn.epochs, replicated.rank, replicated.size))
-    if not isinstance(drawn.part, TrainPhase):
-        return drawn
-    return replace(drawn, epochs=replicated.share_epochs(drawn.epochs))
+    if _is_shared_evaluation(drawn, group):
+        return replace(drawn, epochs=group.share_evaluation(drawn.epochs))
+    return replace(drawn, epochs=group.share_epochs(drawn.epochs)) if isinstance(drawn.part, TrainPhase) else drawn
 
 
 def draw_parts(phase: Phase, plan: Plan, graph: ModelGraph) -> list[DrawnPart]:
@@ -239,9 +231,9 @@ def _taken(phase: Phase, name: str, plan: Plan, metrics: Sequence[BoundMetric], 
     return {each for column in columns if column.feature_set == name for each in column.columns}
 
 
-def _parts_batches(part: Phase, replicated: ReplicatedTraining | None) -> bool:
+def _parts_batches(part: Phase, group: ProcessGroup) -> bool:
     """Whether a step is computed in parts, whose gradients are weighted by rows."""
-    return isinstance(part, TrainPhase) and (part.accumulate > 1 or replicated is not None)
+    return isinstance(part, TrainPhase) and (part.accumulate > 1 or group.size > 1)
 
 
 def _training_epochs(
@@ -260,7 +252,7 @@ def _factory(
     ranges: Mapping[str, TargetRange],
     known: Mapping[str, FeatureSet],
     seed: int,
-    replicated: ReplicatedTraining | None,
+    group: ProcessGroup,
 ) -> LoaderFactory:
     part, rows, source, epochs = drawn.part, drawn.data.rows, drawn.data.source, drawn.epochs
     if source is None:
@@ -270,11 +262,10 @@ def _factory(
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
         assert isinstance(part, TrainPhase)
-        share = None if replicated is None else replicated.share_batches(source.label)
-        return batch_source_loaders(plan, source, ranges, part.accumulate, seed, share)
+        return batch_source_loaders(plan, source, ranges, part.accumulate, seed, group.share_batches(source.label))
     assert isinstance(source, MapSource) and epochs is not None
-    if replicated is not None and replicated.draws_apart:  # what it draws while reading: other rows are read here
-        seed = rng.key(seed, f"replica {replicated.rank}")
+    if group.random_key:  # what it draws while reading: other rows are read here
+        seed = rng.key(seed, *group.random_key)
     return map_source_loaders(plan, source, ranges, epochs, seed)
 
 

@@ -85,7 +85,7 @@ class Profile(Callback):
         """Refuse frameworks that have no profiler."""
         if not isinstance(phase, TrainPhase):
             return
-        lacking = {each.framework for each in plan.assignments if not isinstance(each.backend, ProfilesSteps)}
+        lacking = {each.framework for each in plan.assignments if each.backend.capability(ProfilesSteps) is None}
         if lacking:
             raise PhaseError(
                 f"phase {phase.label!r} has a Profile, and the plugin of {', '.join(sorted(lacking))} has no profiler",
@@ -172,10 +172,9 @@ class ProfileSession:
             models = {trace_name(each.node): getattr(self._run.graph[each.node], "model", None) for each in own}
             name = re.sub(r"[^\w.-]+", "_", self._run.phase.label)[:_LONGEST]
             path = self._profile.location / f"{name}-{framework}.trace.json.gz"
-            backend = own[0].backend
-            assert isinstance(backend, ProfilesSteps)
+            profiler = own[0].backend.required(ProfilesSteps)
             try:
-                context = backend.profile_steps(path, models, [each.device for each in own])
+                context = profiler.profile_steps(path, models, [each.device for each in own])
                 marks.append(recording.enter_context(context))
             except Exception as error:  # what each framework raises where its user records, too
                 label, said = self._run.phase.label, str(error).partition("\n")[0]

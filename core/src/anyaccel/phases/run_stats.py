@@ -149,7 +149,8 @@ def run_stats(
 def _devices(plan: Plan) -> Iterator[DeviceStats]:
     for framework, device in dict.fromkeys((each.framework, each.device) for each in plan.assignments):
         backend = registry().find(framework, device.kind)
-        info = backend.memory(device) if isinstance(backend, Memory) else None
+        memory = backend.capability(Memory)
+        info = None if memory is None else memory.memory(device)
         known = backend.device_info(device)
         yield DeviceStats(
             device=device,

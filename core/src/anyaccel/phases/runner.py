@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,16 +18,14 @@ from anyaccel.graph import Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
-from anyaccel.phases.distributed.comparison import code_digests
 from anyaccel.phases.distributed.devices import check_replicable, replica_notes
-from anyaccel.phases.distributed.joining import is_first, replicated_training
-from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
+from anyaccel.phases.distributed.joining import is_first, process_group
 from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
 from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.evaluation import Evaluation, EvaluationExchange
+from anyaccel.phases.evaluation import Evaluation
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.hooks import HookCaller
@@ -44,16 +41,15 @@ from anyaccel.phases.pipeline_building import build_pipeline
 from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
+from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase, all_losses
 from anyaccel.phases.validation import trained_as
-from anyaccel.printable import printable
 from anyaccel.registry import registry
 from anyaccel.results.records import EvaluationValues
-from anyaccel.user_level import user_level
 
 
 def execute(
@@ -171,8 +167,8 @@ class _PhaseExecution:
             check_precision(phase, resolution.plan, self._left)
             check_replicable(phase, resolution, learners_of(phase, graph))
             check_sharding(phase, resolution)
-            replicated = replicated_training(phase, resolution, graph)
-            parts = prepare(phase, resolution, graph, run.done, self._opened, replicated)
+            group = process_group(phase, resolution, graph)
+            parts = prepare(phase, resolution, graph, run.done, self._opened, group)
         self._use_settings(resolution)
         own = parts[0]
         run.rows, run.batch_size = own.evaluated.rows, own.factory.batch_size
@@ -191,30 +187,25 @@ class _PhaseExecution:
         self._hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
-        if replicated is not None:
-            self._compare_replicas(replicated, parts)
+        if self._checkpointer is not None:
+            self._checkpointer.join(group)
+        arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
+        group.check_begin(phase, graph, arrays)
+        del arrays
         with interrupts.allowed():
             loaders = self._load(parts, resolution)
-        pipeline = self._pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, replicated)
+        pipeline = self._pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, group)
         run.attach(pipeline)
         graph.refresh = partial(pipeline.sync_models, graph.optimizer_states)
         self._policies = [self._policy(*pair, pipeline, learners) for pair in zip(parts, loaders, strict=True)]
         del loaders  # a loader that is replaced must not be kept
         self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
-        return self._loop(pipeline, parts, learners, resolution.shapes.outputs, replicated)
+        return self._loop(pipeline, parts, learners, resolution.shapes.outputs, group)
 
     def _use_settings(self, resolution: Resolution) -> None:
         self._settings.close()
         for backend, value in resolution.matmul_precisions:
             self._settings.enter_context(backend.matmul_precision(value))
-
-    def _compare_replicas(self, replicated: ReplicatedTraining, parts: Sequence[PreparedPart]) -> None:
-        if self._checkpointer is not None:
-            self._checkpointer.join(replicated)
-        arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
-        own, when = code_digests(self._phase, self._graph), "before the first step"
-        replicated.check_same(own, when=when, hint="start the same files in every process")
-        replicated.check_alike(self._graph, arrays, when=when)
 
     def _load(self, parts: Sequence[PreparedPart], resolution: Resolution) -> list[BatchLoader]:
         phase = self._phase
@@ -252,11 +243,11 @@ class _PhaseExecution:
         parts: Sequence[PreparedPart],
         learners: PartialFitEstimators,
         value_names: Mapping[str, Sequence[str]],
-        replicated: ReplicatedTraining | None,
+        group: ProcessGroup,
     ) -> EvaluationValues | None:
         phase, run = self._phase, self._run
         evaluations = [
-            self._evaluation(pipeline, part, policy, learners, value_names, replicated if part.is_shared else None)
+            self._evaluation(pipeline, part, policy, learners, value_names, group)
             for part, policy in zip(parts, self._policies, strict=True)
             if not isinstance(part.part, TrainPhase)
         ]
@@ -272,12 +263,9 @@ class _PhaseExecution:
                 validation=evaluations[0] if evaluations else None,
                 nan_in_data=self._nan_in_data,
                 checkpointer=self._checkpointer,
-                replicated=replicated,
+                group=group,
             ).run()
-            if replicated is not None:
-                self._first_buffers = replicated.check_ended(self._graph)
-                if self._first_buffers and replicated.rank == 0:
-                    _warn_of_buffers(phase, sorted(self._first_buffers))
+            self._first_buffers = group.check_end(self._graph)
             return None
         values = evaluations[0].run()
         if isinstance(phase, FitPhase):
@@ -294,7 +282,7 @@ class _PhaseExecution:
         policy: OutOfMemoryRecovery,
         learners: PartialFitEstimators,
         value_names: Mapping[str, Sequence[str]],
-        replicated: ReplicatedTraining | None,
+        group: ProcessGroup,
     ) -> Evaluation:
         phase, graph = part.part, self._graph
         keep: Sequence[str] = ()
@@ -313,9 +301,7 @@ class _PhaseExecution:
             value_names=value_names,
             learners=learners,
             log_event=self._run.log_event,
-            exchange=None
-            if replicated is None
-            else EvaluationExchange(total=replicated.total, gather=replicated.arrays_of_all),
+            group=group if part.is_shared else SingleProcess(),
         )
 
     def end(self, interrupt: BaseException | None = None) -> None:
@@ -371,19 +357,6 @@ class _PhaseExecution:
             self._graph.load_state({**(self._graph.state() if last is None else last), **self._first_buffers})
             self._graph.progress = progress
         place(self._graph, self._final_devices)
-
-
-def _warn_of_buffers(phase: Phase, apart: Sequence[str]) -> None:
-    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
-    warnings.warn(
-        printable(
-            f"phase {phase.label!r}: the buffer {apart[0]!r}{more} was not the same in all replicas, as each computed "
-            "it from its own rows; now all have that of the first. In one process it would have another value. Hint: "
-            "use layers whose buffers do not depend on the rows of a batch; or write replicas=1"
-        ),
-        UserWarning,
-        stacklevel=user_level(),
-    )
 
 
 def _given_sources(phase: Phase) -> Iterator[BatchSource]:

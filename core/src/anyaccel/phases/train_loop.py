@@ -15,7 +15,6 @@ from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.compiled_changes import refuse_changes_between_steps, renew_compiled
 from anyaccel.phases.distributed.checks import buffer_check, mean_check
-from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.distributed.sharding import divides
 from anyaccel.phases.distributed.shared_calls import SharedCalls
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
@@ -30,6 +29,7 @@ from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, Snapshots
+from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
@@ -60,7 +60,7 @@ class TrainLoop:
         validation: run after epochs; None without one.
         nan_in_data: there was a warning of NaN in the data.
         checkpointer: writes checkpoints, and knows where an earlier run was; None without them.
-        replicated: the other replicas of this process; None where there are none.
+        group: the processes that train together.
     """
 
     def __init__(  # noqa: PLR0913 - keywords, each documented
@@ -76,21 +76,20 @@ class TrainLoop:
         validation: Evaluation | None,
         nan_in_data: bool = False,
         checkpointer: Checkpointer | None = None,
-        replicated: ReplicatedTraining | None = None,
+        group: ProcessGroup,
     ) -> None:
         self._phase, self._run, self._pipeline, self._policy = phase, run, pipeline, policy
         self._hooks, self._progress = hooks, progress
         self._learners, self._validation = learners or None, validation
         self._non_finite = NonFiniteLosses(run, warned=nan_in_data)
         self._n_skipped = 0  # steps of this run whose scaled gradients were not finite
-        self._replicated = replicated
-        self._sharded = replicated is not None and replicated.sharded
+        self._group = group
         # nobody goes back alone, and where parameters are divided for want of room, a copy takes some
-        self._goes_back = not self._sharded and not (run.plan is not None and divides(run.plan))
-        shares_calls = replicated is not None and pipeline.multi_step
-        self._shared_calls = SharedCalls(replicated) if replicated is not None and shares_calls else None
-        self._mean_check = mean_check(phase, pipeline, replicated)
-        self._buffer_check = buffer_check(phase, pipeline, replicated)
+        self._goes_back = not group.sharded and not (run.plan is not None and divides(run.plan))
+        shares_calls = group.size > 1 and pipeline.multi_step
+        self._shared_calls = SharedCalls(group) if shares_calls else None
+        self._mean_check = mean_check(phase, pipeline, group)
+        self._buffer_check = buffer_check(phase, pipeline, group)
         self._weights = {loss.label: loss.weight for loss in phase.losses}
         told = hooks.max_call_steps == 1 and pipeline.notifies_steps
         self._notifier = StepNotifier(run, hooks, progress) if told else None
@@ -107,12 +106,6 @@ class TrainLoop:
         self._checkpointer = checkpointer
         self._resumed: Position | None = None  # where the first epoch begins, if not at its start
         self._losses: LossAccumulator | None = None  # of the epoch that is running
-
-    @property
-    def _rank_key(self) -> tuple[str, ...]:
-        """What keeps the random numbers of the replicas apart; the first has those of a single process."""
-        replicas = self._replicated
-        return (f"replica {replicas.rank}",) if replicas is not None and replicas.draws_apart else ()
 
     def _new_compile_policy(self) -> CompilePolicy:
         loader, pipeline = self._policy.loader, self._pipeline
@@ -142,16 +135,15 @@ class TrainLoop:
                 self._compile_policy.end()
                 self._non_finite.all_skipped(self._n_skipped, sum(epoch.steps for epoch in self._run.history))
             self._snapshots.clear()
-            if self._replicated is not None:  # seeds that models keep are alike in all again
+            if self._group.size > 1:  # seeds that models keep are alike in all again
                 self._pipeline.seed(rng.key(self._run.graph.seed, "end", self._phase.label))
             if self._checkpointer is not None:
                 self._checkpointer.end(self._policy.loader)
             self._run.finalize()
         except BaseException as error:
-            if self._replicated is not None:
-                self._replicated.abandon()
-            if self._sharded and self._replicated is not None:
-                error.add_note(f"{_LOST} ({self._replicated.where})")
+            self._group.abandon()
+            if self._group.sharded:
+                error.add_note(f"{_LOST} ({self._group.where})")
             self._write_last(error)
             raise
         finally:
@@ -163,8 +155,7 @@ class TrainLoop:
 
     def _agree_to_stop(self) -> None:
         """All replicas stop where one was asked to; the others would wait for it."""
-        if self._replicated is not None:
-            self._run.stop_reason = self._replicated.stop_reason_of_all(self._run.stop_reason)
+        self._run.stop_reason = self._group.stop_reason_of_all(self._run.stop_reason)
 
     def _go_on(self) -> int:
         """The epoch to begin with: that of an earlier run, as its checkpoint tells, or the first."""
@@ -198,8 +189,7 @@ class TrainLoop:
         resumed, self._resumed = self._resumed, None
         run.epoch, run.step = epoch, 0 if resumed is None else resumed.step
         number = run.graph.progress.get(label, 0)
-        if self._replicated is not None:
-            self._replicated.begin_epoch(epoch, run.step)
+        self._group.begin_epoch(epoch, run.step)
         self._hooks.call("epoch_start", run=run)
         self._agree_to_stop()
         if run.stopped:
@@ -207,8 +197,8 @@ class TrainLoop:
         if self._hooks.may_stop:  # and change what compiled code has read
             renew_compiled(run, self._pipeline, self._compile_policy)
         began, self._samples = time.perf_counter(), SampleCount()
-        self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._rank_key))
-        self._losses = LossAccumulator(None if self._replicated is None else self._replicated.total)
+        self._pipeline.seed(rng.key(run.graph.seed, "steps", label, number, *self._group.random_key))
+        self._losses = LossAccumulator(self._group.total)
         if resumed is not None and self._checkpointer is not None:
             self._losses.go_on_after(resumed.losses)
             self._checkpointer.restore_random(self._pipeline)
@@ -230,8 +220,7 @@ class TrainLoop:
         if self._hooks.reads_models:
             self._pipeline.sync_values()
         self._hooks.call("epoch_end", run=run)
-        if self._replicated is not None:  # all end with the same epoch
-            run.stop_reason = self._replicated.end_epoch(run.stop_reason)
+        run.stop_reason = self._group.end_epoch(run.stop_reason)  # all end with the same epoch
         self._losses = None
         if self._checkpointer is not None:
             self._checkpointer.after_epoch(self._policy.loader)
@@ -271,7 +260,7 @@ class TrainLoop:
                 break
             failure = means
             release_frames(failure)  # what it holds would be in the way
-            alone = self._replicated is None  # others wait in the step that failed here
+            alone = self._group.size == 1  # others wait in the step that failed here
             resumed, failed = self._snapshots.restore(losses) if alone else None, run.step
             if resumed is None:
                 self._call.is_whole = False
@@ -310,15 +299,13 @@ class TrainLoop:
                     if self._run.stopped:
                         break
                     del chunk
-            if self._replicated is not None:
-                self._replicated.end_steps()
+            self._group.end_steps()
             means = losses.means()
             self._pipeline.synchronize()
         except MemoryError as error:
             return as_out_of_memory(error)
         except BaseException as error:
-            if self._replicated is not None:
-                self._replicated.abandon()
+            self._group.abandon()
             failed_in_step = isinstance(error, AnyaccelError) and not self._pipeline.is_updating
             self._call.settle(error, losses)
             if failed_in_step:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 
 TIERS = ("cpu", "disk")
@@ -113,7 +114,7 @@ class OffloadPlan:
         )
 
 
-class OffloadModels(ABC):
+class OffloadModels(Capability):
     """Capability `offload`: models whose blocks are on several devices, or whose weights rest in host memory or files.
 
     A backend without it is refused where a node has a device map.

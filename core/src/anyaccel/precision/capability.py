@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.precision.loss_scale import LossScaleState
 
 
-class ComputesPrecision(ABC):
+class ComputesPrecision(Capability):
     """Capability: programs heed `Segment.precision`, a `SegmentPrecision`.
 
     A backend without it is refused where a phase or node asks for a precision.

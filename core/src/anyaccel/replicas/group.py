@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from anyaccel.capability import Capability
 from anyaccel.program import Program
 from anyaccel.segment import Segment
 
@@ -138,7 +139,7 @@ class ReplicaGroup(ABC):
         """
 
 
-class Replicate(ABC):
+class Replicate(Capability):
     """Capability `replicate`: programs of this backend can be replicas of each other in several processes."""
 
     computes_together: ClassVar[bool] = False

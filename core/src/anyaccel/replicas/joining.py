@@ -24,8 +24,8 @@ def join(framework: str) -> Launched | None:
         CapabilityError: its backend has no replicas in several processes.
         ConfigError: as of `launched`.
     """
-    backend, place = registry().find(framework), launched()
-    if not isinstance(backend, Replicate):
+    replicate, place = registry().find(framework).capability(Replicate), launched()
+    if replicate is None:
         raise CapabilityError(
             f"{framework} has no replicas in several processes here",
             cause="its plugin lacks the capability 'replicate'",
@@ -33,5 +33,5 @@ def join(framework: str) -> Launched | None:
         )
     if place is not None:
         place.export()
-        backend.replica_group(place.rank, place.size)
+        replicate.replica_group(place.rank, place.size)
     return place

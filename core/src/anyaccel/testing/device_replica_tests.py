@@ -34,7 +34,7 @@ class DeviceReplicaTests(Subject):
         """They begin with equal values, on their device, and stay as they are while the original is trained."""
         _, other = replica_devices(harness, 2)
         original = harness.prepare_model(model)
-        (copied,) = cast("DeviceReplicas", harness.backend).copy_models([original], other)
+        (copied,) = harness.backend.required(DeviceReplicas).copy_models([original], other)
         start = harness.parameter_values(original)
         assert harness.backend.device_of(copied) == other
         assert_equal(harness.on_device(other).parameter_values(copied), start)
@@ -58,7 +58,7 @@ class DeviceReplicaTests(Subject):
         """Where parameters can be divided among devices: losses, clipped steps, values and states of one program."""
         devices = replica_devices(harness, 2)
         start = harness.prepare_model(model)
-        backend = cast("DeviceReplicas", harness.backend)
+        backend = harness.backend.required(DeviceReplicas)
         if devices[0] == devices[1] or backend.undividable_reason(harness.segment(start)):
             pytest.skip("parameters cannot be divided here")
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
@@ -72,7 +72,7 @@ class DeviceReplicaTests(Subject):
         """Where nodes can stay whole beside divided ones: losses, clipped steps and values of one program."""
         devices = replica_devices(harness, 2)
         start = harness.prepare_model(model)
-        backend = cast("DeviceReplicas", harness.backend)
+        backend = harness.backend.required(DeviceReplicas)
         if devices[0] == devices[1] or not backend.divides_nodes:
             pytest.skip("parameters of single nodes cannot be divided here")
         assert backend.undividable_reason(harness.segment(start), whole=(NODE,)) == ""
@@ -113,7 +113,8 @@ class DeviceReplicaTests(Subject):
         """Values, the loss scale and the steps that optimizers count are those of one program."""
         devices = replica_devices(harness, 2)
         backend = cast("ComputingBackend", harness.backend)
-        if not isinstance(backend, ComputesPrecision) or "fp16-mixed" not in backend.precisions:
+        computes = backend.capability(ComputesPrecision)
+        if computes is None or "fp16-mixed" not in computes.precisions:
             pytest.skip("fp16-mixed, which needs a loss scale, is not declared")
         start = harness.prepare_model(model)
         alone, shared = harness.clone_model(model, start), harness.clone_model(model, start)
@@ -150,8 +151,7 @@ def scaled_steps(harness: Harness, program: Any) -> tuple[LossScaleState, int]:
 
 def replica_devices(harness: Harness, n: int) -> list[Device]:
     """So many devices, of which some may be the same; a skip without the capability."""
-    if not isinstance(harness.backend, DeviceReplicas):
-        pytest.skip("the backend does not declare device_replicas")
+    harness.declared(DeviceReplicas, "device_replicas")
     kind = harness.device.kind
     others = [device for device in harness.backend.devices() if device.kind == kind and device != harness.device]
     every = [harness.device, *others]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
-from anyaccel.backend import Backend, Compute, Exchange, Program
+from anyaccel.backend import Backend, Compute, Exchange, Kind, Program
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, ShapeError, SpecError
 from anyaccel.segment import LossTerm, NodeState, Operation, ParameterGroup, Segment, TensorSpec
@@ -76,6 +77,13 @@ class Harness:
     def compute(self) -> Compute:
         """The backend, typed as one that computes; only tests of that capability use it."""
         return cast("Compute", self.backend)
+
+    def declared(self, kind: type[Kind], name: str) -> Kind:
+        """The backend's object of a capability; the test is skipped where it has none."""
+        found = self.backend.capability(kind)
+        if found is None:
+            pytest.skip(f"{name} is not declared")
+        return found
 
     @property
     def index_dtype(self) -> str:

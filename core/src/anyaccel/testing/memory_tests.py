@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import cast
 from unittest import mock
 
 import numpy as np
@@ -24,8 +23,8 @@ class MemoryTests(Subject):
 
     @pytest.fixture
     def memory(self, backend: Backend) -> Memory:
-        """The backend, typed as `Memory`."""
-        return cast("Memory", backend)
+        """What the backend says of memory."""
+        return backend.required(Memory)
 
     def test_memory_values_are_counts_of_bytes(self, backend: Backend, memory: Memory) -> None:
         """Every value is an int of at least zero, on every device."""

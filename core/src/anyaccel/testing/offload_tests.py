@@ -79,10 +79,8 @@ class OffloadTests(Subject):
 
 
 def offloading(harness: Harness) -> OffloadModels:
-    """The backend; a skip without the capability."""
-    if not isinstance(harness.backend, OffloadModels):
-        pytest.skip("offload is not declared")
-    return harness.backend
+    """The capability; a skip without it."""
+    return harness.declared(OffloadModels, "offload")
 
 
 def planned(harness: Harness, model: Any) -> OffloadPlan:

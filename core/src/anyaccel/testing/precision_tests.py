@@ -93,7 +93,8 @@ class PrecisionTests(Subject):
     def test_values_computed_again_give_the_same_gradients(self, harness: Harness, model: Make) -> None:
         """Those of a program that keeps them."""
         prepared = harness.prepare_model(model)
-        if not isinstance(harness.backend, ComputesPrecision) or not harness.backend.remat_blocks(prepared, "blocks"):
+        computes = harness.backend.capability(ComputesPrecision)
+        if computes is None or not computes.remat_blocks(prepared, "blocks"):
             pytest.skip("nothing of this model is computed again")
         clone = harness.clone_model(model, prepared)
         program = built(harness, clone, SegmentPrecision(recomputed=((NODE, "blocks"),)), SGD)
@@ -139,10 +140,10 @@ class ScaledStepTests(Subject):
 
 def wanted(harness: Harness, model: Any, name: str) -> NodePrecision:
     """The precision of this name; a skip where the backend does not declare it, or not for this model."""
-    backend = harness.backend
-    if not isinstance(backend, ComputesPrecision) or name not in backend.precisions:
+    computes = harness.backend.capability(ComputesPrecision)
+    if computes is None or name not in computes.precisions:
         pytest.skip(f"the precision {name} is not declared")
-    reason = backend.precision_reason(model, name, harness.device)
+    reason = computes.precision_reason(model, name, harness.device)
     if reason:
         pytest.skip(reason)
     return NodePrecision(name)
@@ -167,8 +168,8 @@ def outputs(harness: Harness, model: Any, precision: SegmentPrecision | None) ->
 
 def scaled_program(harness: Harness, model: Any, optimizer: Optimizer = SGD) -> Any:
     """A program whose losses are scaled; a skip where the backend does not declare what needs that."""
-    backend = harness.backend
-    if not isinstance(backend, ComputesPrecision) or "fp16-mixed" not in backend.precisions:
+    computes = harness.backend.capability(ComputesPrecision)
+    if computes is None or "fp16-mixed" not in computes.precisions:
         pytest.skip("fp16-mixed, which needs a loss scale, is not declared")
     program = built(harness, model, SegmentPrecision(loss_scale=SCALE), optimizer)
     assert isinstance(program, ScalesLosses)

@@ -80,10 +80,8 @@ class ProfileTests(Subject):
 
 
 def profiler(harness: Harness) -> ProfilesSteps:
-    """The backend, where it makes profiles; the test is skipped otherwise."""
-    if not isinstance(harness.backend, ProfilesSteps):
-        pytest.skip("the backend does not declare profile_steps")
-    return harness.backend
+    """What makes profiles; the test is skipped without it."""
+    return harness.declared(ProfilesSteps, "profile_steps")
 
 
 def _names(path: Path) -> list[str]:

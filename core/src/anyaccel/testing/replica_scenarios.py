@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -74,8 +74,8 @@ class Replica:
     @property
     def global_batches(self) -> bool:
         """Whether programs of divided parameters take all rows of a step in each replica."""
-        backend = self.harness.backend
-        return isinstance(backend, ShardParameters) and backend.global_batches
+        shards = self.harness.backend.capability(ShardParameters)
+        return shards is not None and shards.global_batches
 
     def tell(self, name: str, **found: Any) -> None:
         """Write what was found, at once."""
@@ -93,12 +93,13 @@ def perform(replica: Replica) -> None:
     """Everything that the backend declares, one after the other; what fails in all replicas is told."""
     backend = replica.harness.backend
     scenarios = [gathered, averaged]
-    if replica.group.gathers_tensors and isinstance(backend, DeviceReplicas):
+    if replica.group.gathers_tensors and backend.capability(DeviceReplicas) is not None:
         scenarios.append(shards)
-    if isinstance(backend, Replicate) and backend.computes_together:
+    if backend.required(Replicate).computes_together:
         scenarios.append(together)
-    if isinstance(backend, ShardParameters) and not _refused(replica, backend):
-        scenarios += [trained, in_parts, *([kept_whole] if backend.shards_nodes else []), abandoned]
+    sharding = backend.capability(ShardParameters)
+    if sharding is not None and not _refused(replica, sharding):
+        scenarios += [trained, in_parts, *([kept_whole] if sharding.shards_nodes else []), abandoned]
     replica.tell(DECLARED, names=[scenario.__name__ for scenario in scenarios])
     for scenario in scenarios:
         try:
@@ -107,10 +108,10 @@ def perform(replica: Replica) -> None:
             replica.tell(scenario.__name__, error=f"{type(error).__name__}: {error}")
 
 
-def _refused(replica: Replica, backend: ShardParameters) -> str:
+def _refused(replica: Replica, sharding: ShardParameters) -> str:
     """Why the backend divides nothing here, not even the kit's model, as of an older release of its framework."""
     segment = replica.harness.segment(replica.prepared(), optimizer=ADAM, compile="off")
-    return backend.unshardable_reason(segment, offload=False)
+    return sharding.unshardable_reason(segment, offload=False)
 
 
 def gathered(replica: Replica) -> None:
@@ -146,7 +147,7 @@ def shards(replica: Replica) -> None:
     for number in (0, 1) if group.rank == 0 else (2,):
         program.zero_grad()
         harness.forward_backward(program, harness.inputs(BATCH.rows(slice(3 * number, 3 * number + 3))))
-        own.append([*cast("DeviceReplicas", harness.backend).gradients(program), float(number)])
+        own.append([*harness.backend.required(DeviceReplicas).gradients(program), float(number)])
     every = group.gather_tensors(program, own, [2, 1])
     program.close()
     numbers = [float(np.asarray(harness.to_numpy(shard[-1]))) for shard in every]
@@ -157,7 +158,7 @@ def together(replica: Replica) -> None:
     """Clipped steps of one program with whole parameters, to which each replica gives all rows."""
     harness, group, model = replica.harness, replica.group, replica.prepared()
     segment = harness.segment(model, optimizer=ADAM, compile="off")
-    program = cast("Replicate", harness.backend).build_together(segment, group)
+    program = harness.backend.required(Replicate).build_together(segment, group)
     losses, squares = [], []
     for _ in range(STEPS):
         (pair,) = harness.forward_backward(program, harness.inputs(BATCH)).values()
@@ -173,7 +174,7 @@ def together(replica: Replica) -> None:
 def trained(replica: Replica) -> None:
     """Clipped steps with divided parameters, read before the last; then one with the states of these."""
     harness, model = replica.harness, replica.prepared()
-    backend = cast("ShardParameters", harness.backend)
+    backend = harness.backend.required(ShardParameters)
     segment = harness.segment(model, optimizer=ADAM, compile="off")
     reason = backend.unshardable_reason(segment, offload=False)
     program = backend.build_sharded(segment, replica.group, offload=False)
@@ -217,7 +218,7 @@ def _step(replica: Replica, program: Program) -> dict[str, float]:
 def in_parts(replica: Replica) -> None:
     """A step in two parts, whose means are halved at the end."""
     harness, model = replica.harness, replica.prepared()
-    backend, size = cast("ShardParameters", harness.backend), 2 if replica.group.rank else 3
+    backend, size = harness.backend.required(ShardParameters), 2 if replica.group.rank else 3
     program = backend.build_sharded(harness.segment(model, optimizer=ADAM, compile="off"), replica.group, offload=False)
     first = 6 * replica.group.rank
     if replica.global_batches:
@@ -236,7 +237,7 @@ def in_parts(replica: Replica) -> None:
 def kept_whole(replica: Replica) -> None:
     """Clipped steps of a program whose only node stays whole."""
     harness, model = replica.harness, replica.prepared()
-    backend = cast("ShardParameters", harness.backend)
+    backend = harness.backend.required(ShardParameters)
     segment = harness.segment(model, optimizer=ADAM, compile="off")
     reason = backend.unshardable_reason(segment, offload=False, whole=(NODE,))
     program = backend.build_sharded(segment, replica.group, offload=False, whole=(NODE,))
@@ -257,7 +258,7 @@ def abandoned(replica: Replica) -> None:
     """The first replica closes its program alone; the second waits until it has."""
     harness, group = replica.harness, replica.group
     segment = harness.segment(replica.prepared(), optimizer=ADAM, compile="off")
-    program = cast("ShardParameters", harness.backend).build_sharded(segment, group, offload=False)
+    program = harness.backend.required(ShardParameters).build_sharded(segment, group, offload=False)
     _step(replica, program)
     deadline, of_first = time.monotonic() + _WAIT_SECONDS, report_path(replica.folder, "abandoned", 0)
     while group.rank and not of_first.exists() and time.monotonic() < deadline:
@@ -287,7 +288,7 @@ def main(backend_name: str, kind: str, folder: str) -> None:
     """Join the other replicas, and perform all."""
     backend = _backend(backend_name)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    group = cast("Replicate", backend).replica_group(rank, size)  # before the framework starts
+    group = backend.required(Replicate).replica_group(rank, size)  # before the framework starts
     every = [each for each in backend.devices() if each.kind == kind]
     device = every[0 if kind == "cpu" else rank]
     host = Device("cpu") if Device("cpu") in backend.devices() else device

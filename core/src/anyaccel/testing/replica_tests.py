@@ -235,7 +235,7 @@ _folders: dict[tuple[type, str], Path] = {}
 
 def run_scenarios(backend: Backend, harness: Harness, factory: pytest.TempPathFactory) -> Path:
     """The folder with what two processes found, which are run once for a class of backends."""
-    _need(isinstance(backend, Replicate), "the backend does not declare replicate")
+    _need(backend.capability(Replicate) is not None, "the backend does not declare replicate")
     _need(isinstance(backend, Exchange), "the kit reads tensors of other processes by Exchange")
     _need(STANDARD_MODEL in harness.compute.models(), f"{STANDARD_MODEL} is not there")
     cls, kind = type(backend), _kind(harness)

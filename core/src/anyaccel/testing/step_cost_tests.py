@@ -42,9 +42,8 @@ class StepCostTests(Subject):
 
 
 def _step_cost(harness: Harness, segment: Segment, n_rows: int) -> StepCost:
-    if not isinstance(harness.backend, StepCosts):
-        pytest.skip("the backend does not declare step_cost")
+    costs = harness.declared(StepCosts, "step_cost")
     try:
-        return harness.backend.step_cost(segment, n_rows)
+        return costs.step_cost(segment, n_rows)
     except CapabilityError as error:  # of such models
         pytest.skip(error.problem)

@@ -107,10 +107,8 @@ class WeightFileTests(Subject):
 
 
 def weight_files(harness: Harness) -> WeightFiles:
-    """The backend as one that has names and files of weights; a skip without the capability."""
-    if not isinstance(harness.backend, WeightFiles):
-        pytest.skip("WeightFiles is not declared")
-    return harness.backend
+    """The names and files of weights of the backend; a skip without the capability."""
+    return harness.declared(WeightFiles, "WeightFiles")
 
 
 def paths(files: WeightFiles, folder: Path) -> list[Path]:

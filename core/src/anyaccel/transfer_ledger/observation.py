@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from anyaccel.adapter.transfer_observer import ObservesTransfers, TransferEvent
 from anyaccel.backend import Backend
@@ -52,9 +52,9 @@ class Observation:
         with ExitStack() as stack:
             added = set()
             for backend in backends:
-                if id(backend) not in self._observed and _is_used(backend) and _can_observe(backend):
-                    tell = partial(self._tell, backend.framework)
-                    stack.enter_context(cast("ObservesTransfers", backend).observe_transfers(tell))
+                observes = backend.capability(ObservesTransfers) if _is_used(backend) else None
+                if id(backend) not in self._observed and observes is not None and observes.can_observe_transfers():
+                    stack.enter_context(observes.observe_transfers(partial(self._tell, backend.framework)))
                     added.add(id(backend))
             self._installed.push(stack.pop_all())
             self._observed |= added
@@ -87,21 +87,18 @@ class Observation:
         return list(dict.fromkeys(text for backend in chosen if _is_used(backend) for text in self._unseen(backend)))
 
     def _unseen(self, backend: Backend) -> list[str]:
-        if not isinstance(backend, ObservesTransfers):
+        observes = backend.capability(ObservesTransfers)
+        if observes is None:
             return [f"{backend.framework} on {', '.join(backend.kinds)}: its plugin does not tell transfers"]
-        if id(backend) not in self._observed and backend.can_observe_transfers():
+        if id(backend) not in self._observed and observes.can_observe_transfers():
             return [f"{backend.framework}: it was imported inside the block; import it before"]
-        return [f"{backend.framework}: {text}" for text in backend.unobserved_transfers()]
+        return [f"{backend.framework}: {text}" for text in observes.unobserved_transfers()]
 
 
 def _inner_modules(backends: Iterable[Backend]) -> Iterator[str]:
     for backend in backends:
         yield from backend.import_roots
         yield type(backend).__module__.partition(".")[0]
-
-
-def _can_observe(backend: Backend) -> bool:
-    return isinstance(backend, ObservesTransfers) and backend.can_observe_transfers()
 
 
 def _is_used(backend: Backend) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from anyaccel.phases.checkpointing import schedule
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.checkpointing.schedule import CheckpointSchedule
+from anyaccel.phases.checkpointing.schedule import AgreedSchedule, CheckpointSchedule
 
 
 class Clock:
@@ -73,9 +73,9 @@ def test_replicas_whose_clocks_differ_write_after_the_same_steps(clock: Clock) -
         return value
 
     runs = run_of(), run_of()
-    first, second = (CheckpointSchedule(Checkpoint("a", every="10s"), run) for run in runs)
-    first.share(tell)
-    second.share(lambda value: said[-1])
+    checkpoint = Checkpoint("a", every="10s")
+    first = AgreedSchedule(checkpoint, runs[0], tell)
+    second = AgreedSchedule(checkpoint, runs[1], lambda value: said[-1])
     written, asked = [], 0
     for step in range(1, 400):
         clock.now += 0.1

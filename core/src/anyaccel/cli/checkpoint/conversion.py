@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.cli.checkpoint.saved import Saved, find_saved
 from anyaccel.cli.console import print_json, print_line
 from anyaccel.errors import AnyaccelError, ConfigError, StateError
@@ -72,6 +73,7 @@ def _format(saved: Saved, labels: Mapping[str, object]) -> str:
     if len(frameworks) > 1:
         return ""
     try:
-        return str(getattr(registry().computing(str(frameworks.pop())), "safetensors_format", ""))
+        files = registry().computing(str(frameworks.pop())).capability(WeightFiles)
+        return "" if files is None else files.safetensors_format
     except AnyaccelError:  # its plugin is not here
         return ""

@@ -28,14 +28,14 @@ from anyaccel.phases.checkpointing.run_settings import (
     settings_of,
 )
 from anyaccel.phases.checkpointing.run_state import BestState, frameworks_of, graph_part, state_of
-from anyaccel.phases.checkpointing.schedule import CheckpointSchedule
+from anyaccel.phases.checkpointing.schedule import AgreedSchedule, CheckpointSchedule
 from anyaccel.phases.checkpointing.termination import Termination
 from anyaccel.phases.checkpointing.writer import BackgroundWriter
-from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loss_accumulator import LossAccumulator, LossSums
 from anyaccel.phases.monitoring import monitored_value
+from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.run import Run
 
 RESUME = ("auto", "never")
@@ -67,7 +67,8 @@ class Checkpointer:
     ) -> None:
         self._checkpoint, self._run, self._callbacks = checkpoint, run, tuple(callbacks)
         self._writes = writes
-        self._replicated: ReplicatedTraining | None = None
+        self._group: ProcessGroup = SingleProcess()
+        self._drawing: ProcessGroup = self._group  # those that draw other random numbers each
         self._folder = RunFolder(checkpoint.location)
         self._writer = BackgroundWriter()
         self._schedule = CheckpointSchedule(checkpoint, run)
@@ -88,15 +89,18 @@ class Checkpointer:
         if writes:
             self._termination = Termination()
 
-    def join(self, replicated: ReplicatedTraining) -> None:
-        """The replicas of the run are joined: they write after the same steps.
+    def join(self, group: ProcessGroup) -> None:
+        """The processes of the run are joined: they write after the same steps.
 
         Raises:
             PhaseError: they go on from different checkpoints.
         """
-        self._replicated = replicated
-        self._schedule.share(replicated.first)
-        replicated.check_same(
+        self._group = group
+        if group.size > 1:
+            self._schedule = AgreedSchedule(self._checkpoint, self._run, group.first)
+        if not group.reads_all_rows:
+            self._drawing = group
+        group.check_same(
             {"the checkpoint that it goes on from": "none" if self.resumed is None else self.resumed.name},
             when="before the first step",
             hint="write checkpoints into a folder that all replicas see",
@@ -183,7 +187,7 @@ class Checkpointer:
         """Let the source go on where it was, and compare its last step, in the process that wrote that of its own."""
         if self.resumed is None or self.resumed.source is None:
             return
-        source, size = self.resumed.source, 1 if self._drawing is None else self._drawing.size
+        source, size = self.resumed.source, self._drawing.size
         if not self._writes or size != self.resumed.replicas:  # another share of the batch
             source = replace(source, sample={})
         loader.go_on(source)
@@ -193,7 +197,7 @@ class Checkpointer:
         resumed = self.resumed
         if resumed is None or resumed.random is None or changed_frameworks(self._run, resumed):
             return
-        rank, size = (0, 1) if self._drawing is None else (self._drawing.rank, self._drawing.size)
+        rank, size = self._drawing.rank, self._drawing.size
         try:
             if size != resumed.replicas:
                 raise StateError(f"they are of {resumed.replicas} replicas, and now there are {size}")
@@ -217,13 +221,7 @@ class Checkpointer:
 
     def _random_of(self, pipeline: Pipeline) -> list[Mapping[str, np.ndarray]] | None:
         """The random states of all programs, replica by replica."""
-        own = pipeline.random_state()
-        return own if self._drawing is None else self._drawing.arrays_of_all(own)
-
-    @property
-    def _drawing(self) -> ReplicatedTraining | None:
-        """The replicas, where each draws other random numbers."""
-        return None if self._replicated is None or self._replicated.reads_all_rows else self._replicated
+        return self._drawing.arrays_of_all(pipeline.random_state())
 
     def epoch_ends(self) -> None:
         """The steps of an epoch are done: what comes now (validation, callbacks) is done again if it is broken off."""
@@ -235,22 +233,22 @@ class Checkpointer:
         if not self._takes_part:
             return
         due = self._schedule.is_due_after_epoch(is_busy=self._writer.is_busy)
-        if self._replicated is not None and self._replicated.sharded:
-            due = self._replicated.first(due)
+        if self._group.sharded:
+            due = self._group.first(due)
         if due:
             self._write(self._position(loader), is_last=False)
 
     @property
     def _takes_part(self) -> bool:
         """Whether values are read here: by who writes, and by all replicas among which they are divided."""
-        return self._writes or (self._replicated is not None and self._replicated.sharded)
+        return self._writes or self._group.sharded
 
     def after_error(self, pipeline: Pipeline, losses: LossAccumulator | None, loader: BatchLoader) -> None:
         """The run ends early, and the values are those of whole steps: write, and wait for it.
 
         Not with several replicas: the others are at other steps, or have ended, and the last that was due is there.
         """
-        if self._replicated is not None:
+        if self._group.size > 1:
             return
         if self._termination is not None:
             self._termination.begin_last()
@@ -270,7 +268,7 @@ class Checkpointer:
         position = self._position(loader)
         if position.name != self._written:
             self._write(position)
-        if self._replicated is not None:
+        if self._group.size > 1:
             self._guarded(self._writer.wait)
 
     def close(self) -> None:
@@ -303,7 +301,7 @@ class Checkpointer:
             history=tuple(history),
             losses=sums or {},
             random=random,
-            replicas=1 if self._drawing is None else self._drawing.size,
+            replicas=self._drawing.size,
             source=loader.position(number, step),
             frameworks=frameworks_of(run),
             callbacks=callback_states(self._callbacks) if self._callbacks_before is None else self._callbacks_before,

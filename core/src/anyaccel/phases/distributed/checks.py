@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,11 +20,11 @@ from anyaccel.adapter.batch_shards import FIXED_SHARDS
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.replicated_program import ReplicatedProgram
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.printable import printable
 from anyaccel.segment import Operation
@@ -46,20 +45,18 @@ class MeanCheck:
     Args:
         phase: whose losses.
         stages: what computes them.
+        group: the processes of the phase, of which the first warns.
         shared: whether its batches are shared among replicas. Only where they are, or where the phase accumulates
             batches, there is something to check.
-        gather: gives what all replicas give, by rank, in the processes of a launcher; all call it together.
-        is_first: whether this is the one of them that warns.
     """
 
     def __init__(
         self,
         phase: TrainPhase,
         stages: Sequence[PipelineStage],
+        group: ProcessGroup,
         *,
         shared: bool = False,
-        gather: Callable[[Any], list[Any]] | None = None,
-        is_first: bool = True,
     ) -> None:
         own = phase.losses if (shared or phase.accumulate > 1) and phase.step is None else ()
         is_known = all(_is_known(stage) for stage in stages)
@@ -68,7 +65,7 @@ class MeanCheck:
         self._phase, self._labels = phase, [loss.label for loss in own if _is_own(loss) or not is_known]
         self._named = {loss.label for loss in own if not _is_own(loss)}
         self._tolerance = _TOLERANCE_16_BITS if any(map(_has_16_bits, stages)) else _TOLERANCE
-        self._gather, self._is_first = gather, is_first
+        self._group = group
 
     @property
     def is_due(self) -> bool:
@@ -77,33 +74,30 @@ class MeanCheck:
 
     def look(self, runner: ChunkRunner, steps: StepRange) -> None:
         """Warn of the first loss of which the mean over two halves of a batch is not that over the batch."""
-        of_all = self._of_all([min(steps.batch_size, steps.microbatch_size or steps.batch_size), steps.n_steps])
+        of_all = self._group.gather([min(steps.batch_size, steps.microbatch_size or steps.batch_size), steps.n_steps])
         n_rows, n_steps = map(min, zip(*of_all, strict=True))
         if n_rows < 2:
-            self._labels = self._labels if self._gather is None else []
+            self._labels = self._labels if self._group.size == 1 else []
             return
         labels, self._labels = self._labels, []
         for i in sorted({0, n_steps // 2, n_steps - 1}):  # the first may be one in which all tokens count
             batch = next(steps.skip(i).first(1).split(steps.microbatch_size or steps.batch_size))
             found = self._differing(runner, batch, labels)
             if found is not None:
-                if self._is_first:
+                if self._group.rank == 0:
                     self._warn(*found)
                 return
-
-    def _of_all(self, own: list[Any]) -> list[list[Any]]:
-        return [own] if self._gather is None else self._gather(own)
 
     def _differing(self, runner: ChunkRunner, batch: StepRange, labels: Sequence[str]) -> _Found | None:
         halves = list(batch.split(-(-batch.batch_size // 2)))
         whole, parted = _means(runner, [batch]), _means(runner, halves)
         pairs = [(label, whole.get(label, math.nan), parted.get(label, math.nan)) for label in labels]
         own = [pair for pair in pairs if self._differs(pair[1], pair[2])]
-        if not any(self._of_all([list(pair) for pair in own])):
+        if not any(self._group.gather([list(pair) for pair in own])):
             return None
         again = _means(runner, [batch])
         own = [pair for pair in own if not self._differs(pair[1], again[pair[0]])]  # a random loss tells nothing
-        every = self._of_all([list(pair) for pair in own])
+        every = self._group.gather([list(pair) for pair in own])
         return next(((pair[0], pair[1], pair[2]) for theirs in every for pair in theirs), None)
 
     def _differs(self, value: float, other: float) -> bool:
@@ -131,14 +125,13 @@ class MeanCheck:
         )
 
 
-def mean_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> MeanCheck | None:
+def mean_check(phase: TrainPhase, pipeline: Pipeline, group: ProcessGroup) -> MeanCheck | None:
     """The check of the programs of a phase; None where steps are not made of parts."""
-    stages, parted = pipeline.stages, replicated is not None and not replicated.global_batches
+    stages, parted = pipeline.stages, group.size > 1 and not group.reads_all_rows
     shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
     if not shared and phase.accumulate == 1:
         return None
-    gather, is_first = (None, True) if replicated is None else (replicated.gather, replicated.rank == 0)
-    return MeanCheck(phase, stages, shared=shared, gather=gather, is_first=is_first)
+    return MeanCheck(phase, stages, group, shared=shared)
 
 
 def _is_own(loss: AppliedLoss) -> bool:
@@ -244,11 +237,11 @@ class BufferCheck:
         )
 
 
-def buffer_check(phase: TrainPhase, pipeline: Pipeline, replicated: ReplicatedTraining | None) -> BufferCheck | None:
+def buffer_check(phase: TrainPhase, pipeline: Pipeline, group: ProcessGroup) -> BufferCheck | None:
     """The check of a phase; None where nothing is to be checked, and where parameters are divided."""
-    if replicated is not None and replicated.sharded:  # their values are read by all together
+    if group.sharded:  # their values are read by all together
         return None
-    check = BufferCheck(phase, pipeline, is_first=replicated is None or replicated.rank == 0)
+    check = BufferCheck(phase, pipeline, is_first=group.rank == 0)
     return check if check.is_due else None
 
 
@@ -256,5 +249,5 @@ def _has_buffers(stage: PipelineStage, operation: Operation) -> bool:
     """Whether a model has some; one of a plugin that does not tell is asked for all its values."""
     if operation.model is None:
         return False
-    backend = stage.backend
-    return not isinstance(backend, MemoryFigures) or bool(backend.buffers(operation.model))
+    figures = stage.backend.capability(MemoryFigures)
+    return figures is None or bool(figures.buffers(operation.model))

@@ -7,15 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from anyaccel.accelerator import Accelerator
 from anyaccel.adapter.batch_shards import FIXED_SHARDS
 from anyaccel.adapter.device_replicas import DeviceReplicas
+from anyaccel.adapter.replicated_program import build_replicated
+from anyaccel.backend import ComputingBackend, Program
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, ConfigError, PhaseError
 from anyaccel.graph import Plan, Resolution
 from anyaccel.graph.device_assignment import accelerator_of_environment
 from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.distributed.sharding import divides, whole_nodes
 from anyaccel.phases.phase import Phase
+from anyaccel.phases.process_group import SingleProcess
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import Registry, registry
 from anyaccel.replicas import Launched, launched
+from anyaccel.segment import Segment
 
 
 def replica_devices(
@@ -116,6 +121,28 @@ def _of_kind(
     return tuple(found[:wanted])
 
 
+class DeviceGroup(SingleProcess):
+    """One process whose programs have replicas on several devices, or cut each batch into shards in a fixed order.
+
+    Args:
+        plan: its devices, and what is divided among them.
+        deterministic: whether the sums of a step have a fixed order.
+    """
+
+    def __init__(self, plan: Plan, *, deterministic: bool) -> None:
+        self._plan, self._deterministic = plan, deterministic
+
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        return build_replicated(
+            backend,
+            segment,
+            self._plan.replicas or (segment.operations[0].device,),
+            deterministic=self._deterministic,
+            divided=divides(self._plan),
+            whole=whole_nodes(self._plan),
+        )
+
+
 def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[str]) -> None:
     """Check that the devices of a plan can train replicas, if it has several, or that sums can have a fixed order.
 
@@ -130,7 +157,7 @@ def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[st
     if reason is not None:
         raise PhaseError(f"phase {phase.label!r} cannot {doing}: {reason[0]}", hint=reason[1])
     backend = resolution.backends[0]
-    if not isinstance(backend, DeviceReplicas):
+    if backend.capability(DeviceReplicas) is None:
         raise CapabilityError(
             f"phase {phase.label!r} cannot {doing}: the plugin of {backend.framework} has no replicas in one process",
             cause="it lacks the capability 'device_replicas'",

@@ -11,19 +11,21 @@ from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Assignment, ModelGraph, Plan, Resolution
 from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.distributed.devices import DeviceGroup
 from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.distributed.row_shares import GlobalBatches
 from anyaccel.phases.distributed.sharding import divided_nodes, is_sharded, offloads, whole_nodes
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.plan_request import learners_of
+from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 
 
-def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ReplicatedTraining | None:
-    """Join the replicas of a phase; None if it is trained by this process alone.
+def process_group(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ProcessGroup:
+    """Join the replicas of a phase; a group of one if this process computes it alone.
 
     Raises:
         PhaseError: it has something that replicas cannot share yet.
@@ -31,11 +33,11 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
         ConfigError: the launcher's variables contradict each other.
         FrameworkError: the replicas cannot be joined.
     """
-    if not isinstance(phase, (TrainPhase, EvalPhase)) or phase.replicas == 1:
-        return None
-    place = launched()
-    if place is None:
-        return None
+    place = launched() if isinstance(phase, (TrainPhase, EvalPhase)) and phase.replicas != 1 else None
+    if not isinstance(phase, (TrainPhase, EvalPhase)) or place is None:
+        deterministic = isinstance(phase, TrainPhase) and phase.deterministic
+        several = resolution.plan.replicas or deterministic
+        return DeviceGroup(resolution.plan, deterministic=deterministic) if several else SingleProcess()
     if phase.replicas not in (None, place.size):
         raise PhaseError(
             f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
@@ -43,22 +45,22 @@ def replicated_training(phase: Phase, resolution: Resolution, graph: ModelGraph)
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
     if isinstance(phase, EvalPhase):
-        able = [backend for backend in resolution.backends if isinstance(backend, Replicate)]
-        groups = {backend.framework: _joined(backend, place) for backend in able}
-        return ReplicatedTraining(phase.label, place, groups) if groups else None  # whole in each process then
+        able = {backend.framework: backend.capability(Replicate) for backend in resolution.backends}
+        groups = {name: _joined(replicate, place) for name, replicate in able.items() if replicate is not None}
+        return ReplicatedTraining(phase.label, place, groups) if groups else SingleProcess()  # whole in each process
     divided = is_sharded(phase, resolution.plan)
-    given = divided and any(isinstance(each, ShardParameters) and each.global_batches for each in resolution.backends)
+    given = divided and any(each.required(ShardParameters).global_batches for each in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
     coupled = check_shareable(phase, resolution, learners_of(phase, graph), together=given or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
-        if not isinstance(backend, Replicate):
+        if backend.capability(Replicate) is None:
             raise CapabilityError(
                 f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
                 cause="its plugin lacks the capability 'replicate'",
                 hint="write replicas=1 to train the whole model in each process on its own",
             )
-    groups = {name: _joined(backend, place) for name, backend in backends.items()}
+    groups = {name: _joined(backend.required(Replicate), place) for name, backend in backends.items()}
     if not phase.deterministic:  # there, each replica has all rows, and their weights
         check_weights(phase, resolution, groups)
     check_fixed_order(phase, place.size, groups)
@@ -82,16 +84,16 @@ def is_first(phase: Phase) -> bool:
     return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
 
 
-def _joined(backend: Any, place: Launched) -> ReplicaGroup:
+def _joined(replicate: Replicate, place: Launched) -> ReplicaGroup:
     place.export()
-    group: ReplicaGroup = backend.replica_group(place.rank, place.size)
-    return group
+    return replicate.replica_group(place.rank, place.size)
 
 
 def may_compute_together(phase: TrainPhase, resolution: Resolution) -> bool:
     """Whether replicas with whole parameters may compute each step by one program, as far as the phase decides it."""
     (backend, *others) = resolution.backends
-    able = not others and isinstance(backend, Replicate) and backend.computes_together
+    replicate = None if others else backend.capability(Replicate)
+    able = replicate is not None and replicate.computes_together
     ragged = any(column.ragged for column in resolution.plan.columns)
     return able and not phase.deterministic and phase.residency != "streamed" and not ragged
 
@@ -146,10 +148,11 @@ def _unshareable(
 
 def _unshareable_models(resolution: Resolution) -> Iterator[str]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        replicate = backend.capability(Replicate)
         for operation in segment.operations:
-            if not (operation.trainable and operation.model is not None and isinstance(backend, Replicate)):
+            if replicate is None or not operation.trainable or operation.model is None:
                 continue
-            if why := backend.unshareable_reason(operation.model):
+            if why := replicate.unshareable_reason(operation.model):
                 yield f"node {operation.label!r} {why}"
 
 
@@ -161,8 +164,9 @@ def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
             if not operation.trainable or operation.model is None:
                 continue
             why = backend.batch_coupling(operation.model)
-            if why and synced and isinstance(backend, Replicate):
-                why = backend.unsynchronizable(operation.model)
+            replicate = backend.capability(Replicate) if why and synced else None
+            if replicate is not None:
+                why = replicate.unsynchronizable(operation.model)
             if why:
                 found.append(f"{why} in node {operation.label!r} mixes the rows of a batch")
     return found

@@ -1,46 +1,110 @@
-"""Whole batches: steps that several replicas compute together by one program, to which each gives all rows."""
+"""Replicated steps: single steps of which several replicas compute a part each, or one program over all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Protocol
 
-from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep, Parts, SpanOf, StageRows
+from anyaccel.phases.executor.stage import Losses, PipelineStage
+from anyaccel.results.events import LogEvent
 
 
-class GlobalBatchReplicas:
-    """See `StepReplicas`: nothing is exchanged beside the programs.
+class StepReplicas(Protocol):
+    """What the replicas of a step exchange; called by all of them in the same order."""
 
-    Args:
-        compare: is called when the gradients of a step are computed.
-        end_step: is called when it is done.
-        multi_step: see `StepReplicas`; not where batches are compared in every step.
-    """
-
-    def __init__(self, compare: Callable[[], None], end_step: Callable[[], None], *, multi_step: bool) -> None:
-        self.sharded = False  # in the sense of `StepReplicas`
-        self.multi_step = multi_step
-        self._compare, self.end_step = compare, end_step
+    sharded: bool
+    """Whether gradients are summed over the replicas as soon as they are computed."""
 
     def begin_step(self, sizes: Sequence[int]) -> None:
-        """Nothing: programs know their rows."""
+        """Where they are summed so: a step begins, in parts of so many rows."""
 
     def begin_reading(self) -> None:
-        """Nothing: programs gather by themselves."""
+        """Where parameters are divided: models are read next, for which all replicas gather them."""
 
     def loss_weights(
         self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
     ) -> list[dict[str, Any]]:
-        """Of all rows."""
-        return [stage.program.loss_weights(given) for stage, given in inputs]
+        """As `ReplicaGroup.loss_weights`, for stages with the inputs that their losses are weighed by."""
 
     def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
-        """None: nothing is exchanged."""
-        return []
+        """As `ReplicaGroup.overlap_backward`, for stages."""
 
     def expect_gradients(self, weight: float, factor: float) -> None:
-        """Nothing: no stage overlaps."""
+        """As `ReplicaGroup.expect_gradients`, for all stages that `overlap_backward` gave."""
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
-        """Nothing: gradients are those of all rows."""
+        """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
+
+    def end_step(self) -> None:
+        """The step is done."""
+
+
+class ReplicatedStep(CrossSegmentStep):
+    """Steps of which each replica computes the rows that are its share.
+
+    Args:
+        stages, log_event: see `CrossSegmentStep`.
+        replicas: that share each step.
+    """
+
+    multi_step = False  # each has a program of its own
+    is_share = True
+
+    def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent, replicas: StepReplicas) -> None:
+        super().__init__(stages, log_event)
+        self._replicas = replicas
+        overlapped = replicas.overlap_backward([stage for stage in stages if stage.has_gradient])
+        self._overlapped = {id(stage) for stage in overlapped}
+
+    def begin_reading(self) -> None:
+        if self._replicas.sharded:
+            self._replicas.begin_reading()
+
+    def _step(self, rows: StageRows, parts: Parts, whole: SpanOf) -> list[Losses]:
+        if self._replicas.sharded:  # gradients of all parts are those of all replicas
+            self._replicas.begin_step([size for _, size in parts])
+            parts = [(span_of, 1) for span_of, _ in parts]
+        return super()._step(rows, parts, whole)
+
+    def _loss_weights(self, inputs: Sequence[tuple[PipelineStage, list[Any]]], n_rows: int) -> list[dict[str, Any]]:
+        return self._replicas.loss_weights(inputs, n_rows)
+
+    def _expect_gradients(self, n_rows: int, factor: float) -> None:
+        self._replicas.expect_gradients(n_rows, factor)
+
+    def _update(self, stages: Collection[PipelineStage], n_rows: int) -> None:
+        self._replicas.average(stages, n_rows)
+        super()._update(stages, n_rows)
+        self._replicas.end_step()
+
+
+class GlobalBatchStep(CrossSegmentStep):
+    """Steps that the replicas compute together by one program, to which each gives all rows: it exchanges by itself.
+
+    Args:
+        stages, log_event: see `CrossSegmentStep`.
+        compare: is called when the gradients of a step are computed.
+        end_step: is called when it is done.
+        multi_step: see `CrossSegmentStep`; not where batches are compared in every step.
+    """
+
+    is_share = True
+
+    def __init__(
+        self,
+        stages: Sequence[PipelineStage],
+        log_event: LogEvent,
+        compare: Callable[[], None],
+        end_step: Callable[[], None],
+        *,
+        multi_step: bool,
+    ) -> None:
+        super().__init__(stages, log_event)
+        self.multi_step = multi_step
+        self._compare, self._end_step = compare, end_step
+
+    def _update(self, stages: Collection[PipelineStage], n_rows: int) -> None:
         self._compare()
+        super()._update(stages, n_rows)
+        self._end_step()

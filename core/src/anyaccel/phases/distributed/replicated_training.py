@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,19 +17,25 @@ from anyaccel.adapter.replicated_program import build_replicated
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph
-from anyaccel.phases.distributed.comparison import ReplicaComparison, as_plain, digest, from_plain
-from anyaccel.phases.distributed.row_shares import BatchShare, GlobalBatches, ReplicaEpochs
+from anyaccel.phases.distributed.comparison import ReplicaComparison, as_plain, code_digests, digest, from_plain
+from anyaccel.phases.distributed.replicated_step import GlobalBatchStep, ReplicatedStep
+from anyaccel.phases.distributed.row_shares import BatchShare, GlobalBatches, ReplicaEpochs, ReplicaEvaluation
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.phase import Phase
+from anyaccel.phases.process_group import BatchesShare, LossSums, ProcessGroup
+from anyaccel.printable import printable
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters
+from anyaccel.results.events import LogEvent
 from anyaccel.segment import Segment
+from anyaccel.user_level import user_level
 
 _READS_MODELS = "reads the models"
-Sums = dict[str, tuple[float, float]]
 
 
-class ReplicatedTraining:
+class ReplicatedTraining(ProcessGroup):
     """What the replicas of a TrainPhase exchange.
 
     Args:
@@ -61,7 +68,6 @@ class ReplicatedTraining:
     ) -> None:
         self.fixed_order = fixed_order
         self._global_batches = global_batches
-        self.multi_step = False  # in the sense of `StepReplicas`: each has a program of its own
         self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
         self._whole: Any = {"whole": tuple(whole)} if whole else {}
         self._built: list[tuple[str, Program]] = []
@@ -98,14 +104,14 @@ class ReplicatedTraining:
         if group is None:  # an evaluation, which needs one to gather by
             return backend.build(segment)
         if self.sharded:
-            assert isinstance(backend, ShardParameters)
+            shards = backend.required(ShardParameters)
             with self._naming_this_replica():
-                program = backend.build_sharded(segment, group, offload=self._offload, **self._whole)
+                program = shards.build_sharded(segment, group, offload=self._offload, **self._whole)
             self._built.append((backend.framework, program))
         elif self.global_batches:
-            assert isinstance(backend, Replicate)
+            replicate = backend.required(Replicate)
             with self._naming_this_replica():
-                program = backend.build_together(segment, group)
+                program = replicate.build_together(segment, group)
             self._built.append((backend.framework, program))
         elif self.fixed_order:
             processes = ShardProcesses(self.rank, self.size, partial(self._gather_shards, group))
@@ -144,7 +150,7 @@ class ReplicatedTraining:
             for framework, program in self._built:
                 self._groups[framework].begin_step([program], sizes)
 
-    def share_batches(self, source: str) -> BatchShare:
+    def share_batches(self, source: str) -> BatchesShare:
         """The share that this replica takes of the batches of a source, which are then compared in every step."""
         self._batches, self._source = deque(), source
         return BatchShare(self._label, source, self.rank, self.size, self._batches.append, whole=self.reads_all_rows)
@@ -157,15 +163,25 @@ class ReplicatedTraining:
         """
         return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.reads_all_rows)
 
-    @property
-    def compares_batches(self) -> bool:
-        """Whether each step compares its batches with those of the others."""
-        return self._batches is not None
+    def shares_evaluation(self, epochs: EpochPlan) -> bool:
+        """Not where blocks are gathered by all together, or where losses are added in one order."""
+        return not (self.sharded or self.reads_all_rows) and len(epochs.epoch(0).steps) >= self.size
+
+    def share_evaluation(self, epochs: EpochPlan) -> EpochPlan:
+        """Neighbouring batches."""
+        return ReplicaEvaluation(epochs, self.rank, self.size)
 
     @property
-    def draws_apart(self) -> bool:
-        """Whether its random numbers are to be others than those of a single process, as its rows are."""
-        return self.rank > 0 and not self.reads_all_rows
+    def random_key(self) -> tuple[str, ...]:
+        """The first draws what a single process does, and so do all that read all rows."""
+        return (f"replica {self.rank}",) if self.rank > 0 and not self.reads_all_rows else ()
+
+    def step(self, stages: Sequence[PipelineStage], log_event: LogEvent) -> CrossSegmentStep:
+        """Steps that exchange gradients, unless the programs do by themselves."""
+        if self.global_batches:
+            multi_step = self._batches is None  # else each step compares its batches with those of the others
+            return GlobalBatchStep(stages, log_event, self.compare_step, self.end_step, multi_step=multi_step)
+        return CrossSegmentStep(stages, log_event) if self.fixed_order else ReplicatedStep(stages, log_event, self)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
@@ -270,21 +286,26 @@ class ReplicatedTraining:
                     weights[i] = each
         return weights
 
-    def first(self, value: Any) -> Any:
-        """The plain value that the first replica gives; called by all at once."""
-        return self.gather(value)[0]
-
-    def arrays_of_all(self, own: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
-        """What all replicas give, one after the other by rank; None where one gives None."""
+    def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
+        """See `ProcessGroup`."""
         plain = (
             None
-            if own is None
-            else [{name: as_plain(np.asarray(array)) for name, array in each.items()} for each in own]
+            if arrays is None
+            else [{name: as_plain(np.asarray(array)) for name, array in named.items()} for named in arrays]
         )
         every = self.gather(plain)
         if any(one is None for one in every):
             return None
-        return [{name: from_plain(array) for name, array in each.items()} for one in every for each in one]
+        return [{name: from_plain(array) for name, array in named.items()} for one in every for named in one]
+
+    def outputs_of_all(self, outputs: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
+        """See `ProcessGroup`; nothing is exchanged where no outputs are wanted."""
+        parts = {name: list[np.ndarray]() for name in outputs}
+        own = [{name: array} for name, arrays in outputs.items() for array in arrays]
+        for named in (self.arrays_of_all(own) or ()) if outputs else ():
+            for name, array in named.items():
+                parts[name].append(array)
+        return parts
 
     def gather(self, value: Any) -> list[Any]:
         """The plain values that all replicas give, by rank; called by all at once.
@@ -324,12 +345,12 @@ class ReplicatedTraining:
             problem = f"phase {self._label!r}, epoch {self._epoch}, {steps}: {error.problem}"
             raise FrameworkError(problem, available=error.available, hint=error.hint) from error
 
-    def total(self, sums: Mapping[str, tuple[float, float]]) -> Sums:
+    def total(self, sums: Mapping[str, tuple[float, float]]) -> LossSums:
         """Sums and weights of losses over all replicas, added in the order of their ranks; or those that all have."""
         if self.reads_all_rows:
             return dict(sums)
         every = self.gather({label: list(pair) for label, pair in sums.items()})
-        totals: Sums = {}
+        totals: LossSums = {}
         for one in every:
             for label, (value, weight) in one.items():
                 before = totals.get(label, (0.0, 0.0))
@@ -362,17 +383,33 @@ class ReplicatedTraining:
             )
         return next((reason for reason, _ in every if reason), "")
 
-    def check_alike(self, graph: ModelGraph, columns: Mapping[str, Any], *, when: str) -> None:
-        """As `ReplicaComparison.check_alike`, with the rows that were drawn so far."""
+    def check_begin(self, phase: Phase, graph: ModelGraph, columns: Mapping[str, Any]) -> None:
+        """See `ProcessGroup`."""
+        when = "before the first step"
+        self.check_same(code_digests(phase, graph), when=when, hint="start the same files in every process")
         self._comparison.check_alike(graph, self._orders.hexdigest(), columns, when=when)
 
-    def check_ended(self, graph: ModelGraph) -> dict[str, np.ndarray]:
-        """As `ReplicaComparison.check_ended`."""
-        return self._comparison.check_ended(graph)
+    def check_end(self, graph: ModelGraph) -> dict[str, np.ndarray]:
+        """See `ProcessGroup`; the first replica warns of buffers that are not alike."""
+        buffers = self._comparison.check_ended(graph)
+        if buffers and self.rank == 0:
+            first, *others = sorted(buffers)
+            more = f" and {len(others)} more" if others else ""
+            warnings.warn(
+                printable(
+                    f"phase {self._label!r}: the buffer {first!r}{more} was not the same in all replicas, as each "
+                    "computed it from its own rows; now all have that of the first. In one process it would have "
+                    "another value. Hint: use layers whose buffers do not depend on the rows of a batch; or write "
+                    "replicas=1"
+                ),
+                UserWarning,
+                stacklevel=user_level(),
+            )
+        return buffers
 
-    def check_same(self, own: Mapping[str, str], *, when: str, hint: str) -> None:
-        """As `ReplicaComparison.check_same`."""
-        self._comparison.check_same(own, when=when, hint=hint)
+    def check_same(self, texts: Mapping[str, str], *, when: str, hint: str) -> None:
+        """See `ReplicaComparison.check_same`."""
+        self._comparison.check_same(texts, when=when, hint=hint)
 
 
 def _by_framework(stages: Iterable[PipelineStage]) -> dict[str, list[Program]]:

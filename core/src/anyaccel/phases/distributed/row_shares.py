@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,7 +39,16 @@ class BatchShare:
         self._whole = whole
         self._label, self._source, self._rank, self._size, self._on_batch = label, source, rank, size, on_batch
 
-    def __call__(self, batch: Batch) -> Batch:
+    def __call__(self, batches: Iterable[tuple[int, Batch]]) -> Iterator[tuple[int, Batch]]:
+        """The parts of numbered batches that this replica takes.
+
+        Raises:
+            PhaseError: a batch has fewer rows than there are replicas.
+        """
+        for position, batch in batches:
+            yield position, self.of(batch)
+
+    def of(self, batch: Batch) -> Batch:
         """The part of a batch that this replica takes: adjacent rows.
 
         Raises:

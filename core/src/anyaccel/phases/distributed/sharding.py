@@ -56,13 +56,14 @@ def check_sharding(phase: Phase, resolution: Resolution) -> None:
     if not is_sharded(phase, resolution.plan):
         return
     for backend in resolution.backends:
-        if not isinstance(backend, ShardParameters):
+        shards = backend.capability(ShardParameters)
+        if shards is None:
             raise CapabilityError(
                 f"{_who(phase, resolution)}, and {backend.framework} cannot divide parameters among replicas",
                 cause="its plugin lacks the capability 'shard_parameters'",
                 hint=_LEAVE_OUT,
             )
-        _check_single_nodes(phase, resolution, backend, able=backend.shards_nodes)
+        _check_single_nodes(phase, resolution, backend, able=shards.shards_nodes)
     reason = next(_reasons(phase, resolution), None)
     if reason is not None:
         raise PhaseError(f"{_who(phase, resolution)}, and {reason}", hint=_LEAVE_OUT)
@@ -91,29 +92,29 @@ def _check_single_nodes(phase: Phase, resolution: Resolution, backend: Computing
 def _check_divisible(phase: Phase, resolution: Resolution) -> None:
     """Check that what a phase trains can be divided among devices of this process; `check_replicable` has passed."""
     (segment,), (backend,) = resolution.segments, resolution.backends
-    assert isinstance(backend, DeviceReplicas)
+    replicas, shards = backend.required(DeviceReplicas), backend.capability(ShardParameters)
     whole = whole_nodes(resolution.plan)
-    more = {"whole": whole} if whole and backend.divides_nodes else {}
-    reason, hint = backend.undividable_reason(segment, **more), _LEAVE_OUT
+    more = {"whole": whole} if whole and replicas.divides_nodes else {}
+    reason, hint = replicas.undividable_reason(segment, **more), _LEAVE_OUT
     offload = offloads(resolution.plan)
-    more = {"whole": whole} if whole and isinstance(backend, ShardParameters) and backend.shards_nodes else {}
-    if isinstance(backend, ShardParameters) and not backend.unshardable_reason(segment, offload=offload, **more):
+    more = {"whole": whole} if whole and shards is not None and shards.shards_nodes else {}
+    if shards is not None and not shards.unshardable_reason(segment, offload=offload, **more):
         hint = f"start processes, anyaccel run --replicas {len(resolution.plan.replicas)} SCRIPT, or leave sharding out"
     if isinstance(phase, TrainPhase) and phase.deterministic:
         reason, hint = "deterministic=True adds whole gradients", "leave deterministic or sharding out"
     elif offload:
         reason = "offload is for the processes of a launcher"
     if reason:
-        replicas = ", ".join(map(str, resolution.plan.replicas))
-        raise PhaseError(f"{_who(phase, resolution)} over {replicas}, and {reason}", hint=hint)
-    _check_single_nodes(phase, resolution, backend, able=backend.divides_nodes)
+        devices = ", ".join(map(str, resolution.plan.replicas))
+        raise PhaseError(f"{_who(phase, resolution)} over {devices}, and {reason}", hint=hint)
+    _check_single_nodes(phase, resolution, backend, able=replicas.divides_nodes)
 
 
 def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
     nodes, whole = divided_nodes(resolution.plan), whole_nodes(resolution.plan)
     if len(resolution.segments) > 1:
         yield f"its graph is computed in {len(resolution.segments)} segments, of several frameworks"
-    whole_steps = all(isinstance(each, ShardParameters) and each.global_batches for each in resolution.backends)
+    whole_steps = all(each.required(ShardParameters).global_batches for each in resolution.backends)
     if phase.compile == "steps" and not whole_steps:
         yield "compile='steps': steps of replicas are not compiled"
     mapped = [each.node for each in resolution.plan.assignments if each.offload is not None]
@@ -123,9 +124,8 @@ def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
         by_way = {way: node for node, way in reversed(nodes.items())}
         yield f"node {by_way['full']!r} keeps its parts on the device, and node {by_way['full offload']!r} on the host"
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        assert isinstance(backend, ShardParameters)
-        more = {"whole": whole} if whole else {}
-        if reason := backend.unshardable_reason(segment, offload=offloads(resolution.plan), **more):
+        shards, more = backend.required(ShardParameters), {"whole": whole} if whole else {}
+        if reason := shards.unshardable_reason(segment, offload=offloads(resolution.plan), **more):
             yield reason
 
 
@@ -160,13 +160,14 @@ def sharding_notes(phase: Phase, resolution: Resolution) -> tuple[str, ...]:
 
 def _notes(resolution: Resolution, nodes: Iterable[str], size: int, where: str) -> Iterator[str]:
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-        if not isinstance(backend, ShardParameters):
+        shards = backend.capability(ShardParameters)
+        if shards is None:
             continue
         for operation in segment.operations:
             if operation.model is None or operation.label not in nodes:
                 continue
-            if operation.trainable or backend.global_batches:  # one program over all divides what is frozen, too
-                blocks = backend.sharded_blocks(operation.model)
+            if operation.trainable or shards.global_batches:  # one program over all divides what is frozen, too
+                blocks = shards.sharded_blocks(operation.model)
                 gathered = f"gathered by block ({', '.join(blocks)})" if blocks else "gathered as one"
                 yield (
                     f"parameters and optimizer state of {operation.label!r} are divided among {size} replicas, and "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.process_group import ProcessGroup
 
 
 class SharedCalls:
@@ -16,7 +16,7 @@ class SharedCalls:
         replicas: of this process.
     """
 
-    def __init__(self, replicas: ReplicatedTraining) -> None:
+    def __init__(self, replicas: ProcessGroup) -> None:
         self._replicas = replicas
 
     def agree(self, runner: ChunkRunner, start: int, count: int) -> tuple[ChunkRunner, int]:

@@ -11,7 +11,7 @@ from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.device import Device
 from anyaccel.phases.executor.clipping import GradientClipping
 from anyaccel.phases.executor.loss_scaling import loss_scaling_of
-from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
+from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
@@ -24,6 +24,8 @@ Rows = tuple[str, Callable[[int, int], Any]]
 """A column: its feature set, and a function that gathers rows start to stop of its order."""
 StageRows = tuple[Mapping[str, Rows], ...]
 """For each stage, its columns by value name."""
+Parts = Sequence[tuple[SpanOf, int]]
+"""The parts of a step: which rows each takes, and how many."""
 Watcher = Callable[[Mapping[str, Any], SpanOf], None]
 
 
@@ -46,17 +48,15 @@ class _GradientOutput:
 class CrossSegmentStep:
     """Single steps over the stages of a pipeline; every transfer between them is chosen once, here.
 
-    `log_event` is told if a transfer cannot go on as it was chosen. `replicas` are those that share each step; None
-    where there is one.
+    `log_event` is told if a transfer cannot go on as it was chosen.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[PipelineStage],
-        log_event: LogEvent = discard_event,
-        replicas: StepReplicas | None = None,
-    ) -> None:
-        self._replicas = replicas
+    multi_step = True
+    """Whether a program may take several steps in one call: nothing is exchanged outside of it."""
+    is_share = False
+    """Whether the rows of a step are a share of those that it is computed with."""
+
+    def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent = discard_event) -> None:
         self._stages = tuple(stages)
         makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._inputs = [tuple(_inputs_of(stage, makers, log_event)) for stage in stages]
@@ -69,8 +69,7 @@ class CrossSegmentStep:
             if (terms := [term for term in stage.segment.losses if weight_inputs(term)])
         }
         self._loss_scaling = loss_scaling_of(self._stages)
-        overlapped = [] if replicas is None else replicas.overlap_backward([s for s in stages if s.has_gradient])
-        self._overlapped = {id(stage) for stage in overlapped}  # whose gradients are averaged, and scaled, as they come
+        self._overlapped: set[int] = set()  # `id` of stages whose gradients are handed on, and scaled, as they come
         self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
         self.watcher: Watcher | None = None
         """Is called with the values and rows of every training step when it is done."""
@@ -133,7 +132,10 @@ class CrossSegmentStep:
             losses.append(Losses(stage.backend, 0, tuple(pairs), pairs=pairs))
         return values, losses
 
-    def _step(self, rows: StageRows, parts: Sequence[tuple[SpanOf, int]], whole: SpanOf) -> list[Losses]:
+    def begin_reading(self) -> None:
+        """Models are read next."""
+
+    def _step(self, rows: StageRows, parts: Parts, whole: SpanOf) -> list[Losses]:
         """One update with the gradients of all parts, each of which is some rows, and how many; `whole` is all of them.
 
         Gradients of the losses' means are added up. Before a part of another size comes, those so far are rescaled to
@@ -141,18 +143,15 @@ class CrossSegmentStep:
         """
         losses: list[Losses] = []
         trained: dict[int, PipelineStage] = {}
-        if self._replicas is not None and self._replicas.sharded:  # gradients of all parts are those of all replicas
-            self._replicas.begin_step([size for _, size in parts])
-            parts = [(span_of, 1) for span_of, _ in parts]
         scale, n_rows = parts[0][1], sum(size for _, size in parts)
-        shared = len(parts) > 1 or self._replicas is not None
+        shared = len(parts) > 1 or self.is_share
         factors = self._weighted_factors(rows, whole, n_rows) if shared and self._weighted else {}
         for number, (span_of, size) in enumerate(parts, 1):
             if size != scale:
                 _rescale(trained.values(), scale / size)
                 scale = size
-            if self._overlapped and number == len(parts) and self._replicas is not None:
-                self._replicas.expect_gradients(n_rows, size / n_rows / self._loss_scale)
+            if self._overlapped and number == len(parts):
+                self._expect_gradients(n_rows, size / n_rows / self._loss_scale)
             scales = {
                 id(stage): _times_each(stage, n_rows / size, factors[id(stage)])
                 for stage in self._stages
@@ -165,19 +164,21 @@ class CrossSegmentStep:
             _rescale(unscaled, scale / n_rows)
         if self._loss_scaling is not None:
             _rescale(unscaled, 1.0 / self._loss_scaling.scale)
-        if self._replicas is not None:
-            self._replicas.average(trained.values(), n_rows)
-        self._update(trained.values())
-        if self._replicas is not None:
-            self._replicas.end_step()
+        self._update(trained.values(), n_rows)
         return losses
+
+    def _expect_gradients(self, n_rows: int, factor: float) -> None:
+        """The last part of a step of so many rows begins: overlapped gradients are handed on, times this factor."""
 
     @property
     def _loss_scale(self) -> float:
         return 1.0 if self._loss_scaling is None else self._loss_scaling.scale
 
-    def _update(self, stages: Collection[PipelineStage]) -> None:
-        """Clip and update; skipped in all stages where losses are scaled and a gradient is not finite."""
+    def _update(self, stages: Collection[PipelineStage], n_rows: int) -> None:
+        """Clip and update with the gradients of so many rows.
+
+        Skipped in all stages where losses are scaled and a gradient is not finite.
+        """
         scaling = self._loss_scaling
         finite = scaling is None or scaling.is_finite(stages)
         clip_scales = self._clipping.scales() if finite else {}
@@ -199,10 +200,7 @@ class CrossSegmentStep:
             if needed:
                 inputs = [_taken(columns[name], whole) if name in needed else None for name in stage.segment.inputs]
                 given.append((stage, inputs))
-        if self._replicas is None:
-            every = [stage.program.loss_weights(inputs) for stage, inputs in given]
-        else:
-            every = self._replicas.loss_weights(given, n_rows)
+        every = self._loss_weights(given, n_rows)
         return {
             id(stage): {
                 term.label: _factor(stage, term, weights[term.label])
@@ -211,6 +209,10 @@ class CrossSegmentStep:
             }
             for (stage, _), weights in zip(given, every, strict=True)
         }
+
+    def _loss_weights(self, inputs: Sequence[tuple[PipelineStage, list[Any]]], n_rows: int) -> list[dict[str, Any]]:
+        """The weight of each loss over all rows of a step, by label, of stages with what these are computed from."""
+        return [stage.program.loss_weights(values) for stage, values in inputs]
 
     def _forward_backward(
         self, rows: StageRows, span_of: SpanOf, losses: list[Losses], scales: Mapping[int, Mapping[str, Any]]

@@ -19,7 +19,7 @@ from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.loss_scaling import loss_scaling_of
-from anyaccel.phases.executor.stage import Losses, PipelineStage, StepReplicas
+from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
 from anyaccel.results.events import LogEvent, discard_event
@@ -138,7 +138,7 @@ class Pipeline:
         learners: estimators that learn from every training step; with some, steps are taken one by one.
         log_event: is told if values cannot go from one framework to another as planned.
         custom_step: the training step, if it is the user's own.
-        replicas: share each step; with them, steps are taken one by one, unless they compute one program together.
+        make_step: makes what takes steps one by one.
 
     Attributes:
         loss_scaling: by what losses are scaled in all programs; None where they are not.
@@ -150,19 +150,17 @@ class Pipeline:
         learners: PartialFitEstimators | None = None,
         log_event: LogEvent = discard_event,
         custom_step: CustomStep | None = None,
-        replicas: StepReplicas | None = None,
+        make_step: Callable[[Sequence[PipelineStage], LogEvent], CrossSegmentStep] = CrossSegmentStep,
     ) -> None:
         self._custom_step = custom_step
         self._stages = tuple(stages)
         self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
-        self._cross_segment = CrossSegmentStep(self._stages, log_event, replicas)
-        self._divided_among = replicas if replicas is not None and replicas.sharded else None
+        self._cross_segment = make_step(self._stages, log_event)
         self.loss_scaling = loss_scaling_of(self._stages)
         if learners is not None:
             self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
-        whole = len(stages) == 1 and learners is None and custom_step is None
-        whole = whole and (replicas is None or replicas.multi_step)
+        whole = len(stages) == 1 and learners is None and custom_step is None and self._cross_segment.multi_step
         only = stages[0].program if whole else None
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
@@ -319,8 +317,7 @@ class Pipeline:
 
     def sync_values(self) -> None:
         """Copy the current values to the user's models; where these are divided, all replicas do so together."""
-        if self._divided_among is not None:
-            self._divided_among.begin_reading()
+        self._cross_segment.begin_reading()
         for stage in self._stages:
             stage.program.sync_models()
 

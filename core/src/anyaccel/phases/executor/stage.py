@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.device import Device
@@ -60,35 +60,3 @@ class Losses:
     def is_ready(self) -> bool:
         """Whether they are computed, without waiting; pairs count as such."""
         return self.means is None or self.backend.is_ready(self.means)
-
-
-class StepReplicas(Protocol):
-    """What the replicas of a step exchange; called by all of them in the same order."""
-
-    sharded: bool
-    """Whether gradients are summed over the replicas as soon as they are computed."""
-    multi_step: bool
-    """Whether a program of theirs may take several steps in one call, for which nothing is exchanged beside it."""
-
-    def begin_step(self, sizes: Sequence[int]) -> None:
-        """Where they are summed so: a step begins, in parts of so many rows."""
-
-    def begin_reading(self) -> None:
-        """Where parameters are divided: models are read next, for which all replicas gather them."""
-
-    def loss_weights(
-        self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
-    ) -> list[dict[str, Any]]:
-        """As `ReplicaGroup.loss_weights`, for stages with the inputs that their losses are weighed by."""
-
-    def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
-        """As `ReplicaGroup.overlap_backward`, for stages."""
-
-    def expect_gradients(self, weight: float, factor: float) -> None:
-        """As `ReplicaGroup.expect_gradients`, for all stages that `overlap_backward` gave."""
-
-    def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
-        """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
-
-    def end_step(self) -> None:
-        """The step is done."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -251,7 +251,7 @@ def batch_source_loaders(
     ranges: Mapping[str, TargetRange],
     accumulate: int,
     seed: int,
-    share: Callable[[Batch], Batch] | None = None,
+    share: Callable[[Iterable[tuple[int, Batch]]], Iterator[tuple[int, Batch]]] = iter,
 ) -> SourceLoaderFactory:
     """Loaders of the batches of a source.
 
@@ -261,7 +261,7 @@ def batch_source_loaders(
         ranges: what the losses take as targets, by value name.
         accumulate: batches for one step.
         seed: of the graph.
-        share: gives the part of each batch that this replica takes; None for all of it.
+        share: gives of numbered batches the part that this process takes.
     """
 
     def make_loader(block_bytes: float) -> BatchLoader:
@@ -323,6 +323,5 @@ def bytes_of_block(free: Iterable[int]) -> float:
 def free_memory(place: Place) -> int | None:
     """Bytes that are free on a device; None if its backend does not say."""
     framework, device = place
-    backend = registry().find(framework, device.kind)
-    free = backend.memory(device).free if isinstance(backend, Memory) else 0
-    return free or None
+    memory = registry().find(framework, device.kind).capability(Memory)
+    return None if memory is None else memory.memory(device).free or None

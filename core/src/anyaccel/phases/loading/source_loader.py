@@ -75,7 +75,7 @@ class BatchSourceLoader(BatchLoader):
         accumulate: batches for one step.
         block_bytes: the most bytes of a block, unless one step has more.
         seed: what the source draws from global generators follows from it.
-        share: gives the part of each batch that is taken; None for all of it.
+        share: gives of numbered batches the part that is taken.
     """
 
     residency = "streamed"
@@ -88,7 +88,7 @@ class BatchSourceLoader(BatchLoader):
         accumulate: int,
         block_bytes: int,
         seed: int = 0,
-        share: Callable[[Batch], Batch] | None = None,
+        share: Callable[[Iterable[tuple[int, Batch]]], Iterator[tuple[int, Batch]]] = iter,
     ) -> None:
         self._share = share
         self.n_steps = None if source.steps is None else -(-source.steps // accumulate)
@@ -180,9 +180,7 @@ class BatchSourceLoader(BatchLoader):
         block_bytes, randomness = self._block_bytes, self._randomness
         try:
             with closing(self._open(epoch, again)) as batches:
-                left: Iterable[tuple[int, Batch]] = islice(enumerate(batches), start_step * self._accumulate, None)
-                if self._share is not None:
-                    left = _shared(left, self._share)
+                left = self._share(islice(enumerate(batches), start_step * self._accumulate, None))
                 for buffer in cycle(buffers):
                     buffer.wait()
                     with randomness.drawing():
@@ -258,11 +256,6 @@ class BatchSourceLoader(BatchLoader):
         if self._progress.keeps_samples:
             sample = sample_rows((column.name, array[:rows]) for column, array, _ in buffers.columns)
         return _Block(sizes, buffers.capacity, copies, sample)
-
-
-def _shared(batches: Iterable[tuple[int, Batch]], share: Callable[[Batch], Batch]) -> Iterator[tuple[int, Batch]]:
-    for position, batch in batches:
-        yield position, share(batch)
 
 
 class MapSourceLoader(StreamingLoader):

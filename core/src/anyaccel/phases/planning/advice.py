@@ -80,7 +80,7 @@ def _fixed_shapes(phase: Phase, plan: Plan) -> Advice:
         return Advice(name, NO_EFFECT, "no column has the shape of images")
     figure = f"all full batches have one shape, {plan.batch_size} rows of {listing(images)}"
     backends = [each.backend for each in plan.assignments if each.device.kind not in _ON_HOST]
-    settings = {each.kernel_trials for each in backends if isinstance(each, HasSettings)} - {""}
+    settings = {each.kernel_trials for each in (it.capability(HasSettings) for it in backends) if each} - {""}
     if not settings:
         return Advice(name, NO_EFFECT, f"no framework of the graph leaves the choice to a setting; {figure}")
     given = [each.values for each in phase.callbacks if isinstance(each, FrameworkSettings)]

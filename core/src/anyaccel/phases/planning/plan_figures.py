@@ -119,10 +119,11 @@ class _Figures:
         total = 0
         for node, nbytes in self._models():
             backend = next(each.backend for each in self._here if each.node == node)
-            if not isinstance(backend, MemoryFigures):
+            figures = backend.capability(MemoryFigures)
+            if figures is None:
                 self._gaps["parameters"] = f"the plugin of {backend.framework} does not tell the buffers of a model"
                 return None
-            buffers = backend.buffers(self._graph[node].model).values()  # type: ignore[union-attr]
+            buffers = figures.buffers(self._graph[node].model).values()  # type: ignore[union-attr]
             total += nbytes + sum(spec.nbytes for spec in buffers)
         return total
 

@@ -55,13 +55,14 @@ def _of_segment(
 ) -> Iterator[NodeActivations]:
     assert segment.precision is not None
     unknown = partial(NodeActivations, rows=rows)
-    if not isinstance(backend, StepCosts):
+    costs = backend.capability(StepCosts)
+    if costs is None:
         why = f"the plugin of {backend.framework} does not tell the activations of a node"
         yield from (unknown(node=node, gap=why) for node in nodes)
         return
     plain = replace(segment, precision=replace(segment.precision, recomputed=()))
     try:
-        kept, without = backend.activations(segment, rows), backend.activations(plain, rows)
+        kept, without = costs.activations(segment, rows), costs.activations(plain, rows)
     except Exception as error:  # of a user's model, which may take no tensors without values
         release_frames(error)
         why = f"measuring a step failed: {type(error).__name__}: {error}"

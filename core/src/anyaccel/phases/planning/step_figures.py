@@ -65,7 +65,8 @@ class StepFigures:
         segment, backend, phase = self._resolution.segments[0], self._resolution.backends[0], self._phase
         if len(self._resolution.segments) > 1:
             return "several segments compute a step, and only one is measured on its own"
-        if not isinstance(backend, MemoryFigures):
+        figures = backend.capability(MemoryFigures)
+        if figures is None:
             return f"the plugin of {backend.framework} does not tell what a step takes"
         if isinstance(phase, TrainPhase) and phase.step is not None:
             return "the training step is your own"
@@ -74,19 +75,20 @@ class StepFigures:
         weights = sum(each.nbytes for each in self._resolution.plan.assignments)
         rows = sum(spec.nbytes for spec, _ in segment.inputs.values()) * part.epochs.batch_size
         needed, free = _COPIES * weights + 4 * rows, host_memory().free
-        if backend.allocates and free and needed > _MEASURED_SHARE * free:
+        if figures.allocates and free and needed > _MEASURED_SHARE * free:
             return f"measuring a step would take {size(needed)} of this machine's memory"
         return ""
 
     def _measure(self, part: DrawnPart, n_rows: int) -> str:
         """Measure a step of a part; why that failed, `""` if it did not."""
         segment, backend = self._resolution.segments[0], self._resolution.backends[0]
-        assert isinstance(backend, MemoryFigures) and part.epochs is not None
+        assert part.epochs is not None
+        figures = backend.required(MemoryFigures)
         trains = isinstance(part.part, TrainPhase)
         accumulate = part.part.accumulate if isinstance(part.part, TrainPhase) else 1
         own = segment if trains else replace(segment, groups=(), states={})
         try:
-            peaks = backend.step_memory(own, part.epochs.batch_size, accumulate, part.epochs.n_steps)
+            peaks = figures.step_memory(own, part.epochs.batch_size, accumulate, part.epochs.n_steps)
         except Exception as error:  # of a user's model or loss, which may take no rows of zeros
             release_frames(error)
             return f"measuring a step failed: {type(error).__name__}: {error}"

@@ -1,0 +1,240 @@
+"""Process group: what the processes share and exchange that compute one phase; a single process is a group of one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from anyaccel.backend import ComputingBackend, Program
+from anyaccel.graph import ModelGraph
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.loading.host_columns import Batch
+from anyaccel.results.events import LogEvent
+from anyaccel.segment import Segment
+
+LossSums = dict[str, tuple[float, float]]
+"""Sum and weight, by label."""
+BatchesShare = Callable[[Iterable[tuple[int, Batch]]], Iterator[tuple[int, Batch]]]
+"""Gives of numbered batches the part that a process takes."""
+
+
+class ProcessGroup(ABC):
+    """The processes that compute a phase together, as one of them sees it. What exchanges is called by all at once.
+
+    Attributes:
+        rank: which one this is, from 0.
+        size: how many there are.
+        sharded: whether parameters are divided among them, which they gather together before models are read.
+        reads_all_rows: whether each is given all rows of a step.
+        random_key: parts of a key that keep the random numbers of this process apart; empty where it draws those of a
+            single process.
+    """
+
+    rank: int
+    size: int
+    sharded: bool = False
+
+    @property
+    @abstractmethod
+    def reads_all_rows(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def random_key(self) -> tuple[str, ...]: ...
+
+    # -- the rows of this process ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def choose_rows(self, epochs: EpochPlan | None) -> None:
+        """Decide whether each is given all rows of a step; `epochs` is None where rows are read as they are needed."""
+
+    @abstractmethod
+    def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
+        """What this process takes of the steps of a training.
+
+        Raises:
+            PhaseError: the steps cannot be shared.
+        """
+
+    @abstractmethod
+    def share_batches(self, source: str) -> BatchesShare:
+        """What this process takes of the batches of a source with this label."""
+
+    @abstractmethod
+    def shares_evaluation(self, epochs: EpochPlan) -> bool:
+        """Whether each computes some whole batches of an evaluation."""
+
+    @abstractmethod
+    def share_evaluation(self, epochs: EpochPlan) -> EpochPlan:
+        """The batches of an evaluation that this process computes."""
+
+    # -- programs and steps ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        """The program of a segment."""
+
+    @abstractmethod
+    def step(self, stages: Sequence[PipelineStage], log_event: LogEvent) -> CrossSegmentStep:
+        """What takes steps one by one; `log_event` is told if a transfer cannot go on as it was chosen."""
+
+    # -- what is exchanged -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """The plain values that all give, by rank."""
+
+    def first(self, value: Any) -> Any:
+        """The plain value that the first process gives."""
+        return self.gather(value)[0]
+
+    @abstractmethod
+    def total(self, sums: Mapping[str, tuple[float, float]]) -> LossSums:
+        """Sums and weights of losses over all rows."""
+
+    @abstractmethod
+    def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
+        """The named arrays that all give, one process after the other; None where one gives None."""
+
+    @abstractmethod
+    def outputs_of_all(self, outputs: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
+        """The outputs of all batches by name, in their order, where each process has computed some of them."""
+
+    @abstractmethod
+    def check_same(self, texts: Mapping[str, str], *, when: str, hint: str) -> None:
+        """Compare texts by name; see `ReplicaComparison.check_same`.
+
+        Raises:
+            PhaseError: they differ.
+        """
+
+    @abstractmethod
+    def check_begin(self, phase: Any, graph: ModelGraph, columns: Mapping[str, Any]) -> None:
+        """Compare code, settings, models and data before the first step.
+
+        Raises:
+            PhaseError: they differ.
+        """
+
+    @abstractmethod
+    def check_end(self, graph: ModelGraph) -> Mapping[str, np.ndarray]:
+        """Compare what was trained; gives the first one's values of buffers that are not alike.
+
+        Raises:
+            PhaseError: parameters or states of optimizers differ.
+        """
+
+    # -- the training loop -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """An epoch of the run begins, or goes on after its first `step` steps."""
+
+    @abstractmethod
+    def end_steps(self) -> None:
+        """The steps of an epoch are done.
+
+        Raises:
+            PhaseError: those of another process are not.
+        """
+
+    @abstractmethod
+    def stop_reason_of_all(self, reason: str) -> str:
+        """Why a process is asked to stop, as the first says that was; `""` if none was."""
+
+    @abstractmethod
+    def end_epoch(self, stop_reason: str) -> str:
+        """As `stop_reason_of_all` at the end of an epoch.
+
+        Raises:
+            PhaseError: the processes have drawn other rows.
+        """
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Which process this is, and at which step, in words."""
+
+    @abstractmethod
+    def shared_call(self, n_steps: int) -> AbstractContextManager[None]:
+        """Around a call of a program that all compute together; errors name its steps."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """This process has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+
+
+class SingleProcess(ProcessGroup):
+    """A group of one: its share is everything, its sum is the value, and what it compares is alike."""
+
+    rank, size = 0, 1
+    reads_all_rows = True
+    random_key = ()
+
+    def choose_rows(self, epochs: EpochPlan | None) -> None:
+        pass
+
+    def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
+        return epochs
+
+    def share_batches(self, source: str) -> BatchesShare:
+        return iter
+
+    def shares_evaluation(self, epochs: EpochPlan) -> bool:
+        return False
+
+    def share_evaluation(self, epochs: EpochPlan) -> EpochPlan:
+        return epochs
+
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        return backend.build(segment)
+
+    def step(self, stages: Sequence[PipelineStage], log_event: LogEvent) -> CrossSegmentStep:
+        return CrossSegmentStep(stages, log_event)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def total(self, sums: Mapping[str, tuple[float, float]]) -> LossSums:
+        return dict(sums)
+
+    def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
+        return None if arrays is None else list(arrays)
+
+    def outputs_of_all(self, outputs: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
+        return outputs
+
+    def check_same(self, texts: Mapping[str, str], *, when: str, hint: str) -> None:
+        pass
+
+    def check_begin(self, phase: Any, graph: ModelGraph, columns: Mapping[str, Any]) -> None:
+        pass
+
+    def check_end(self, graph: ModelGraph) -> Mapping[str, np.ndarray]:
+        return {}
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        pass
+
+    def end_steps(self) -> None:
+        pass
+
+    def stop_reason_of_all(self, reason: str) -> str:
+        return reason
+
+    def end_epoch(self, stop_reason: str) -> str:
+        return stop_reason
+
+    where = "the only process"
+
+    def shared_call(self, n_steps: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def abandon(self) -> None:
+        pass
