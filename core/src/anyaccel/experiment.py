@@ -29,7 +29,6 @@ from anyaccel.results import (
     Results,
     TrainResults,
     compare,
-    plots,
     runs_html,
 )
 from anyaccel.results.base import check_replaceable, read_results, results_parts
@@ -178,6 +177,8 @@ class Experiment(AttributeHints):
             known = dict.fromkeys(name for results in runs for name in results.figures)
             hint = "use one of these names" if known else "run a TrainPhase first"
             raise unknown_name(f"no run of experiment {self.label!r} has a figure {figure!r}", figure, known, hint)
+        from anyaccel.results import plots
+
         return plots.line_plot(curves, ax, title=self.label, xlabel="epoch", ylabel=figure)
 
     def compare(self, *figures: str) -> Comparison:
