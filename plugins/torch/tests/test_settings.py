@@ -12,6 +12,7 @@ import torch
 import anyaccel as aa
 from anyaccel.errors import PhaseError
 from anyaccel.phases.planning.advice import advise
+from anyaccel.testing import TinyBackend
 from anyaccel_torch.settings import BOOLEANS
 
 X = np.ones((8, 3, 4, 4), "float32")
@@ -150,6 +151,6 @@ def test_the_advice_says_what_to_write_and_is_content_with_it():
 
 def test_a_framework_without_settings_is_told():
     callback, phase = aa.FrameworkSettings({"x.y": True}), SimpleNamespace(label="p")
-    plan = SimpleNamespace(assignments=(SimpleNamespace(framework="f", backend=object()),))
+    plan = SimpleNamespace(assignments=(SimpleNamespace(framework="f", backend=TinyBackend("f")),))
     with pytest.raises(PhaseError, match=r"no framework of its graph has the setting 'x\.y'\. Hint: leave it out"):
         callback.before_placement(phase, plan, object())
