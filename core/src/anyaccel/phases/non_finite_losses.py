@@ -7,13 +7,15 @@ import warnings
 from collections.abc import Mapping
 
 from anyaccel.errors import NaNWarning
+from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.run import Run
 from anyaccel.phases.train_phase import all_losses
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
 
 
-class NonFiniteLosses:
+class NonFiniteLosses(LoopExtension):
     """Acts on NaN and infinite losses as `TrainPhase.on_nan` says; looks at whole epochs, on the host.
 
     Args:
@@ -26,8 +28,9 @@ class NonFiniteLosses:
         self._warned = warned
         self._nodes = {loss.label: loss.on for loss in all_losses(run.phase)}
 
-    def training(self, first: Mapping[str, tuple[int, float]]) -> None:
-        """Losses of training: the first step of the epoch in which each is not finite, and its value there."""
+    def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
+        """Look at the losses of training: the first step of the epoch in which one is not finite counts."""
+        first = {} if all(map(math.isfinite, means.values())) else losses.first_not_finite()
         if first:
             step = min(step for step, _ in first.values())
             values = {label: value for label, (at, value) in first.items() if at == step}
@@ -39,20 +42,6 @@ class NonFiniteLosses:
         not_finite = {label: value for label, value in losses.items() if not math.isfinite(value)}
         if not_finite:
             self._found(not_finite, f"in the validation after epoch {self._run.epoch + 1}")
-
-    def all_skipped(self, n_skipped: int, n_steps: int) -> None:
-        """The run has ended: so many of its steps were skipped, as scaled gradients were not finite."""
-        if n_skipped < n_steps or not n_steps or self._run.phase.on_nan == "ignore":
-            return
-        label = self._run.phase.label
-        problem = f"phase {label!r}: all of its {n_steps} steps were skipped, as gradients were not finite in float16"
-        hint = (
-            "Hint: train for more steps, as each that is skipped halves the scale, or write a smaller loss_scale=; "
-            "where values are beyond 65504, scale the data, or write precision='bf16-mixed', which has the range of "
-            "float32"
-        )
-        message = f"{problem}: nothing was learned. {hint}"
-        warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
 
     def _found(self, values: Mapping[str, float], where: str) -> None:
         on_nan = self._run.phase.on_nan

@@ -17,7 +17,7 @@ from anyaccel.device import Device
 from anyaccel.graph import Resolution, memory_sharing, resolve
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
+from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointers_for
 from anyaccel.phases.distributed.devices import check_replicable, replica_notes
 from anyaccel.phases.distributed.joining import is_first, process_group
 from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
@@ -32,6 +32,7 @@ from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
+from anyaccel.phases.loop_factory import train_loop
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
@@ -45,7 +46,6 @@ from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_frames
-from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.phases.train_phase import TrainPhase, all_losses
 from anyaccel.phases.validation import trained_as
 from anyaccel.registry import registry
@@ -132,7 +132,7 @@ class _PhaseExecution:
         self._final_devices: dict[str, Device] = {}
         self._nan_in_data = False
         self._resume = resume
-        self._checkpointer: Checkpointer | None = None
+        self._checkpointers: list[Checkpointer] = []
         self._first_buffers: Mapping[str, np.ndarray] = {}  # of replicas that have others
         self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
         self._contexts = ExitStack()  # in place of the caller's
@@ -148,7 +148,7 @@ class _PhaseExecution:
         self._hooks.call("phase_start", phase=phase, run=self._run)
         learners = learners_of(phase, graph)
         callbacks, writes = self._hooks.callbacks, self._run.is_main_process
-        self._checkpointer = checkpointer_for(self._run, callbacks, self._resume, learners, writes=writes)
+        self._checkpointers = checkpointers_for(self._run, callbacks, self._resume, learners, writes=writes)
         if not isinstance(phase, FitPhase):
             return self._round()
         with awaiting_fit(left_to_fit(phase, graph), graph):
@@ -187,8 +187,8 @@ class _PhaseExecution:
         self._hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
-        if self._checkpointer is not None:
-            self._checkpointer.join(group)
+        for checkpointer in self._checkpointers:
+            checkpointer.join(group)
         arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
         group.check_begin(phase, graph, arrays)
         del arrays
@@ -252,17 +252,17 @@ class _PhaseExecution:
             if not isinstance(part.part, TrainPhase)
         ]
         if isinstance(phase, TrainPhase):
-            TrainLoop(
+            train_loop(
                 phase=phase,
                 run=run,
                 pipeline=pipeline,
-                policy=self._policies[0],
+                recovery=self._policies[0],
                 hooks=self._hooks,
                 progress=self._progress,
                 learners=learners,
-                validation=evaluations[0] if evaluations else None,
+                validations=evaluations,
                 nan_in_data=self._nan_in_data,
-                checkpointer=self._checkpointer,
+                checkpointers=self._checkpointers,
                 group=group,
             ).run()
             self._first_buffers = group.check_end(self._graph)
@@ -321,16 +321,12 @@ class _PhaseExecution:
             run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
             run.attach(None)
-            self._close_checkpointer()
+            while self._checkpointers:
+                self._checkpointers.pop().close()
             running.release(run)
             if run.error is not None:
                 release_frames(run.error)
             self._hooks.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
-
-    def _close_checkpointer(self) -> None:
-        checkpointer, self._checkpointer = self._checkpointer, None
-        if checkpointer is not None:
-            checkpointer.close()
 
     def _close(self) -> None:
         pipeline, self._pipeline = self._pipeline, None
@@ -338,7 +334,7 @@ class _PhaseExecution:
         self._graph.refresh = None
         try:
             for policy in policies:
-                policy.loader.close()
+                policy.rows.loader.close()
         finally:
             if pipeline is not None:
                 pipeline.close(self._graph.optimizer_states)

@@ -1,0 +1,113 @@
+"""Loop factory: the training loop of a phase with the features that are asked for; what is not costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anyaccel.phases.checkpointing.checkpointer import Checkpointer
+from anyaccel.phases.checkpointing.extension import CheckpointWrites, Resumption
+from anyaccel.phases.checkpointing.position import Position
+from anyaccel.phases.compile_policy import CompilePolicy
+from anyaccel.phases.distributed.checks import step_checks
+from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
+from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.hooks import EpochHooks, HookCaller
+from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtension
+from anyaccel.phases.loss_scale_report import LossScaleReport
+from anyaccel.phases.non_finite_losses import NonFiniteLosses
+from anyaccel.phases.oom_recovery import EpochRecovery, OutOfMemoryRecovery
+from anyaccel.phases.process_group import ProcessGroup
+from anyaccel.phases.profile import profile_sessions
+from anyaccel.phases.progress import Progress
+from anyaccel.phases.progress.reports import ProgressReports
+from anyaccel.phases.run import Run
+from anyaccel.phases.step_listeners import StepListeners, StepNotifier
+from anyaccel.phases.train_loop import TrainLoop
+from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.validation_run import Validation
+
+
+def train_loop(  # noqa: PLR0913 - keywords, each documented
+    *,
+    phase: TrainPhase,
+    run: Run,
+    pipeline: Pipeline,
+    recovery: OutOfMemoryRecovery,
+    hooks: HookCaller,
+    progress: Progress,
+    learners: PartialFitEstimators,
+    validations: Sequence[Evaluation],
+    nan_in_data: bool,
+    checkpointers: Sequence[Checkpointer],
+    group: ProcessGroup,
+) -> TrainLoop:
+    """The loop of a TrainPhase.
+
+    Args:
+        phase: what is executed.
+        run: its record.
+        pipeline: the programs.
+        recovery: the rows, and what is done when they do not fit.
+        hooks: plugins and callbacks.
+        progress: is told how far it is.
+        learners: estimators that learn from every step.
+        validations: run after epochs.
+        nan_in_data: there was a warning of NaN in the data.
+        checkpointers: write checkpoints, and know where an earlier run was.
+        group: the processes that train together.
+    """
+    rows, in_progress = recovery.rows, CallInProgress()
+    resumed = [(one, one.resumed) for one in checkpointers if one.resumed is not None]
+    begins = next((position for _, position in resumed), Position(phase=phase.label, epoch=0, number=0))
+    non_finite = NonFiniteLosses(run, warned=nan_in_data)
+    writes = [CheckpointWrites(run, one, pipeline, rows, in_progress) for one in checkpointers]
+    scaling = pipeline.loss_scaling
+    if hooks.max_call_steps == 1 and pipeline.notifies_steps:
+        listeners: list[LoopExtension] = [StepNotifier(run, hooks, pipeline, progress, in_progress)]
+    else:
+        listens = hooks.step_listeners or hooks.has_steps_done_listeners
+        listeners = [StepListeners(run, hooks, pipeline)] if listens else []
+    extensions: list[LoopExtension] = [
+        *(Validation(run, evaluation, non_finite, progress) for evaluation in validations),
+        *([] if type(progress) is Progress else [ProgressReports(run, progress, rows, begins)]),
+        *profile_sessions(hooks.callbacks, run, pipeline),
+        *group.before_hooks(run, pipeline),
+        EpochHooks(run, hooks, pipeline),
+        *listeners,
+        *group.after_hooks(run, pipeline),
+        *(Resumption(run, begins, writes[0], one, pipeline, rows) for one, _ in resumed),
+        *([learners] if learners else []),
+        *step_checks(phase, pipeline, group),
+        CompilePolicy(
+            run,
+            pipeline,
+            rows.loader,
+            recovery.batch_size,
+            max_call_steps=hooks.max_call_steps or UNLIMITED,
+            may_stop_early=hooks.may_stop,
+            on_activity=progress.doing,
+        ),
+        EpochRecovery(
+            run,
+            pipeline,
+            recovery,
+            hooks.callbacks,
+            in_progress,
+            steps_before=sum(epoch.steps for epoch in begins.history) + begins.step,
+            takes_snapshots=group.keeps_snapshots,
+            goes_on=group.size == 1,
+        ),
+        *([] if phase.on_nan == "ignore" else [non_finite]),
+        *([] if scaling is None else [LossScaleReport(run, scaling, begins.loss_scale)]),
+        *writes,
+    ]
+    return TrainLoop(
+        phase=phase,
+        run=run,
+        pipeline=pipeline,
+        rows=rows,
+        group=group,
+        in_progress=in_progress,
+        extensions=extensions,
+    )
