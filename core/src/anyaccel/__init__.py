@@ -132,6 +132,7 @@ _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for n
 __all__ = ["errors", *_MODULES]
 
 _extend("accelerator_class", "anyaccel.requests:accelerator_class")
+_extend("compute_rate", "anyaccel.requests.compute_rates:compute_rate")
 
 _GRAPH = "write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"
 _OTHER_NAMES = {

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Accelerator:
     vendor: str
     pin_memory: bool
     spec: str = field(compare=False)
+    is_request: ClassVar[bool] = False
 
     def __new__(cls, device: Any = "cpu", *, pin_memory: bool = False) -> Accelerator:
         if cls is Accelerator and not USUAL.fullmatch(str(device)):

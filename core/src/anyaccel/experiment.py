@@ -34,7 +34,6 @@ from anyaccel.results import (
     TrainResults,
     compare,
     eval_results,
-    plots,
     runs_html,
 )
 from anyaccel.results.base import check_replaceable, read_results, results_parts
@@ -212,6 +211,8 @@ class Experiment(AttributeHints):
             known = dict.fromkeys(name for results in runs for name in results.figures)
             hint = "use one of these names" if known else "run a TrainPhase first"
             raise unknown_name(f"no run of experiment {self.label!r} has a figure {figure!r}", figure, known, hint)
+        from anyaccel.results import plots
+
         return plots.line_plot(curves, ax, title=self.label, xlabel="epoch", ylabel=figure)
 
     def compare(self, *figures: str) -> Comparison:

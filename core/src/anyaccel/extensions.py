@@ -1,7 +1,8 @@
-"""Extensions: what a feature adds to a module below it, registered by name and imported when it is first needed.
+"""Extensions: what one module adds to another that does not know it, registered under the name of a point.
 
-A module that can be extended asks for `extensions("POINT")`, and knows nothing of those who answer. The table of
-features in `anyaccel/__init__.py` registers them; a feature that is not installed extends nothing.
+A module that can be extended asks for `extensions("POINT")`. Who extends it registers an object when it is imported, or
+is registered by name in `anyaccel/__init__.py` and imported when it is first asked for; what is not installed extends
+nothing.
 """
 
 from __future__ import annotations
@@ -9,24 +10,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_registered: dict[str, list[str]] = {}
+_registered: dict[str, list[Any]] = {}
 
 
-def extend(point: str, where: str) -> None:
-    """Register an extension, an object named as `"module:name"`; a second registration of it changes nothing."""
-    names = _registered.setdefault(point, [])
-    if where not in names:
-        names.append(where)
+def extend(point: str, extension: Any) -> None:
+    """Register an extension, an object or the text `"module:name"` of one, once."""
+    registered = _registered.setdefault(point, [])
+    if extension not in registered:
+        registered.append(extension)
 
 
 def extensions(point: str) -> list[Any]:
     """The extensions of a point in the order of registration, without those whose package is not installed."""
-    loaded = []
-    for where in _registered.get(point, ()):
-        module, _, name = where.partition(":")
+    registered = _registered.get(point, [])
+    for extension in [it for it in registered if isinstance(it, str)]:
+        module, _, name = extension.partition(":")
         try:
-            loaded.append(getattr(import_module(module), name))
+            registered[registered.index(extension)] = getattr(import_module(module), name)
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
-    return loaded
+            registered.remove(extension)
+    return registered

@@ -24,8 +24,8 @@ Handler: TypeAlias = "Callable[[int, FrameType | None], Any]"
 
 FORCE_SECONDS = 0.3
 """A signal that comes again so long after the first, which still waits, is not deferred any more."""
-_WHOLE = ("importlib._bootstrap", "anyaccel.plugin_loader", "anyaccel.registry")
-"""Modules whose functions are never broken off by a first signal."""
+WHOLE = "_UNBROKEN"
+"""A module that has this name is never broken off by a first signal while its functions run; nor are imports."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 
 
@@ -107,7 +107,7 @@ class _MainThread:
     def _is_whole(self, frame: FrameType | None) -> bool:
         """Whether a frame is of what must not be broken off."""
         while frame is not None and id(frame) != self.boundary:
-            if frame.f_globals.get("__name__") in _WHOLE:
+            if WHOLE in frame.f_globals or frame.f_globals.get("__name__") == "importlib._bootstrap":
                 return True
             frame = frame.f_back
         return False

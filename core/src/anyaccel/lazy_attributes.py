@@ -24,7 +24,14 @@ def lazy_attributes(
             hint = (other_names or {}).get(name, "")
             said = f". Hint: {hint}." if hint else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{said}", name=name)
-        value = getattr(import_module(modules[name], package), name)
+        try:
+            module = import_module(modules[name], package)
+        except ModuleNotFoundError as error:
+            if not f"{modules[name]}.".startswith(f"{error.name}."):
+                raise
+            problem = f"{package}.{name} is in {modules[name]}, which is not installed"
+            raise ModuleNotFoundError(problem, name=error.name) from None
+        value = getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
 

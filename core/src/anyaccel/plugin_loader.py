@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "anyaccel"
+_UNBROKEN = True  # see `interrupts`
 SWITCH = "ANYACCEL_PLUGINS"
 BUILT_IN = "numpy"
 BUILT_IN_MODULE = "anyaccel.numpy_backend.plugin"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pluggy
 
 from anyaccel import plugin_loader as loader
-from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange
+from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange, Memory
 from anyaccel.device import Device
 from anyaccel.errors import (
     AmbiguousOwnerError,
@@ -31,6 +31,7 @@ from anyaccel.suggestions import did_you_mean, kind_hint
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+_UNBROKEN = True  # see `interrupts`
 Offer = tuple[Plugin, type[Any], Callable[[Any], Any]]
 """A capability, the plugin that brings it, and what makes its object."""
 
@@ -46,6 +47,9 @@ class Registry:
 
     `policies` has the plugins' placement policies by name, each with its plugin, once they are loaded.
     """
+
+    is_of_this_machine = True
+    """Whether the devices are here, and not those of a machine that is described."""
 
     def __init__(
         self,
@@ -241,6 +245,17 @@ class Registry:
         if not kinds:
             raise self._no_plugin(framework)
         return kinds
+
+    def total_memory(self, framework: str, device: Device) -> int | None:
+        """Bytes of memory of a device, of the CPU those of the host; None if unknown or without a limit."""
+        memory = self.find(framework, device.kind).capability(Memory)
+        return None if memory is None else memory.memory(device).total or None
+
+    def free_memory(self, framework: str, device: Device) -> int | None:
+        """Bytes that are free now on a device; None if unknown or without a limit."""
+        memory = self.find(framework, device.kind).capability(Memory)
+        found = None if memory is None else memory.memory(device)
+        return found.free or None if found is not None and found.total else None
 
     def serves(self, framework: str, kind: str) -> bool:
         """Whether a plugin runs a framework on a kind of device."""

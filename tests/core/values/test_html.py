@@ -10,8 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyaccel.display import ROWS, cut, guarded, line, listing, page, row, size, table
-from anyaccel.html import NOWHERE, Markup, badge, colours, element, escaped, joined, text
+from anyaccel.html import (
+    NOWHERE,
+    ROWS,
+    Markup,
+    badge,
+    colours,
+    cut,
+    element,
+    escaped,
+    guarded,
+    joined,
+    line,
+    listing,
+    page,
+    row,
+    size,
+    table,
+    text,
+)
 
 GPUS = [f"gpu:{i}" for i in range(7)]
 

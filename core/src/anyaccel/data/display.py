@@ -11,9 +11,8 @@ import pyarrow as pa
 from anyaccel.data.arrow_columns import contiguous, is_readable, to_numpy, type_name
 from anyaccel.data.padding import padding_of, up_to
 from anyaccel.data.rows import Rows
-from anyaccel.display import cut, guarded, line, listing, page, row, size, table
 from anyaccel.errors import DataError
-from anyaccel.html import Markup, escaped, faint, text
+from anyaccel.html import Markup, cut, escaped, faint, guarded, line, listing, page, row, size, table, text
 from anyaccel.install_hints import install_line
 
 _ONE_BY_ONE = 6  # columns of a role that a text lists with their types

@@ -20,7 +20,6 @@ from anyaccel.graph import ModelNode
 from anyaccel.phases import Callback, Run, TrainPhase
 from anyaccel.phases.estimator_partial_fit import learning_nodes
 from anyaccel.phases.finished_steps import FinishedSteps
-from anyaccel.results import plots
 from anyaccel.specs import Optimizer, Schedule, assign_fields
 
 _WHERE = "find_learning_rate: "
@@ -74,6 +73,8 @@ class RangeTest:
         Raises:
             ResultError: matplotlib is not installed.
         """
+        from anyaccel.results import plots
+
         ax = plots.axes(ax)
         ax.plot(self.rates, self.losses, color="0.75", label="loss")
         ax.plot(self.rates, self.smoothed, label="smoothed")

@@ -12,7 +12,6 @@ from anyaccel import arguments
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
-from anyaccel.display import guarded
 from anyaccel.errors import GraphError, StateError
 from anyaccel.graph import (
     graph_config,
@@ -31,6 +30,7 @@ from anyaccel.graph.plan import Plan
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.graph.weight_loading import LoadedWeights
 from anyaccel.graph.weight_matching import Change, Names
+from anyaccel.html import guarded
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 

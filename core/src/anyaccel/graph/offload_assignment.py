@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from anyaccel.arguments import shown
-from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, DeviceParseError, GraphError
 from anyaccel.estimators import Estimator
@@ -19,7 +18,6 @@ from anyaccel.host_memory import host_memory
 from anyaccel.planner import OffloadModels, OffloadRequest
 from anyaccel.planner.capability import TIERS
 from anyaccel.registry import Registry
-from anyaccel.requests import InventoryRegistry
 from anyaccel.segment import TensorSpec
 
 _ROWS = 2  # of the call that shows in which order blocks compute
@@ -27,13 +25,12 @@ _EXAMPLE = "{'embed': 'gpu:0', 'layers': 'cpu'}"
 
 
 def with_offload(node: Node, assignment: Assignment, request: Request, known: Registry, shapes: Shapes) -> Assignment:
-    """The assignment of a node with the places of its model's blocks, where it has a device map.
+    """The assignment of a node that has a device map, with the places of its model's blocks.
 
     Raises:
         AnyaccelError: the framework or the phase cannot do it, the map does not fit the model, or nothing fits.
     """
-    if not isinstance(node, ModelNode) or node.device_map is None:
-        return assignment
+    assert isinstance(node, ModelNode)
     _check_possible(node, assignment, request)
     wanted = _wanted(node, assignment, request, known, shapes)
     try:
@@ -113,13 +110,6 @@ def _text_of(where: str, name: str, given: Any, kind: str) -> str:
 
 def _free(assignment: Assignment, known: Registry, devices: Iterable[Device]) -> dict[str, int | None]:
     """Bytes that are free on each device and in host memory, where weights may take half."""
-    made: dict[str, int | None] = {}
-    for device in devices:
-        if isinstance(known, InventoryRegistry):
-            made[str(device)] = known.capacity(device) or None
-        else:
-            memory = known.find(assignment.framework, device.kind).capability(Memory)
-            found = None if memory is None else memory.memory(device)
-            made[str(device)] = found.free or None if found is not None and found.total else None
-    host = known.capacity(Device("cpu")) or None if isinstance(known, InventoryRegistry) else host_memory()[1] // 2
-    return {**made, "cpu": host, "disk": None}
+    framework = assignment.framework
+    host = host_memory()[1] // 2 if known.is_of_this_machine else known.free_memory(framework, Device("cpu"))
+    return {**{str(device): known.free_memory(framework, device) for device in devices}, "cpu": host, "disk": None}

@@ -8,7 +8,6 @@ from typing import Any
 from anyaccel.arguments import check, is_integer
 from anyaccel.device import Device
 from anyaccel.errors import GraphError
-from anyaccel.planner import memory_size
 
 _OFFLOADS = ("no", "cpu", "disk")
 _EXAMPLE = "{'embed': 'gpu:0', 'layers': 'cpu'}"
@@ -54,6 +53,8 @@ def _entries(where: str, given: Mapping[Any, Any]) -> dict[str, str | int]:
 def _limits(where: str, given: Any) -> dict[str | int, int]:
     fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
     check(GraphError, where, "max_memory", given, fits, "bytes for each device", "{'gpu:0': '20GiB', 'cpu': '60GiB'}")
+    from anyaccel.planner import memory_size  # may not be installed
+
     return {
         _place(where, "max_memory", name): memory_size(GraphError, where, f"max_memory[{name!r}]", size)
         for name, size in given.items()

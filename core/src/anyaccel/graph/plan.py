@@ -9,7 +9,6 @@ from typing import Any, Self
 from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
-from anyaccel.display import guarded, size
 from anyaccel.errors import ConfigError, GraphError
 from anyaccel.graph import plan_json
 from anyaccel.graph.plan_diff import PlanDiff, diff
@@ -18,8 +17,7 @@ from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, Devic
 from anyaccel.graph.plan_html import plan_page
 from anyaccel.graph.plan_offload import offload_lines
 from anyaccel.graph.plan_report import plan_report
-from anyaccel.html import Markup, text
-from anyaccel.planner import OffloadPlan
+from anyaccel.html import Markup, guarded, size, text
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 
@@ -391,7 +389,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, (TensorSpec, Rejection)):
         return _to_dict(value)
-    if isinstance(value, OffloadPlan):
+    if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from anyaccel.backend import ComputingBackend
 from anyaccel.data.padding import up_to
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
-from anyaccel.display import listing
-from anyaccel.planner import OffloadPlan
+from anyaccel.html import listing
 from anyaccel.segment import TensorSpec
+
+if TYPE_CHECKING:
+    from anyaccel.planner import OffloadPlan
 
 LEVELS = ("node", "policy", "phase", "environment")
 """Who may ask for a device of a node; the first comes first."""
@@ -175,6 +177,8 @@ def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
         **{name: tuple(_rejection(each) for each in _list(plain.pop(name))) for name in ("rejected",) if name in plain},
     }
     if plain.get("offload") is not None:
+        from anyaccel.planner import OffloadPlan  # may not be installed
+
         read["offload"] = OffloadPlan.from_dict(plain.pop("offload"))
     for name in _NOT_COMPARED:
         if name in plain:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anyaccel.display import line, listing, page, prose, row, size, table
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing
 from anyaccel.graph.plan_offload import block_rows, offload_summary
-from anyaccel.html import Markup, badge, element, faint
-from anyaccel.planner import OffloadPlan
+from anyaccel.html import Markup, badge, element, faint, line, listing, page, prose, row, size, table
+
+if TYPE_CHECKING:
+    from anyaccel.planner import OffloadPlan
 
 ROUTES = {"move": "move", "share": "shared memory", "copy": "shared memory and a copy", "host": "through host memory"}
 """How a value crosses, in a few words."""

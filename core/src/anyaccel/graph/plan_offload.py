@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from anyaccel.display import size
-from anyaccel.planner import OffloadPlan, PlacedBlock
+from anyaccel.html import size
+
+if TYPE_CHECKING:
+    from anyaccel.planner import OffloadPlan, PlacedBlock
 
 TIERS = {"": "stays", "cpu": "host memory", "disk": "disk"}
 """Where weights rest, in words."""

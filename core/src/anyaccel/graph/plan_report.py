@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from anyaccel.display import prose, row, size, table
 from anyaccel.graph.plan_entries import Crossing
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
 from anyaccel.graph.plan_html import ROUTES
-from anyaccel.html import FONT, Markup, badge, element, escaped, joined
+from anyaccel.html import FONT, Markup, badge, element, escaped, joined, prose, row, size, table
 
 _COLOURS: Mapping[str, str] = {
     "parameters": "#0058FC",

@@ -15,7 +15,6 @@ from anyaccel.graph.device_assignment import DeviceAssigner
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.loss_binding import LossBinder, check_patterns, check_supported
 from anyaccel.graph.nodes import ModelNode
-from anyaccel.graph.offload_assignment import with_offload
 from anyaccel.graph.partition import cut
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Part
@@ -122,10 +121,14 @@ class _Resolver:
             replicas=request.devices,
         ).assign(active)
         computed = {label: with_precision(self._nodes[label], each, request) for label, each in assigned.items()}
-        return {
-            label: with_offload(self._nodes[label], each, request, self._registry, self._shapes)
-            for label, each in computed.items()
-        }
+        divided = [label for label in computed if getattr(self._nodes[label], "device_map", None) is not None]
+        if divided:
+            from anyaccel.graph.offload_assignment import with_offload  # the planner may not be installed
+
+            for label in divided:
+                node = self._nodes[label]
+                computed[label] = with_offload(node, computed[label], request, self._registry, self._shapes)
+        return computed
 
     # -- which nodes take part, and which are trained --------------------------------------------------------------
 

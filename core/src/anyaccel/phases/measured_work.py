@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anyaccel.adapter.step_costs import StepCost, StepCosts
+from anyaccel.extensions import extensions
 from anyaccel.graph import Plan
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.registry import registry
-from anyaccel.requests.compute_rates import compute_rate
 
 _DTYPES = {"bf16-mixed": "bf16", "bf16": "bf16", "fp16-mixed": "fp16"}
 _NOT_MEASURED = "run.measure_step() was not called"
@@ -86,7 +86,7 @@ def _rate(plan: Plan) -> tuple[float | None, str]:
     total = 0.0
     for framework, device in dict.fromkeys((each.framework, each.device) for each in plan.assignments):
         name = registry().find(framework, device.kind).device_info(device).name
-        rate = compute_rate(name, dtype)
+        rate = next(filter(None, (stated(name, dtype) for stated in extensions("compute_rate"))), None)
         if rate is None:
             return None, f"no rate in {dtype} is known of {name} ({device})"
         total += rate.per_second

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.backend import Backend
 from anyaccel.device import Device
@@ -13,10 +13,12 @@ from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
 from anyaccel.phases.phase import Phase
-from anyaccel.planner import OffloadModels, OffloadPlan
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import NodeState
 from anyaccel.user_level import user_level
+
+if TYPE_CHECKING:
+    from anyaccel.planner import OffloadPlan
 
 _NONE: Mapping[str, OffloadPlan] = {}
 
@@ -77,7 +79,11 @@ def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, 
 
 
 def _placed(node: ModelNode, backend: Backend, device: Device, plan: OffloadPlan | None) -> Any:
-    offload = None if node.device_map is None else backend.capability(OffloadModels)
+    if node.device_map is None:
+        return backend.place(node.model, device)
+    from anyaccel.planner import OffloadModels  # may not be installed
+
+    offload = backend.capability(OffloadModels)
     if offload is None:
         return backend.place(node.model, device)
     if plan is None:  # where a phase leaves it

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TypeVar
 
 from anyaccel.backend import Memory
-from anyaccel.display import size
 from anyaccel.errors import AnyaccelError, OutOfMemoryError
+from anyaccel.html import size
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.loading.epoch_batches import StepRows
 from anyaccel.phases.loading.epoch_plan import StepRange

@@ -10,8 +10,8 @@ from anyaccel.adapter.device_description import nvidia_utilization
 from anyaccel.adapter.step_costs import StepCost
 from anyaccel.backend import Memory
 from anyaccel.device import Device
-from anyaccel.display import size
 from anyaccel.graph import ModelGraph, ModelNode, Plan
+from anyaccel.html import size
 from anyaccel.phases.loading.residency import state_slots
 from anyaccel.phases.measured_work import MeasuredWork
 from anyaccel.phases.step_pacing import EpochTiming

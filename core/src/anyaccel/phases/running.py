@@ -9,9 +9,9 @@ from typing import Any
 
 from anyaccel.errors import PhaseError
 from anyaccel.estimators import Estimator
+from anyaccel.extensions import extend
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.phases.run import Run
-from anyaccel.transfer_ledger import register_running
 
 # While a phase runs its programs hold the state: the models must not be read or changed by another phase.
 _LOCK = threading.Lock()
@@ -25,7 +25,7 @@ def running_phases() -> list[str]:
     return [run.phase.label for run in list(_GRAPHS.values())]
 
 
-register_running(running_phases)
+extend("running_phases", running_phases)
 
 
 def claim(run: Run) -> None:

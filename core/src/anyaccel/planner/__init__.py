@@ -1,6 +1,6 @@
 """The planner: which device computes which block of a model that is larger than one of them.
 
-Names no framework; times and sizes are given as numbers. Stands on `display` and the kernel's errors and arguments.
+Names no framework; times and sizes are given as numbers. Stands on the kernel's errors, HTML and arguments.
 """
 
 from anyaccel.planner.block_plan import BlockPlan, DeviceShare

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from anyaccel.arguments import check
-from anyaccel.display import listing, size
 from anyaccel.errors import ConfigError
+from anyaccel.html import listing, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from anyaccel.arguments import check, flag, integer, number
-from anyaccel.display import size
 from anyaccel.errors import ConfigError, OutOfMemoryError
+from anyaccel.html import size
 from anyaccel.planner.assignment import bottleneck, find_assignment
 from anyaccel.planner.block_plan import BlockPlan, DeviceShare
 from anyaccel.planner.offloading import Streamed, find_offload

@@ -23,6 +23,8 @@ class InventoryRegistry(Registry):
         inventory: the machine; also an attribute.
     """
 
+    is_of_this_machine = False
+
     def __init__(self, base: Registry, inventory: Inventory) -> None:
         super().__init__(entry_points=tuple)
         self._base, self.inventory = base, inventory
@@ -102,3 +104,11 @@ class InventoryRegistry(Registry):
     def capacity(self, device: Device) -> int:
         """Bytes of memory of a device, of the CPU those of the host; 0 if unknown."""
         return self.inventory.host_nbytes if device.kind == "cpu" else self._devices[device].nbytes
+
+    def total_memory(self, framework: str, device: Device) -> int | None:
+        """As it is described; None if it is not."""
+        return self.capacity(device) or None
+
+    def free_memory(self, framework: str, device: Device) -> int | None:
+        """All of it."""
+        return self.capacity(device) or None

@@ -47,6 +47,7 @@ class RequestedAccelerator(Accelerator):
     """
 
     __slots__ = ("request",)
+    is_request = True
     request: DeviceRequest
 
     def __init__(self, device: Any = "any", *, pin_memory: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Results of phases: values per epoch, metrics, predictions; as Arrow, pandas, plots, HTML and plain data.
 
-Stands on `metrics`, `graph`, `data`, `saved_folder` and `display`.
+Stands on `metrics`, `graph`, `data` and `saved_folder`.
 """
 
 from anyaccel.results.base import PhaseResults

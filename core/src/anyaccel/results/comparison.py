@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import display
+from anyaccel import html
 from anyaccel.arguments import shown
 from anyaccel.call_hints import call_hints, class_hints
 from anyaccel.errors import ResultError
@@ -46,7 +46,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         cells = [[formatting.short(value) for value in row] for row in self._cells()]
-        return display.guarded(self, lambda: display.page("Comparison", "", display.table(self.columns, cells)))
+        return html.guarded(self, lambda: html.page("Comparison", "", html.table(self.columns, cells)))
 
     def _cells(self) -> list[list[Any]]:
         return [[row.get(name) for name in self.columns] for row in self.rows]

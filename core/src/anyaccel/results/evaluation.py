@@ -13,7 +13,7 @@ from anyaccel.arguments import flag
 from anyaccel.call_hints import class_hints
 from anyaccel.data import Rows
 from anyaccel.errors import ResultError
-from anyaccel.results import formatting, inverse_transform, plots, prediction_columns
+from anyaccel.results import formatting, inverse_transform, prediction_columns
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import NamedValues
 from anyaccel.results.notebook import eval_html
@@ -113,6 +113,8 @@ class EvalResults(PhaseResults):
         Raises:
             ResultError: it is not clear what to plot, or matplotlib is not installed.
         """
+        from anyaccel.results import plots
+
         name = self._only_prediction() if name is None else name
         values, target = self.prediction(name, undo), self._target(name, targets)
         if values is self.predictions[name] and self._is_embedding(name, target):
@@ -153,6 +155,8 @@ class EvalResults(PhaseResults):
 
     def _classes(self, name: str, targets: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Target and predicted classes, None if they are continuous; in original units there are no scores."""
+        from anyaccel.results import plots
+
         is_original = values is not self.predictions[name]
         classes = plots.as_labels(targets, values) if is_original else plots.as_classes(targets, values)
         are_numbers = {targets.dtype.kind, values.dtype.kind} <= set("biuf")

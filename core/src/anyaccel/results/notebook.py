@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.data.display import first_values, number, sample
-from anyaccel.display import cut, guarded, line, page, prose, row, table
-from anyaccel.html import Markup, element, faint
+from anyaccel.html import Markup, cut, element, faint, guarded, line, page, prose, row, table
 from anyaccel.results.events import Event
 from anyaccel.results.formatting import error_text, is_part
 from anyaccel.results.prediction_columns import matching_columns

@@ -9,10 +9,13 @@ import numpy as np
 
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
-from anyaccel.results import formatting, plots
+from anyaccel.results import formatting
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.notebook import train_html
 from anyaccel.results.records import Epoch
+
+if TYPE_CHECKING:
+    from anyaccel.results import plots
 
 
 @class_hints
@@ -92,6 +95,8 @@ class TrainResults(PhaseResults):
         Raises:
             ResultError: no epoch has it.
         """
+        from anyaccel.results import plots
+
         return plots.Curve(np.array([epoch.number for epoch in self.epochs]), self.figure(name))
 
     def plot(self, *figures: str, ax: Any = None) -> Any:
@@ -107,6 +112,8 @@ class TrainResults(PhaseResults):
         Raises:
             ResultError: no epoch has a value of this name, or matplotlib is not installed.
         """
+        from anyaccel.results import plots
+
         names = plots.figures_to_plot(figures, self.figures, self.label, len(self.epochs))
         curves = {name: self.curve(name) for name in names}
         return plots.line_plot(curves, ax, title=self.label, xlabel="epoch", ylabel=plots.y_label(names))

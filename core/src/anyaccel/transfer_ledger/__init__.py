@@ -4,7 +4,7 @@ Offers `ledger`, which counts inside a block, and `no_transfers`, which raises a
 with its rows and totals; for the phases above, `register_running`, by which they say which phases are running; and for
 errors of plugins `last_mover`, which has moved a tensor, and `mixed_tensors`, where an operation over several devices
 failed.
-Stands on `adapter`, which has the capability `ObservesTransfers`, on `display`, and on the kernel.
+Stands on `adapter`, which has the capability `ObservesTransfers`, and on the kernel.
 """
 
 from anyaccel.transfer_ledger.call_site import CallSite, register_running

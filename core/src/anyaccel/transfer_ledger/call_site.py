@@ -16,6 +16,8 @@ from operator import or_
 from types import CodeType, FrameType
 from typing import Any
 
+from anyaccel.extensions import extend, extensions
+
 _NODE, _EDGE, _PHASE, _USERS = 1, 2, 4, 8
 _MEANT = {"op": _NODE, "operation": _NODE, "edge": _EDGE, "run": _PHASE}
 """What variables of anyaccel's functions tell."""
@@ -40,12 +42,9 @@ class CallSite:
     phase: str = ""
 
 
-_running: list[Callable[[], Sequence[str]]] = []
-
-
 def register_running(labels: Callable[[], Sequence[str]]) -> None:
     """Let `labels` say which phases are running; for events of threads that are not the phase's own."""
-    _running[:] = [labels]
+    extend("running_phases", labels)
 
 
 class CallSites:
@@ -78,8 +77,8 @@ class CallSites:
 
     def _site(self, users: FrameType | None, node: str, edge: str, phase: str) -> CallSite:
         where: Any = (id(users.f_code), users.f_lineno) if users is not None else threading.current_thread().name
-        if not phase and users is None and _running:
-            phases = _running[0]()
+        if not phase and users is None:
+            phases = [label for labels in extensions("running_phases") for label in labels()]
             phase = phases[0] if len(phases) == 1 else ""
         key = (where, node, edge, phase)
         known = self._sites.get(key)

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from anyaccel.adapter.transfer_observer import TRANSFER_KINDS, TransferEvent
 from anyaccel.call_hints import class_hints
-from anyaccel.display import guarded, line, page, row, size, table
 from anyaccel.errors import ConfigError
-from anyaccel.html import Markup, badge, faint
+from anyaccel.html import Markup, badge, faint, guarded, line, page, row, size, table
 from anyaccel.transfer_ledger.call_site import CallSite
 
 Key = Literal["kind", "framework", "node", "edge", "phase", "line", "operation", "source", "target"]

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anyaccel.data import Reference
-from anyaccel.display import listing
 from anyaccel.errors import GraphError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_html import ROUTES
 from anyaccel.graph.shape_inference import Shapes
-from anyaccel.html import text
+from anyaccel.html import listing, text
 from anyaccel.registry import Registry
 
 UNPLACED = "as the phase says"

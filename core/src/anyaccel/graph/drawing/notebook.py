@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from anyaccel.display import line, page, row, table
 from anyaccel.graph.drawing.diagram import Box, build_diagram
 from anyaccel.graph.drawing.svg import svg
 from anyaccel.graph.nodes import ConcatNode, Node
 from anyaccel.graph.plan import number_of
 from anyaccel.graph.shape_inference import Shapes
-from anyaccel.html import Markup, badge, element, faint, joined
+from anyaccel.html import Markup, badge, element, faint, joined, line, page, row, table
 from anyaccel.registry import registry
 
 _MAX_BOXES, _MAX_ARROWS = 120, 240  # larger graphs are shown as a table only: drawing them takes long

@@ -20,7 +20,6 @@ from anyaccel.phases.process_group import SingleProcess
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.registry import Registry, registry
 from anyaccel.replicas import Launched, launched
-from anyaccel.requests import InventoryRegistry, RequestedAccelerator, machine_of, with_count
 from anyaccel.segment import Segment
 
 
@@ -48,16 +47,20 @@ def replica_devices(
     """
     trains = isinstance(phase, TrainPhase)
     wanted = phase.replicas if isinstance(phase, TrainPhase) else 1
-    alone = (trains and wanted == 1) or isinstance(known, InventoryRegistry)
+    is_here = known is None or known.is_of_this_machine
+    alone = (trains and wanted == 1) or not is_here
     place = None if alone else launched()
     default = accelerator_of_environment()
     asked = (default or Accelerator("cpu")) if accelerator is None else accelerator
-    if not isinstance(asked, RequestedAccelerator):
+    if not asked.is_request:
         if place is not None:
             by_kind = phase.chooses_device or ":" not in asked.spec
             return _of_process(phase, asked.device.kind, place, frameworks(), known) if by_kind else ()
         several = trains and place is None and wanted not in (None, 1)
         return _of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
+    from anyaccel.requests import RequestedAccelerator, machine_of, with_count  # may not be installed
+
+    assert isinstance(asked, RequestedAccelerator)
     machine = machine_of(frameworks(), of_all=False, known=known)
     if place is not None:
         rank = place.rank if place.local_rank is None else place.local_rank
@@ -65,7 +68,7 @@ def replica_devices(
     single = trains and wanted and asked.request.count == 1
     request = with_count(asked.request, wanted) if single and wanted else asked.request
     found = request.resolve(machine, strict=phase.strict).devices
-    if not trains or (accelerator is None and wanted == 1) or isinstance(known, InventoryRegistry):
+    if not trains or (accelerator is None and wanted == 1) or not is_here:
         return found[:1]
     if wanted not in (None, len(found)):
         raise ConfigError(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from anyaccel.display import listing, size
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.graph import Plan
+from anyaccel.html import listing, size
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loading.loader_factory import ColumnBytes, LoaderFactory, OnLoaded, Place, free_memory
 from anyaccel.phases.loading.resident_share import block_bytes_beside, resident_share

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from anyaccel.adapter.framework_settings import HasSettings
-from anyaccel.display import listing, size
 from anyaccel.graph import ModelGraph, Plan
+from anyaccel.html import listing, size
 from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase

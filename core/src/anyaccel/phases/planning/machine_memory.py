@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.graph import Assignment, ModelGraph, Plan
 from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.registry import Registry
-from anyaccel.requests import InventoryRegistry
 
 
 def capacity(place: Place, known: Registry) -> int | None:
     """Bytes of memory of a device; None if unknown or without a limit."""
-    framework, device = place
-    if isinstance(known, InventoryRegistry):
-        return known.capacity(device) or None
-    memory = known.find(framework, device.kind).capability(Memory)
-    return None if memory is None else memory.memory(device).total or None
+    return known.total_memory(*place)
 
 
 def unknown_capacity(device: Device, known: Registry) -> str:
     """Why `capacity` is None."""
-    if isinstance(known, InventoryRegistry) and device.kind == "cpu":
+    if not known.is_of_this_machine and device.kind == "cpu":
         return "the machine was described without it: write mem=64GB"
     return "the memory of the device is unknown, or without a limit"
 
 
 def free_after_placement(place: Place, plan: Plan, graph: ModelGraph, known: Registry) -> int | None:
     """Bytes that are free once the models of a plan are on a device; None if unknown."""
-    framework, device = place
+    free = known.free_memory(*place)
     nodes = [each for each in plan.assignments if (each.framework, each.device) == place]
-    if isinstance(known, InventoryRegistry):
-        total = known.capacity(device)
-        return max(total - sum(each.resident_nbytes for each in nodes), 0) if total else None
-    memory = known.find(framework, device.kind).capability(Memory)
-    free = 0 if memory is None else memory.memory(device).free
-    return max(free - sum(each.resident_nbytes for each in nodes if not _is_there(each, graph)), 0) if free else None
+    if known.is_of_this_machine:
+        nodes = [each for each in nodes if not _is_there(each, graph)]
+    return max(free - sum(each.resident_nbytes for each in nodes), 0) if free else None
 
 
 def _is_there(assignment: Assignment, graph: ModelGraph) -> bool:

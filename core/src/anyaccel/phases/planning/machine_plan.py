@@ -22,7 +22,6 @@ from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.planning.replica_figures import replica_devices, with_replicas
 from anyaccel.phases.prepare import DrawnPart, draw_parts
 from anyaccel.registry import Registry, registry
-from anyaccel.requests import Inventory, InventoryRegistry
 
 
 def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
@@ -46,7 +45,11 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
     Raises:
         AnyaccelError: as `plan_of`; ConfigError if `inventory` is none.
     """
-    machine = None if inventory is None else InventoryRegistry(registry(), Inventory.parse(inventory))
+    machine = None
+    if inventory is not None:
+        from anyaccel.requests import Inventory, InventoryRegistry  # may not be installed
+
+        machine = InventoryRegistry(registry(), Inventory.parse(inventory))
     known = machine or registry()
     own = bound(phase, graph, machine)
     with leave_contexts(graph) as left:

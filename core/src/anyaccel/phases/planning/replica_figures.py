@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from anyaccel.device import Device
 from anyaccel.graph import DeviceMemory, NodeActivations, Plan
@@ -11,7 +12,9 @@ from anyaccel.phases.distributed.sharding import divided_nodes
 from anyaccel.phases.phase import Phase
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.replicas import launched
-from anyaccel.requests import InventoryRegistry, RequestedAccelerator
+
+if TYPE_CHECKING:
+    from anyaccel.requests import InventoryRegistry
 
 _SHARED = ("batches", "activations")
 _DIVIDED = ("parameters", "gradients", "optimizer", *_SHARED)
@@ -19,6 +22,8 @@ _DIVIDED = ("parameters", "gradients", "optimizer", *_SHARED)
 
 def replica_devices(phase: Phase, frameworks: Sequence[str], known: InventoryRegistry) -> tuple[Device, ...]:
     """The devices of a described machine that a phase asks for, one for each replica; empty without a request."""
+    from anyaccel.requests import RequestedAccelerator  # may not be installed
+
     if not isinstance(phase, TrainPhase) or not isinstance(phase.accelerator, RequestedAccelerator):
         return ()
     machine = known.machine(frameworks, of_all=False)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.device import Device
-from anyaccel.display import size
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.host_memory import host_memory
+from anyaccel.html import size
 from anyaccel.phases.estimator_fit import next_to_fit
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.eval_phase import EvalPhase

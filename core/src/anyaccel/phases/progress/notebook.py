@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from anyaccel.display import line, page, table
-from anyaccel.html import Markup, element, faint, joined
+from anyaccel.html import Markup, element, faint, joined, line, page, table
 from anyaccel.phases.progress.state import ProgressState, duration, share
 from anyaccel.phases.progress.throttled import MAX_EVENTS, ThrottledProgress
 from anyaccel.results.events import Event
