@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
 
-END, MAKE = "anyaccel.phases.runner._PhaseExecution.end", "anyaccel.phases.train_loop.TrainLoop._make"
+END, MAKE = "anyaccel.phases.runner.PhaseExecution.end", "anyaccel.phases.train_loop.TrainLoop._make"
 DELIVER = "anyaccel.interrupts._MainThread.deliver"
 
 

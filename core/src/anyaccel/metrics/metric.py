@@ -243,3 +243,16 @@ def _hint(name: str) -> str:
     plain = name.removeprefix("neg_")
     plain = _OTHER_NAMES.get(plain, SYNONYMS.get(plain, plain))
     return did_you_mean(plain, METRICS, "use one of these, or give a function")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundMetric:
+    """A metric, the node whose output it takes, and the columns that it compares it with."""
+
+    label: str
+    metric: Metric
+    node: str
+    feature_set: str
+    columns: tuple[str, ...]
+    stream: str = ""
+    mask: tuple[str, ...] = ()

@@ -2,65 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from anyaccel.phases.checkpointing.checkpointer import Checkpointer
 from anyaccel.phases.checkpointing.extension import CheckpointWrites, Resumption
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.distributed.checks import step_checks
-from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
-from anyaccel.phases.evaluation import Evaluation
-from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.hooks import EpochHooks, HookCaller
+from anyaccel.phases.hooks import EpochHooks
 from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtension
 from anyaccel.phases.loss_scale_report import LossScaleReport
 from anyaccel.phases.non_finite_losses import NonFiniteLosses
-from anyaccel.phases.oom_recovery import EpochRecovery, OutOfMemoryRecovery
-from anyaccel.phases.process_group import ProcessGroup
+from anyaccel.phases.oom_recovery import EpochRecovery
 from anyaccel.phases.profile import profile_sessions
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.progress.reports import ProgressReports
-from anyaccel.phases.run import Run
+from anyaccel.phases.runner import PhasePrograms
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.step_listeners import StepListeners, StepNotifier
 from anyaccel.phases.train_loop import TrainLoop
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.validation_run import Validation
 
 
-def train_loop(  # noqa: PLR0913 - keywords, each documented
-    *,
-    phase: TrainPhase,
-    run: Run,
-    pipeline: Pipeline,
-    recovery: OutOfMemoryRecovery,
-    hooks: HookCaller,
-    progress: Progress,
-    learners: PartialFitEstimators,
-    validations: Sequence[Evaluation],
-    nan_in_data: bool,
-    checkpointers: Sequence[Checkpointer],
-    group: ProcessGroup,
-) -> TrainLoop:
-    """The loop of a TrainPhase.
+def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
+    """The loop of a TrainPhase."""
+    in_progress = CallInProgress()
+    return TrainLoop(
+        phase=phase,
+        run=programs.run,
+        pipeline=programs.pipeline,
+        rows=programs.policies[0].rows,
+        group=programs.group,
+        in_progress=in_progress,
+        extensions=loop_extensions(phase, programs, in_progress),
+    )
 
-    Args:
-        phase: what is executed.
-        run: its record.
-        pipeline: the programs.
-        recovery: the rows, and what is done when they do not fit.
-        hooks: plugins and callbacks.
-        progress: is told how far it is.
-        learners: estimators that learn from every step.
-        validations: run after epochs.
-        nan_in_data: there was a warning of NaN in the data.
-        checkpointers: write checkpoints, and know where an earlier run was.
-        group: the processes that train together.
-    """
-    rows, in_progress = recovery.rows, CallInProgress()
+
+def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: CallInProgress) -> list[LoopExtension]:
+    """The features of a loop, in the order in which they act; when it has ended, in the reverse one."""
+    run, pipeline, group, recovery = programs.run, programs.pipeline, programs.group, programs.policies[0]
+    hooks, progress, checkpointers, rows = programs.hooks, programs.progress, programs.checkpointers, recovery.rows
     resumed = [(one, one.resumed) for one in checkpointers if one.resumed is not None]
     begins = next((position for _, position in resumed), Position(phase=phase.label, epoch=0, number=0))
-    non_finite = NonFiniteLosses(run, warned=nan_in_data)
+    non_finite = NonFiniteLosses(run, warned=programs.nan_in_data)
     writes = [CheckpointWrites(run, one, pipeline, rows, in_progress) for one in checkpointers]
     scaling = pipeline.loss_scaling
     if hooks.max_call_steps == 1 and pipeline.notifies_steps:
@@ -68,8 +49,8 @@ def train_loop(  # noqa: PLR0913 - keywords, each documented
     else:
         listens = hooks.step_listeners or hooks.has_steps_done_listeners
         listeners = [StepListeners(run, hooks, pipeline)] if listens else []
-    extensions: list[LoopExtension] = [
-        *(Validation(run, evaluation, non_finite, progress) for evaluation in validations),
+    return [
+        *(Validation(run, evaluation, non_finite, progress) for evaluation in programs.evaluations),
         *([] if type(progress) is Progress else [ProgressReports(run, progress, rows, begins)]),
         *profile_sessions(hooks.callbacks, run, pipeline),
         *group.before_hooks(run, pipeline),
@@ -77,7 +58,7 @@ def train_loop(  # noqa: PLR0913 - keywords, each documented
         *listeners,
         *group.after_hooks(run, pipeline),
         *(Resumption(run, begins, writes[0], one, pipeline, rows) for one, _ in resumed),
-        *([learners] if learners else []),
+        *([programs.learners] if programs.learners else []),
         *step_checks(phase, pipeline, group),
         CompilePolicy(
             run,
@@ -102,12 +83,3 @@ def train_loop(  # noqa: PLR0913 - keywords, each documented
         *([] if scaling is None else [LossScaleReport(run, scaling, begins.loss_scale)]),
         *writes,
     ]
-    return TrainLoop(
-        phase=phase,
-        run=run,
-        pipeline=pipeline,
-        rows=rows,
-        group=group,
-        in_progress=in_progress,
-        extensions=extensions,
-    )

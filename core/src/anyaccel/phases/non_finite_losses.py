@@ -10,7 +10,6 @@ from anyaccel.errors import NaNWarning
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.run import Run
-from anyaccel.phases.train_phase import all_losses
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
 
@@ -26,7 +25,7 @@ class NonFiniteLosses(LoopExtension):
     def __init__(self, run: Run, *, warned: bool = False) -> None:
         self._run = run
         self._warned = warned
-        self._nodes = {loss.label: loss.on for loss in all_losses(run.phase)}
+        self._nodes = {loss.label: loss.on for loss in run.phase.all_losses}
 
     def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
         """Look at the losses of training: the first step of the epoch in which one is not finite counts."""

@@ -16,8 +16,8 @@ from anyaccel.phases.loop_extension import Call, CallInProgress, LoopExtension, 
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.run import Run
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.results.records import Epoch
 
 
@@ -37,7 +37,7 @@ class TrainLoop:
     def __init__(
         self,
         *,
-        phase: TrainPhase,
+        phase: PhaseSettings,
         run: Run,
         pipeline: Pipeline,
         rows: LoadedRows,

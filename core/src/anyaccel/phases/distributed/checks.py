@@ -27,7 +27,7 @@ from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.process_group import ProcessGroup
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
 from anyaccel.segment import Operation
 from anyaccel.specs import FROM_OUTPUT
@@ -54,7 +54,7 @@ class MeanCheck(LoopExtension):
 
     def __init__(
         self,
-        phase: TrainPhase,
+        phase: PhaseSettings,
         stages: Sequence[PipelineStage],
         group: ProcessGroup,
         *,
@@ -167,7 +167,7 @@ class BufferCheck(LoopExtension):
         is_first: whether this is the process that warns.
     """
 
-    def __init__(self, phase: TrainPhase, pipeline: Pipeline, *, is_first: bool = True) -> None:
+    def __init__(self, phase: PhaseSettings, pipeline: Pipeline, *, is_first: bool = True) -> None:
         self._phase, self._pipeline, self._is_first = phase, pipeline, is_first
         trained = [(stage, op) for stage in pipeline.stages for op in stage.segment.operations if op.trainable]
         self._owners = [(stage, op) for stage, op in trained if _has_buffers(stage, op)] if phase.step is None else []
@@ -235,7 +235,7 @@ class BufferCheck(LoopExtension):
         )
 
 
-def step_checks(phase: TrainPhase, pipeline: Pipeline, group: ProcessGroup) -> list[LoopExtension]:
+def step_checks(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup) -> list[LoopExtension]:
     """The checks of a phase; none where steps are not made of parts."""
     checks: list[LoopExtension] = []
     programs = [stage.program for stage in pipeline.stages]
