@@ -33,7 +33,6 @@ ORDER = (
     "distributed.devices",
     "nan_check",
     "model_placement",
-    "train_phase",
     "loop_factory",
     "train_loop",
     "validation_run",
