@@ -36,7 +36,7 @@ def test_a_named_file_exists(name: str) -> None:
         ("metrics/named.py", "METRICS"),
         ("specs.py", "LOSSES"),
         ("specs.py", "OPTIMIZERS"),
-        ("phases/phase.py", "RESIDENCIES"),
+        ("phases/settings.py", "RESIDENCIES"),
         ("phases/loading/residency.py", "make_loaders"),
         ("phases/loading/loader_factory.py", "free_memory"),
         ("graph/device_assignment.py", "precedence"),

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel import interrupts, saved_folder
+from anyaccel import saved_folder
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.errors import ConfigError, PhaseError, ResultError
-from anyaccel.graph import ModelGraph, Plan, phase_runner
+from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.framework_versions import versions_of
 from anyaccel.graph.nodes import check_label
+from anyaccel.graph.runnable import checked_runnable
 from anyaccel.graph.serialization import checked_classes
 from anyaccel.graph.weight_matching import Change, Names
-from anyaccel.phases import Callback, FitPhase, Phase, Run, TrainPhase, execute, plan_for, plan_of, progress_for
-from anyaccel.phases.bound_phase import bound
-from anyaccel.phases.checkpointing.checkpointer import checked_resume
-from anyaccel.phases.evaluation import compared
-from anyaccel.phases.phase import checked_callbacks
+from anyaccel.phases import Callback, Phase, plan_for
 from anyaccel.phases.phase_config import callback_parts, phase_parts, read_callbacks, read_phase
 from anyaccel.phases.progress.selection import checked_progress
+from anyaccel.phases.runner import run_in_order
+from anyaccel.phases.settings import checked_callbacks
 from anyaccel.results import (
     Comparison,
-    FitResults,
     Results,
     TrainResults,
     compare,
-    eval_results,
     runs_html,
 )
 from anyaccel.results.base import check_replaceable, read_results, results_parts
@@ -140,16 +135,8 @@ class Experiment(AttributeHints):
         return plan_for(self._checked(phase), self.graph, inventory)
 
     def _checked(self, phase: Any) -> Phase:
-        if isinstance(phase, Phase):
-            return phase
-        hint = "pass a TrainPhase, EvalPhase or FitPhase"
-        if isinstance(phase, (list, tuple)) and phase and all(isinstance(part, Phase) for part in phase):
-            hint = "give phases one by one: run(*phases)"
-        elif isinstance(phase, type) and issubclass(phase, Phase):
-            hint = f"create one: {phase.__name__}('name', data='train', ...)"
-        elif isinstance(phase, str):
-            hint = "pass the phase itself, not its label: run(TrainPhase(...))"
-        raise PhaseError(f"experiment {self.label!r} cannot run {shown(phase)}", hint=hint)
+        checked: Any = checked_runnable(phase, f"experiment {self.label!r}")
+        return checked  # type: ignore[no-any-return]
 
     def run_phase(self, phase: Phase, *, resume: str = "never") -> Any:
         """Run a phase. Its results are added to `history`, also if it fails or is interrupted.
@@ -165,30 +152,9 @@ class Experiment(AttributeHints):
         Raises:
             AnyaccelError: the phase cannot run; raised before anything moves wherever that can be known.
         """
-        run = Run(bound(self._checked(phase), self.graph), self.graph, self.label)
-        figures, started, began = None, datetime.now(UTC), time.perf_counter()
-        with interrupts.deferred():
-            try:
-                figures = execute(run, self.callbacks, progress_for(self.progress), checked_resume(resume))
-            finally:
-                fields: dict[str, Any] = {
-                    "number": len(self.history),
-                    "started": started,
-                    "seconds": time.perf_counter() - began,
-                }
-                self.history.append(self._results(run, figures or run.evaluation, fields))
-            return self.history[-1]
-
-    def _results(self, run: Run, figures: Any, fields: dict[str, Any]) -> Results:
-        phase = run.phase
-        fields |= {"label": phase.label, "plan": run.plan, "error": run.error, "events": tuple(run.events)}
-        if isinstance(phase, TrainPhase):
-            return TrainResults(epochs=tuple(run.history), stop_reason=run.stop_reason, **fields)
-        if isinstance(phase, FitPhase):
-            return FitResults(fitted=tuple(run.fitted), **fields)
-        targets = compared(phase, self.graph, figures.outputs if figures else ())
-        nodes = tuple(self.graph.nodes)
-        return eval_results(figures=figures, rows=run.rows, compared=targets, nodes=nodes, **fields)
+        return self._checked(phase).run_once(
+            self.graph, self.label, self.callbacks, self.progress, resume, self.history
+        )
 
     def plot(self, figure: str = "loss", *, ax: Any = None) -> Any:
         """Plot one value of every TrainPhase in `history` over its epoch numbers.
@@ -247,22 +213,7 @@ class Experiment(AttributeHints):
             raise PhaseError(
                 f"experiment {self.label!r} has no phases", hint="write Experiment(..., phases=[...]), or run(phase)"
             )
-        with_checkpoint = [phase for phase in to_run if getattr(phase, "checkpoint", None) is not None]
-        resumed = with_checkpoint or to_run  # without any, the first is an error
-        if len(to_run) > 1:
-            checked_resume(resume)
-            self._check_ahead(to_run)
-        return [self.run_phase(phase, resume=resume if phase in resumed else "never") for phase in to_run]
-
-    def _check_ahead(self, phases: Iterable[Phase]) -> None:
-        """Plan phases as long as the graph of each is known to be that of now."""
-        for phase in phases:
-            callbacks = (*self.callbacks, *phase.callbacks)
-            if any(not type(callback).__module__.startswith("anyaccel.") for callback in callbacks):
-                return
-            plan_of(phase, self.graph)
-            if isinstance(phase, FitPhase) or self.graph.shapes.unfitted:
-                return
+        return run_in_order(to_run, self.graph, self.callbacks, resume, self.run_phase)
 
     def get_config(self) -> dict[str, Any]:
         """The experiment as plain data, ready for JSON, without results and callbacks.
@@ -298,7 +249,8 @@ class Experiment(AttributeHints):
             problem = f"phases must be a list of phase configurations, got {shown(phases)}"
             raise ConfigError(problem, hint="give the dict that get_config() made")
         graph = ModelGraph.from_config(config["graph"], **given)
-        return cls(config.get("label", "experiment"), graph, [Phase.from_config(phase) for phase in phases])
+        read: list[Any] = [Phase.from_config(phase) for phase in phases]
+        return cls(config.get("label", "experiment"), graph, read)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write graph, phases, callbacks and all results into a folder, which `ModelGraph.load` reads, too; no pickle.
@@ -380,12 +332,3 @@ def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
     if not isinstance(part, Mapping) or "label" not in part or not all(isinstance(part.get(key), list) for key in keys):
         raise ConfigError(f"{shown(part)} is not a saved experiment", hint="give the folder that save() wrote")
     return part, arrays
-
-
-def _run(graph: ModelGraph, phases: tuple[Any, ...], callbacks: Iterable[Any], progress: Any, resume: str) -> list[Any]:
-    if not phases:
-        raise PhaseError(f"graph {graph.label!r} was given no phases", hint="write graph.run(TrainPhase(...))")
-    return Experiment(graph, callbacks=callbacks, progress=progress).run(*phases, resume=resume)
-
-
-phase_runner.register(_run)

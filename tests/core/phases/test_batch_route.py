@@ -21,14 +21,16 @@ ORDER = (
     "runner",
     "bound_phase",
     "prepare",
+    "plan_request",
+    "train_phase",
+    "eval_phase",
+    "fit_phase",
     "row_alignment",
     "pipeline_building",
     "distributed.joining",
     "distributed.replicated_training",
     "distributed.comparison",
     "distributed.devices",
-    "plan_request",
-    "validation",
     "nan_check",
     "model_placement",
     "train_loop",
@@ -56,7 +58,6 @@ ORDER = (
     "executor.stage",
     "estimator_partial_fit",
     "estimator_inputs",
-    "joined_outputs",
     "probability_check",
     "loading.residency",
     "loading.loader_factory",
@@ -77,19 +78,14 @@ ORDER = (
     "run",
     "run_stats",
     "measured_work",
-    "outcomes",
     "progress",
-    "train_phase",
-    "eval_phase",
-    "fit_phase",
     "samplers",
-    "phase",
-    "metrics",
+    "settings",
     "plateau",
     "callbacks",
 )
 """Modules of phases, the highest first: each calls only modules behind it."""
-PARTS = {"progress", "metrics", "checkpointing"}
+PARTS = {"progress", "checkpointing"}
 """Packages that have one place in this order."""
 OBSERVERS = {"interrupts", "hooks", "run", "results", "progress", "process_group"}
 """Are told of an epoch, and hand on no batch."""

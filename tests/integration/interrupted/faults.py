@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
 
-END, STEP_DONE = "anyaccel.phases.runner._PhaseExecution.end", "anyaccel.phases.train_loop.TrainLoop._step_done"
+END, STEP_DONE = "anyaccel.phases.runner.PhaseExecution.end", "anyaccel.phases.train_loop.TrainLoop._step_done"
 DELIVER = "anyaccel.interrupts._MainThread.deliver"
 
 

@@ -24,7 +24,7 @@ ENTRIES = {
     "training": "anyaccel.phases.train_loop.TrainLoop._chunk",
     "validating": "anyaccel.phases.evaluation.Evaluation.run",
     "between epochs": "anyaccel.phases.train_loop.TrainLoop._validate",
-    "ending": "anyaccel.phases.runner._PhaseExecution.end",
+    "ending": "anyaccel.phases.runner.PhaseExecution.end",
 }
 """The function that each stage of a phase begins with."""
 

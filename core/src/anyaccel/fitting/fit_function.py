@@ -15,7 +15,7 @@ from anyaccel.fitting.fitted_model import FittedModel
 from anyaccel.fitting.training_data import TrainingData, training_data
 from anyaccel.graph import AppliedLoss, ModelGraph, ModelNode
 from anyaccel.phases import Callback, EarlyStopping, EvalPhase, TrainPhase
-from anyaccel.phases.phase import checked_callbacks
+from anyaccel.phases.settings import checked_callbacks
 from anyaccel.specs import Loss
 
 NODE = "model"

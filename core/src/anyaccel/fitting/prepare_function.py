@@ -12,7 +12,7 @@ from anyaccel.containers import leaves
 from anyaccel.errors import DataError
 from anyaccel.fitting.device_loader import DeviceLoader
 from anyaccel.phases.bound_phase import best_common_device
-from anyaccel.phases.phase import AUTO
+from anyaccel.phases.settings import AUTO
 from anyaccel.registry import registry
 
 

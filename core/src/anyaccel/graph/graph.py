@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,10 @@ from anyaccel import arguments
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
-from anyaccel.errors import GraphError, StateError
+from anyaccel.errors import GraphError, PhaseError, StateError
 from anyaccel.graph import (
     graph_config,
     graph_folder,
-    phase_runner,
     state_dict,
     state_loading,
     state_mapping,
@@ -27,12 +27,30 @@ from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
 from anyaccel.graph.other_names import OTHER_NAMES
 from anyaccel.graph.plan import Plan
+from anyaccel.graph.runnable import checked_runnable
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
 from anyaccel.graph.weight_loading import LoadedWeights
 from anyaccel.graph.weight_matching import Change, Names
 from anyaccel.html import guarded
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
+
+
+def _nothing() -> None:
+    """What is to be done where models have their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveValues:
+    """Where the parameters and optimizer states of a graph are: by default in its models.
+
+    Attributes:
+        in_use: whether a phase is running, whose programs hold them.
+        write_back: brings models and optimizer states up to date.
+    """
+
+    in_use: bool = False
+    write_back: Callable[[], None] = _nothing
 
 
 @class_hints
@@ -64,7 +82,7 @@ class ModelGraph(AttributeHints):
         self.seed = topology.checked_seed(self.label, seed)
         self.optimizer_states = state_dict.OptimizerStates()
         self.progress: dict[str, int] = {}
-        self.refresh: Callable[[], None] | None = None  # while a phase runs: updates models and optimizer states
+        self.live_values = LiveValues()  # a phase puts its own here while it runs
         self._shapes: Shapes | None = None
         self._built_with: dict[ModelNode, Any] = {}
         self._nodes: dict[str, Node] = {}
@@ -238,7 +256,13 @@ class ModelGraph(AttributeHints):
         Raises:
             AnyaccelError: there are no phases, or one of them cannot run.
         """
-        return phase_runner.run(self, phases, callbacks, progress, resume)
+        is_list = len(phases) == 1 and isinstance(phases[0], (list, tuple))
+        given = tuple(phases[0]) if is_list else phases
+        if not given:
+            raise PhaseError(f"graph {self.label!r} was given no phases", hint="write graph.run(TrainPhase(...))")
+        first, *others = (checked_runnable(phase, f"experiment {self.label!r}") for phase in given)
+        results = first.run_on(self, *others, callbacks=callbacks, progress=progress, resume=resume)
+        return results if is_list or others else results[0]
 
     def summary(self) -> str:
         """A table of the nodes with framework, inputs, outputs, parameters and device. Builds the graph."""
@@ -270,8 +294,7 @@ class ModelGraph(AttributeHints):
         and `transforms/FEATURE_SET/NUMBER/NAME`, what transforms of its data have learned. Ready for `numpy.savez` or
         safetensors. In a callback of a running phase, the current state.
         """
-        if self.refresh is not None:
-            self.refresh()
+        self.live_values.write_back()
         return state_dict.state(self)
 
     def load_state(
@@ -310,8 +333,7 @@ class ModelGraph(AttributeHints):
         Raises:
             StateError: no weights, or no plugin writes such files.
         """
-        if self.refresh is not None:
-            self.refresh()
+        self.live_values.write_back()
         return weight_loading.save(self, path, node)
 
     def load_weights(
@@ -345,7 +367,7 @@ class ModelGraph(AttributeHints):
         return weight_loading.load(self, path, node, names, change, strict)
 
     def _check_idle(self, act: str) -> None:
-        if self.refresh is not None:
+        if self.live_values.in_use:
             raise StateError(f"a phase of graph {self.label!r} is running", hint=f"{act} before or after it")
 
     # -- configuration and folders ---------------------------------------------------------------------------------

@@ -14,9 +14,8 @@ from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.distributed.devices import replica_devices
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.samplers import per_replica
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.placement import devices
 from anyaccel.registry import Registry
 from anyaccel.replicas import launched
@@ -24,7 +23,7 @@ from anyaccel.replicas import launched
 _ONLY_BY_NAME = ("cpu", "sim")
 
 
-def bound(phase: Phase, graph: ModelGraph, known: Registry | None = None) -> Phase:
+def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None) -> PhaseSettings:
     """The phase itself if nothing in it depends on the graph, else a copy.
 
     Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
@@ -47,9 +46,9 @@ def bound(phase: Phase, graph: ModelGraph, known: Registry | None = None) -> Pha
         changes["devices"] = devices
         if accelerator is not None:
             changes["accelerator"] = accelerator.at(devices[0])
-    if isinstance(phase, TrainPhase) and phase.per_replica:
+    if phase.per_replica:
         changes |= {"sampler": per_replica(phase.sampler, _n_replicas(phase, devices)), "per_replica": False}
-    validation = getattr(phase, "validation", None)
+    validation = phase.validation
     if validation is not None and (own_validation := bound(validation, graph, known)) is not validation:
         changes["validation"] = own_validation
     if not changes:
@@ -63,7 +62,7 @@ def _frameworks(graph: ModelGraph) -> list[str]:
     return sorted({backend.framework for backend in graph.shapes.backends.values()})
 
 
-def _n_replicas(phase: TrainPhase, devices: Sequence[Device]) -> int:
+def _n_replicas(phase: PhaseSettings, devices: Sequence[Device]) -> int:
     place = None if phase.replicas == 1 else launched()
     return max(1, len(devices)) if place is None else place.size
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,15 +14,14 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms.sklearn_calls import by_position, columns_by_name
 from anyaccel.errors import EstimatorError, PhaseError
 from anyaccel.estimators import Estimator
-from anyaccel.graph import ModelGraph, ModelNode, Plan
+from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.graph.topology import ancestors, unknown_node
 from anyaccel.phases.estimator_inputs import estimators, inputs_of, targets_of
-from anyaccel.phases.fit_phase import FitPhase
-from anyaccel.phases.phase import Phase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.results.records import Fitted
 
 
-def next_to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) -> list[str]:
+def next_to_fit(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] = ()) -> list[str]:
     """Labels of the nodes that a phase fits next: of those left, the ones that need none of the others.
 
     Args:
@@ -46,7 +44,7 @@ def next_to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) 
     return [label for label in waiting if not (ancestors([label], graph.nodes) - {label}) & set(waiting)]
 
 
-def left_to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) -> list[str]:
+def left_to_fit(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] = ()) -> list[str]:
     """Labels of all nodes that a phase has yet to fit; see `next_to_fit`."""
     models = estimators(graph)
     if phase.nodes is None:
@@ -61,16 +59,7 @@ def left_to_fit(phase: FitPhase, graph: ModelGraph, done: Collection[str] = ()) 
     return [label for label in labels if label not in done]
 
 
-def with_fit_note(phase: Phase, plan: Plan, graph: ModelGraph, done: Collection[str] = ()) -> Plan:
-    """The plan of a phase; that of a FitPhase with a note of what it fits, in this order."""
-    if not isinstance(phase, FitPhase):
-        return plan
-    waiting, models = left_to_fit(phase, graph, done), estimators(graph)
-    order = [f"{label} ({models[label].name})" for label in graph.shapes.order if label in waiting]
-    return replace(plan, notes=(*plan.notes, f"fits {', then '.join(order)}, on the host"))
-
-
-def _check_fittable(phase: FitPhase, label: str, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
+def _check_fittable(phase: PhaseSettings, label: str, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
     if label not in graph.nodes:
         raise unknown_node(f"phase {phase.label!r} fits the node {label!r}", label, graph.nodes)
     if label not in models:
@@ -92,7 +81,7 @@ def _check_fittable(phase: FitPhase, label: str, graph: ModelGraph, models: Mapp
 
 
 def _check_ancestors_fitted(
-    phase: FitPhase, labels: Sequence[str], graph: ModelGraph, models: Mapping[str, Estimator]
+    phase: PhaseSettings, labels: Sequence[str], graph: ModelGraph, models: Mapping[str, Estimator]
 ) -> None:
     for label in labels:
         before = ancestors([label], graph.nodes)
@@ -105,7 +94,7 @@ def _check_ancestors_fitted(
                 )
 
 
-def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
+def _check_unambiguous(phase: PhaseSettings, graph: ModelGraph, models: Mapping[str, Estimator]) -> None:
     """Estimators that learned in a TrainPhase might be kept or be fitted anew: the user has to say which."""
     learned = [label for label, model in models.items() if model.partially_fitted and label not in graph.frozen]
     if learned:
@@ -118,7 +107,7 @@ def _check_unambiguous(phase: FitPhase, graph: ModelGraph, models: Mapping[str, 
 
 
 def _check_shared_inputs(
-    phase: FitPhase, labels: Sequence[str], graph: ModelGraph, models: Mapping[str, Estimator]
+    phase: PhaseSettings, labels: Sequence[str], graph: ModelGraph, models: Mapping[str, Estimator]
 ) -> None:
     """Nodes may share an estimator, with different methods, say; what it is fitted to must be clear."""
     first: dict[int, str] = {}

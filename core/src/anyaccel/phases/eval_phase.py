@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data import Sampler, SimpleSampler
+from anyaccel.data import Rows, Sampler, SimpleSampler
 from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.metrics import Metric, can_measure
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.phase import Data, Phase, known_settings, node_labels, split_name
+from anyaccel.phases.evaluation import compared
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.row_alignment import Combination, check_alignment
+from anyaccel.phases.run import Run
+from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -21,6 +27,9 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
+from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
+from anyaccel.results import EvalResults, eval_results
+from anyaccel.results.records import EvaluationValues
 
 
 @constructor_hints
@@ -152,6 +161,29 @@ class EvalPhase(Phase):
     def _check(self) -> None:
         super()._check()
         check_samplers(self.label, self.sampler)
+
+    @property
+    def sampled_by(self) -> Samplers | None:
+        return None if isinstance(self.sampler, SimpleSampler) else self.sampler
+
+    def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
+        return graph.output_nodes if self.outputs is None else self.outputs
+
+    def draw(
+        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
+    ) -> tuple[EvaluationRows, EpochPlan]:
+        evaluated = EvaluationRows.drawn(self.sampler, rows)
+        check_alignment(self.label, evaluated.steps(self.batch_size), combinations, by_sampler=False)
+        return evaluated, EvaluationEpochs(evaluated, self.batch_size)
+
+    def compute(self, programs: PhasePrograms) -> EvaluationValues:
+        values = programs.run.evaluation = programs.evaluations[0].run()
+        return values
+
+    def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> EvalResults:
+        values = values or run.evaluation
+        targets = compared(self, run.graph, values.outputs if values else ())
+        return eval_results(figures=values, rows=run.rows, compared=targets, nodes=tuple(run.graph.nodes), **record)
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase."""

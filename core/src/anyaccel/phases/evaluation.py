@@ -2,55 +2,52 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from anyaccel import interrupts
+from anyaccel.adapter import loss_function
 from anyaccel.adapter.output_activations import was_warned_of
 from anyaccel.data import joined_array
-from anyaccel.errors import ENVIRONMENT_ERRORS, ColumnError, OutOfMemoryError, SpecError, UndefinedMetricWarning
+from anyaccel.device import Device
+from anyaccel.errors import (
+    ENVIRONMENT_ERRORS,
+    ColumnError,
+    OutOfMemoryError,
+    PhaseError,
+    SpecError,
+    UndefinedMetricWarning,
+)
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.metrics import METRICS, SYNONYMS, Metric
+from anyaccel.metrics import METRICS, SYNONYMS, BoundMetric, Metric
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
-from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.joined_outputs import differ, joined_outputs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.probability_check import ProbabilityCheck
 from anyaccel.phases.process_group import ProcessGroup
+from anyaccel.phases.settings import PhaseSettings
+from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.printable import printable
+from anyaccel.registry import registry
 from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.results.records import Compared, EvaluationValues
+from anyaccel.segment import LossTerm
 from anyaccel.user_level import user_level
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundMetric:
-    """A metric, the node whose output it takes, and the columns that it compares it with."""
-
-    label: str
-    metric: Metric
-    node: str
-    feature_set: str
-    columns: tuple[str, ...]
-    stream: str = ""
-    mask: tuple[str, ...] = ()
-
-
 def bind_metrics(
-    phase: EvalPhase, losses: Sequence[AppliedLoss], graph: ModelGraph, measured: Mapping[str, Metric]
+    phase: PhaseSettings, losses: Sequence[AppliedLoss], graph: ModelGraph, measured: Mapping[str, Metric]
 ) -> list[BoundMetric]:
     """The metrics of a phase, bound; one without a node is bound to every node with a loss, else the output nodes.
 
@@ -118,6 +115,44 @@ def _mask(metric: Metric, feature_set: str, stream: str | None, graph: ModelGrap
     return chosen.names
 
 
+def trained_as(loss: AppliedLoss, trained: Iterable[AppliedLoss]) -> str | None:
+    """The label of the trained loss that has the values of this one, whatever its label and weight; None without."""
+    own = _values_of(loss)
+    return next((other.label for other in trained if _values_of(other) == own), None)
+
+
+def measured_losses(losses: Iterable[AppliedLoss], trained: Sequence[AppliedLoss]) -> dict[str, Metric]:
+    """The losses of a validation that are not trained, by label: computed of all its outputs, as metrics are."""
+    return {
+        loss.label: Metric(_named_loss(loss), on=loss.on, targets=loss.inputs[1], label=f"loss.{loss.label}")
+        for loss in losses
+        if trained_as(loss, trained) is None
+    }
+
+
+def _values_of(loss: AppliedLoss) -> tuple[Any, ...]:
+    return loss.loss, loss.on, loss.inputs, loss.sample_weight, loss.mask
+
+
+def _named_loss(loss: AppliedLoss) -> Callable[[np.ndarray, np.ndarray], float]:
+    term = LossTerm(loss.label, loss.on, loss.loss, loss.inputs, Device("cpu"))
+    host: Any = registry().find(BUILT_IN)
+    compute = loss_function(host.ops, term)
+
+    def named_loss(outputs: np.ndarray, targets: np.ndarray) -> float:
+        shape = list(outputs.shape)
+        if loss.loss.name == "cross_entropy" and targets.shape != outputs.shape:
+            del shape[loss.loss.kwargs.get("class_axis", -1)]
+        if targets.size == math.prod(shape):
+            targets = targets.reshape(shape)
+        if loss.loss.name != "cross_entropy":
+            targets = targets.astype(outputs.dtype)
+        result = compute([outputs, targets])
+        return float(result.sum) / float(result.weight)
+
+    return named_loss
+
+
 class Evaluation:
     """Evaluates rows; may run many times, as the validation of a TrainPhase does.
 
@@ -176,7 +211,7 @@ class Evaluation:
             self._policy.make_room(all_means, self._policy.batch_size)
         parts = self._group.outputs_of_all(parts)
         self._check_one_length(parts)
-        outputs = {name: joined_outputs(name, arrays) for name, arrays in parts.items()}
+        outputs = {name: _joined_outputs(name, arrays) for name, arrays in parts.items()}
         self._probabilities.look(outputs)
         metrics = {metric.label: self._measure(metric, outputs) for metric in self._metrics}
         means = {
@@ -196,7 +231,7 @@ class Evaluation:
             rows = self._rows.of(metric.feature_set, metric.stream)
             outputs = parts.get(next(iter(self._names[metric.node]), ""), ())
             by_row = len(metric.columns) == 1 and rows.is_ragged(metric.columns[0])
-            if not by_row and (any(map(rows.is_ragged, metric.columns)) or differ(outputs)):
+            if not by_row and (any(map(rows.is_ragged, metric.columns)) or _differ(outputs)):
                 raise SpecError(
                     f"metric {metric.label!r} on node {metric.node!r} compares values that differ in length, and would "
                     "count what fills the places behind the shorter ones",
@@ -267,6 +302,41 @@ class Evaluation:
             warnings.warn(printable(text), UndefinedMetricWarning, stacklevel=user_level())
 
 
+def _differ(arrays: Sequence[np.ndarray]) -> bool:
+    """Whether the samples of batches differ in shape."""
+    return len({array.shape[1:] for array in arrays}) > 1
+
+
+def _joined_outputs(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The outputs of all batches, [n, *shape]; where batches differ in length, NaN behind the shorter ones.
+
+    Args:
+        name: of the output, for messages.
+        arrays: of each batch.
+
+    Raises:
+        PhaseError: batches differ in length, and NaN cannot be told in their dtype.
+    """
+    if not _differ(arrays):
+        return np.concatenate(arrays)
+    shapes = [array.shape[1:] for array in arrays]
+    if arrays[0].dtype.kind != "f" or len({len(shape) for shape in shapes}) > 1:
+        other = next(shape for shape in shapes if shape != shapes[0])
+        raise PhaseError(
+            f"the output {name!r} is {arrays[0].dtype}{list(shapes[0])} per sample in one batch and "
+            f"{list(other)} in another, as batches are padded to lengths of their own",
+            cause="floating outputs are joined with NaN behind the shorter ones",
+            hint="leave it out with outputs=[...], or pad all to one length: pad={'COLUMN': Pad(..., length=...)}",
+        )
+    longest = tuple(max(extents) for extents in zip(*shapes, strict=True))
+    joined = np.full((sum(map(len, arrays)), *longest), np.nan, arrays[0].dtype)
+    start = 0
+    for array in arrays:
+        joined[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
+        start += len(array)
+    return joined
+
+
 def _of_width(array: np.ndarray, width: int | None) -> np.ndarray:
     """Padded rows as wide as those of the outputs, behind which no row goes on."""
     return array if width is None or array.ndim < 2 else array[:, :width]
@@ -285,7 +355,7 @@ def _failed(metric: BoundMetric, error: Exception, outputs: np.ndarray, targets:
     )
 
 
-def compared(phase: Phase, graph: ModelGraph, values: Iterable[str]) -> dict[str, Compared]:
+def compared(phase: PhaseSettings, graph: ModelGraph, values: Iterable[str]) -> dict[str, Compared]:
     """The columns that each value (`NODE` or `NODE.OUTPUT`) is compared with; values without any are left out.
 
     They are what a loss of the phase on the node takes, else what a metric names, else the targets of the data that
@@ -295,7 +365,7 @@ def compared(phase: Phase, graph: ModelGraph, values: Iterable[str]) -> dict[str
     return {value: chosen for value, chosen in columns.items() if chosen is not None}
 
 
-def _compared_columns(phase: Phase, graph: ModelGraph, value: str) -> Compared | None:
+def _compared_columns(phase: PhaseSettings, graph: ModelGraph, value: str) -> Compared | None:
     node = value.partition(".")[0]
     for text in _candidates(phase, node, value):
         try:
@@ -308,21 +378,21 @@ def _compared_columns(phase: Phase, graph: ModelGraph, value: str) -> Compared |
     return None
 
 
-def _candidates(phase: Phase, node: str, value: str) -> Iterator[str]:
+def _candidates(phase: PhaseSettings, node: str, value: str) -> Iterator[str]:
     """What may name the columns, the most certain first."""
     outputs = {"outputs", value, f"outputs.{value.partition('.')[2]}"}
     for loss in phase.losses:
         if loss.on == node and outputs & set(loss.inputs):
             yield from (text for text in loss.inputs if text not in outputs)
-    for metric in getattr(phase, "metrics", ()):
+    for metric in phase.metrics:
         if metric.on in (None, node) and metric.targets != "targets":
             yield metric.targets
     yield "targets"
 
 
-def _stream_suffix(phase: Phase, chosen: input_columns.ColumnSelection) -> str:
+def _stream_suffix(phase: PhaseSettings, chosen: input_columns.ColumnSelection) -> str:
     """`@STREAM` if the rows of an EvalPhase are those of another stream; without a sampler all streams are the rows."""
-    samplers = getattr(phase, "sampler", None)
+    samplers = phase.sampled_by
     sampler = samplers.get(chosen.feature_set.label) if isinstance(samplers, Mapping) else samplers
     streams: tuple[str, ...] = getattr(sampler, "streams", ())
     return f"@{chosen.stream}" if chosen.stream in streams[1:] else ""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data import SimpleSampler
+from anyaccel.data import Rows, SimpleSampler
 from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.phase import Data, Phase, known_settings, node_labels, split_name
+from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit
+from anyaccel.phases.estimator_inputs import estimators, upstream_nodes
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.row_alignment import Combination
+from anyaccel.phases.run import Run
+from anyaccel.phases.runner import Phase, PhaseExecution, PhasePrograms
+from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
+from anyaccel.results import FitResults
+from anyaccel.results.records import EvaluationValues
 
 
 @constructor_hints
@@ -47,6 +58,7 @@ class FitPhase(Phase):
     """
 
     kind = "fit"
+    equal_lengths = True
 
     @known_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
@@ -68,7 +80,7 @@ class FitPhase(Phase):
         losses: tuple[()] = (),
     ) -> None:
         self.nodes = node_labels(nodes)
-        self.sampler = SimpleSampler(batch_size)
+        self.batch_size = SimpleSampler(batch_size).batch_size
         placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
         running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
         running |= {"precision": precision, "matmul_precision": matmul_precision}
@@ -118,7 +130,42 @@ class FitPhase(Phase):
         if self.losses:
             raise PhaseError(f"phase {self.label!r} is a FitPhase, which takes no losses", hint="leave losses out")
 
+    def next_to_fit(self, graph: ModelGraph, done: Collection[str]) -> list[str]:
+        return next_to_fit(self, graph, done)
+
+    def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
+        return upstream_nodes(next_to_fit(self, graph, done), graph)
+
+    def draw(
+        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
+    ) -> tuple[EvaluationRows, EpochPlan]:
+        evaluated = EvaluationRows(rows)
+        return evaluated, EvaluationEpochs(evaluated, self.batch_size)
+
+    def plan_notes(self, graph: ModelGraph, done: Collection[str]) -> tuple[str, ...]:
+        waiting, models = left_to_fit(self, graph, done), estimators(graph)
+        order = [f"{label} ({models[label].name})" for label in graph.shapes.order if label in waiting]
+        return (f"fits {', then '.join(order)}, on the host",)
+
+    def execute(self, execution: PhaseExecution) -> EvaluationValues | None:
+        """As often as estimators need outputs of each other, which are known only when these are fitted."""
+        run = execution.run
+        with awaiting_fit(left_to_fit(self, run.graph), run.graph):
+            values = execution.round()
+            while left_to_fit(self, run.graph, run.done):
+                values = execution.round()
+        return values
+
+    def compute(self, programs: PhasePrograms) -> EvaluationValues:
+        run, values = programs.run, programs.evaluations[0].run()
+        rows = programs.parts[0].evaluated.rows
+        fit(next_to_fit(self, run.graph, run.done), run.graph, values.outputs, rows, run.fitted)
+        return replace(values, outputs={})
+
+    def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> FitResults:
+        return FitResults(fitted=tuple(run.fitted), **record)
+
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase."""
         nodes = None if self.nodes is None else list(self.nodes)
-        return {**super().get_config(), "nodes": nodes, "batch_size": self.sampler.batch_size}
+        return {**super().get_config(), "nodes": nodes, "batch_size": self.batch_size}

@@ -12,7 +12,7 @@ from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
-from anyaccel.phases.phase import Phase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import NodeState
 from anyaccel.user_level import user_level
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NONE: Mapping[str, OffloadPlan] = {}
 
 
-def final_devices(phase: Phase, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
+def final_devices(phase: PhaseSettings, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
     """Where nodes go when the phase has ended. Without `strict`, nodes whose framework does not run there stay.
 
     Raises:

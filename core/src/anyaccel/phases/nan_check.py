@@ -12,15 +12,14 @@ from anyaccel.errors import NaNWarning
 from anyaccel.estimators import Estimator
 from anyaccel.graph import Column, Plan
 from anyaccel.phases.loading.host_columns import HostColumn
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
 from anyaccel.segment import Segment
 from anyaccel.user_level import user_level
 
 
 def notes(
-    phase: Phase,
+    phase: PhaseSettings,
     plan: Plan,
     segments: Sequence[Segment],
     rows: Mapping[str, Rows],
@@ -38,7 +37,7 @@ def notes(
         rows: the data of the phase, by feature set.
         arrays: the columns of the plan as they are loaded, by name; those of a source are not known beforehand.
     """
-    if not isinstance(phase, TrainPhase):
+    if not phase.trains:
         return ()
     reached = _reached(segments)
     known = [column for column in plan.columns if column.name in reached and column.name in arrays]
@@ -47,7 +46,7 @@ def notes(
     return tuple(dict.fromkeys(_notes(with_nan, rows, split)))
 
 
-def warn(phase: Phase, nan_notes: Sequence[str]) -> bool:
+def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
     """Issue one NaNWarning with the notes, if there are any and the phase does not ignore NaN; returns whether."""
     if not nan_notes or getattr(phase, "on_nan", "") == "ignore":
         return False

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from anyaccel.errors import NaNWarning
 from anyaccel.phases.run import Run
-from anyaccel.phases.train_phase import all_losses
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
 
@@ -24,7 +23,7 @@ class NonFiniteLosses:
     def __init__(self, run: Run, *, warned: bool = False) -> None:
         self._run = run
         self._warned = warned
-        self._nodes = {loss.label: loss.on for loss in all_losses(run.phase)}
+        self._nodes = {loss.label: loss.on for loss in run.phase.all_losses}
 
     def training(self, first: Mapping[str, tuple[int, float]]) -> None:
         """Losses of training: the first step of the epoch in which each is not finite, and its value there."""

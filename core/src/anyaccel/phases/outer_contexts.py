@@ -10,8 +10,7 @@ from anyaccel.backend import Backend
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import registry
 
 
@@ -25,7 +24,7 @@ def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend,
     return left_contexts(registry().find(name, kind) for name, kind in kinds)
 
 
-def check_precision(phase: Phase, plan: Plan, left: Mapping[Backend, OuterContexts]) -> None:
+def check_precision(phase: PhaseSettings, plan: Plan, left: Mapping[Backend, OuterContexts]) -> None:
     """Refuse a phase inside a context that says in which precision is computed, unless it states its own.
 
     Raises:
@@ -36,7 +35,7 @@ def check_precision(phase: Phase, plan: Plan, left: Mapping[Backend, OuterContex
         context, precision = ("", "") if contexts is None else contexts.casts.get(assignment.device.kind, ("", ""))
         if not context or assignment.precision:
             continue
-        if isinstance(phase, TrainPhase) and phase.step is not None:
+        if phase.step is not None:
             hint = f"run the phase outside of it, and enter it in the step: `with {context}:`"
         else:
             hint = f"run the phase outside of it; {type(phase).__name__}(..., precision={precision!r}) computes so"

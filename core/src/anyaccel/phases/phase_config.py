@@ -10,8 +10,8 @@ from anyaccel.errors import ConfigError
 from anyaccel.graph.serialization import class_name
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.framework_settings import FrameworkSettings
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.profile import Profile
+from anyaccel.phases.settings import PhaseSettings
 
 _KNOWN: dict[str, type[Callback]] = {
     "EarlyStopping": EarlyStopping,
@@ -21,10 +21,10 @@ _KNOWN: dict[str, type[Callback]] = {
 _HINT = "give the folder that save() wrote"
 
 
-def phase_parts(phase: Phase) -> dict[str, Any]:
+def phase_parts(phase: PhaseSettings) -> dict[str, Any]:
     """A phase with its callbacks as plain data; `config` is None where it has none, and `reason` says why."""
     parts = {"label": phase.label, "config": None, "reason": "", "callbacks": callback_parts(phase.callbacks)}
-    if type(phase) is not Phase.kinds[phase.kind]:
+    if type(phase) is not PhaseSettings.kinds[phase.kind]:
         return {**parts, "reason": f"it is of a class of its own, {type(phase).__name__}"}
     try:
         return {**parts, "config": phase.get_config()}
@@ -32,7 +32,7 @@ def phase_parts(phase: Phase) -> dict[str, Any]:
         return {**parts, "reason": error.problem}
 
 
-def read_phase(parts: Any, allow: Iterable[type]) -> Phase:
+def read_phase(parts: Any, allow: Iterable[type]) -> Any:
     """The phase of `phase_parts`.
 
     Raises:
@@ -44,7 +44,7 @@ def read_phase(parts: Any, allow: Iterable[type]) -> Phase:
     hint = f"give the phases: load(folder, phases=[TrainPhase({parts['label']!r}, ...)]); phases=[] for none"
     if parts["config"] is None:
         raise ConfigError(f"{where} was not saved: {parts['reason']}", hint=hint)
-    phase = Phase.from_config(parts["config"])
+    phase = PhaseSettings.from_config(parts["config"])
     phase.callbacks = read_callbacks(parts["callbacks"], allow, where, hint)
     return phase
 

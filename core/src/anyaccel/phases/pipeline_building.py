@@ -9,9 +9,8 @@ from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.process_group import ProcessGroup
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import Segment
 
@@ -19,7 +18,7 @@ from anyaccel.segment import Segment
 def build_pipeline(
     resolution: Resolution,
     graph: ModelGraph,
-    phase: Phase,
+    phase: PhaseSettings,
     learners: PartialFitEstimators,
     log_event: LogEvent,
     group: ProcessGroup,
@@ -45,7 +44,7 @@ def build_pipeline(
     except BaseException:
         Pipeline(stages).close({})
         raise
-    step = phase.step if isinstance(phase, TrainPhase) else None
+    step = phase.step
     custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
     return Pipeline(stages, learners or None, log_event, custom_step, group.step)
 

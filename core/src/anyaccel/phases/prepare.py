@@ -11,12 +11,8 @@ from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
-from anyaccel.phases.distributed.row_shares import check_shares
-from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.evaluation import BoundMetric
-from anyaccel.phases.fit_phase import FitPhase
-from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
-from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs, TrainingEpochs
+from anyaccel.metrics import BoundMetric
+from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.host_columns import TargetRange, make_host_columns, target_ranges
 from anyaccel.phases.loading.input_data import InputData, PhaseSources, input_data
@@ -27,12 +23,11 @@ from anyaccel.phases.loading.loader_factory import (
     map_source_loaders,
 )
 from anyaccel.phases.loading.same_units import check_same_units
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import learners_of, metrics_of, needed_sets, parts_of, samplers_of
+from anyaccel.phases.plan_request import metrics_of, needed_sets
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
-from anyaccel.phases.row_alignment import Combination, check_alignment, combinations_of
+from anyaccel.phases.row_alignment import combinations_of
 from anyaccel.phases.samplers import Samplers
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.suggestions import did_you_mean
 
 
@@ -49,7 +44,7 @@ class PreparedPart:
         is_shared: whether it is an evaluation of which other replicas compute the rest.
     """
 
-    part: Phase
+    part: PhaseSettings
     rows: Mapping[str, Rows]
     evaluated: EvaluationRows
     metrics: Sequence[BoundMetric]
@@ -71,7 +66,7 @@ class PreparedPart:
 class DrawnPart:
     """What a part takes of its data, without a look at their values; `epochs` is None for a source of batches."""
 
-    part: Phase
+    part: PhaseSettings
     data: InputData
     evaluated: EvaluationRows
     metrics: Sequence[BoundMetric]
@@ -79,7 +74,7 @@ class DrawnPart:
 
 
 def prepare(
-    phase: Phase,
+    phase: PhaseSettings,
     resolution: Resolution,
     graph: ModelGraph,
     done: Collection[str],
@@ -99,10 +94,10 @@ def prepare(
     """
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     known = topology.feature_sets(graph.nodes.values())
-    parts = [_draw(phase, part, plan, graph, done, read=True, opened=opened) for part in parts_of(phase)]
-    if group.size == 1 and isinstance(phase, TrainPhase) and phase.step is None:
+    parts = [_draw(phase, part, plan, graph, done, read=True, opened=opened) for part in phase.parts]
+    if group.size == 1 and phase.trains and phase.step is None:
         _check_single_rows(phase, resolution, graph, parts[0])
-    if isinstance(phase, TrainPhase):
+    if phase.trains:
         group.choose_rows(parts[0].epochs if parts[0].data.source is None else None)
     return [
         PreparedPart(
@@ -116,7 +111,7 @@ def prepare(
                 target_ranges(resolution, accumulates=_parts_batches(drawn.part, group)),
                 known,
                 seed,
-                group if isinstance(drawn.part, TrainPhase) else SingleProcess(),
+                group if drawn.part.trains else SingleProcess(),
             ),
             is_shared=_is_shared_evaluation(drawn, group),
         )
@@ -124,7 +119,7 @@ def prepare(
     ]
 
 
-def _check_single_rows(phase: TrainPhase, resolution: Resolution, graph: ModelGraph, drawn: DrawnPart) -> None:
+def _check_single_rows(phase: PhaseSettings, resolution: Resolution, graph: ModelGraph, drawn: DrawnPart) -> None:
     """Refuse a batch of one row, mostly the last of an epoch, for a model that would fail with it in training.
 
     Raises:
@@ -167,7 +162,7 @@ def _check_single_rows(phase: TrainPhase, resolution: Resolution, graph: ModelGr
 
 
 def _is_shared_evaluation(drawn: DrawnPart, group: ProcessGroup) -> bool:
-    return isinstance(drawn.part, EvalPhase) and drawn.epochs is not None and group.shares_evaluation(drawn.epochs)
+    return not drawn.part.trains and drawn.epochs is not None and group.shares_evaluation(drawn.epochs)
 
 
 def _shared(drawn: DrawnPart, group: ProcessGroup) -> DrawnPart:
@@ -175,75 +170,72 @@ def _shared(drawn: DrawnPart, group: ProcessGroup) -> DrawnPart:
         return drawn
     if _is_shared_evaluation(drawn, group):
         return replace(drawn, epochs=group.share_evaluation(drawn.epochs))
-    return replace(drawn, epochs=group.share_epochs(drawn.epochs)) if isinstance(drawn.part, TrainPhase) else drawn
+    return replace(drawn, epochs=group.share_epochs(drawn.epochs)) if drawn.part.trains else drawn
 
 
-def draw_parts(phase: Phase, plan: Plan, graph: ModelGraph) -> list[DrawnPart]:
+def draw_parts(phase: PhaseSettings, plan: Plan, graph: ModelGraph) -> list[DrawnPart]:
     """What a phase and its validation take of their data: all that can be known without the values.
 
     Raises:
         AnyaccelError: data, samplers or metrics that do not fit.
     """
-    return [_draw(phase, part, plan, graph, (), read=False, opened=PhaseSources()) for part in parts_of(phase)]
+    return [_draw(phase, part, plan, graph, (), read=False, opened=PhaseSources()) for part in phase.parts]
 
 
 def _draw(
-    phase: Phase, part: Phase, plan: Plan, graph: ModelGraph, done: Collection[str], *, read: bool, opened: PhaseSources
+    phase: PhaseSettings,
+    part: PhaseSettings,
+    plan: Plan,
+    graph: ModelGraph,
+    done: Collection[str],
+    *,
+    read: bool,
+    opened: PhaseSources,
 ) -> DrawnPart:
     metrics = metrics_of(phase, part, graph)
     sets = needed_sets(phase, plan, metrics, graph, done)
-    samplers = samplers_of(part)
+    samplers = part.sampled_by
     if isinstance(samplers, Mapping):
         _check_sampler_labels(part, samplers, sets)
     data = input_data(
         part.label,
         part.data,
         sets,
-        may_stream=isinstance(part, TrainPhase),
-        equal_lengths=isinstance(part, FitPhase) or isinstance(samplers, Sampler),
+        may_stream=part.trains,
+        equal_lengths=part.equal_lengths or isinstance(samplers, Sampler),
         read=read,
         opened=opened,
     )
     for name, rows in data.rows.items():
-        check_same_units(part.label, rows, sets[name], _taken(phase, name, plan, metrics, graph))
+        check_same_units(part.label, rows, sets[name], _taken(phase, name, plan, metrics, graph, done))
     if data.source is not None:
         _check_source(phase, part, data.source, graph)
     evaluated, epochs = EvaluationRows(data.rows), None
     if not isinstance(data.source, BatchSource):
-        combinations = list(combinations_of(phase, metrics, plan, graph))
-        if isinstance(part, TrainPhase):
-            epochs = _training_epochs(part, data.rows, combinations, max(1, len(plan.replicas)))
-        elif isinstance(part, EvalPhase):
-            _check_streams(samplers, metrics, plan)
-            evaluated = EvaluationRows.drawn(part.sampler, data.rows)
-            check_alignment(part.label, evaluated.steps(part.batch_size), combinations, by_sampler=False)
-            epochs = EvaluationEpochs(evaluated, part.batch_size)
-        elif isinstance(part, FitPhase):
-            epochs = EvaluationEpochs(evaluated, part.sampler.batch_size)
+        combined = combinations_of(phase.learners(graph), phase.all_losses, metrics, plan, graph)
+        _check_streams(samplers, metrics, plan)
+        evaluated, epochs = part.draw(data.rows, list(combined), max(1, len(plan.replicas)))
     return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
 
 
-def _taken(phase: Phase, name: str, plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph) -> set[str]:
+def _taken(
+    phase: PhaseSettings,
+    name: str,
+    plan: Plan,
+    metrics: Sequence[BoundMetric],
+    graph: ModelGraph,
+    done: Collection[str],
+) -> set[str]:
     """The columns of a feature set that losses, metrics, steps and estimators take."""
-    if isinstance(phase, FitPhase) or learners_of(phase, graph):
+    if phase.learners(graph) or phase.next_to_fit(graph, done):
         return set(topology.feature_sets(graph.nodes.values())[name].targets)
     columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
     return {each for column in columns if column.feature_set == name for each in column.columns}
 
 
-def _parts_batches(part: Phase, group: ProcessGroup) -> bool:
+def _parts_batches(part: PhaseSettings, group: ProcessGroup) -> bool:
     """Whether a step is computed in parts, whose gradients are weighted by rows."""
-    return isinstance(part, TrainPhase) and (part.accumulate > 1 or group.size > 1)
-
-
-def _training_epochs(
-    part: TrainPhase, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
-) -> EpochPlan:
-    batches = SampledBatches(part.label, part.sampler, part.schedule or ZIP_STRICT, rows)
-    if n_replicas > 1:
-        check_shares(part.label, batches, n_replicas)
-    check_alignment(part.label, batches.steps, combinations, by_sampler=True)
-    return TrainingEpochs(part.label, batches, part.accumulate)
+    return part.accumulate > 1 or (part.trains and group.size > 1)
 
 
 def _factory(
@@ -261,7 +253,6 @@ def _factory(
         return RowsLoaderFactory(plan, partial(make_host_columns, plan, rows, ranges, known), epochs)
     make_host_columns(plan, dict.fromkeys(rows, source.example), ranges, known)  # fails before anything moves
     if isinstance(source, BatchSource):
-        assert isinstance(part, TrainPhase)
         return batch_source_loaders(plan, source, ranges, part.accumulate, seed, group.share_batches(source.label))
     assert isinstance(source, MapSource) and epochs is not None
     if group.random_key:  # what it draws while reading: other rows are read here
@@ -279,7 +270,7 @@ def _check_residency(drawn: DrawnPart, plan: Plan) -> None:
         )
 
 
-def _check_sampler_labels(part: Phase, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:
+def _check_sampler_labels(part: PhaseSettings, samplers: Mapping[str, Sampler], sets: Mapping[str, FeatureSet]) -> None:
     unknown = next((name for name in samplers if name not in sets), None)
     missing = [name for name in sets if name not in samplers]
     if unknown is not None:
@@ -288,7 +279,7 @@ def _check_sampler_labels(part: Phase, samplers: Mapping[str, Sampler], sets: Ma
             available=", ".join(sets),
             hint=did_you_mean(unknown, sets),
         )
-    if missing and isinstance(part, TrainPhase):
+    if missing and part.trains:
         raise PhaseError(
             f"phase {part.label!r} has no sampler for {', '.join(missing)}",
             cause=f"it has samplers for {', '.join(samplers)}",
@@ -305,8 +296,8 @@ def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], pl
             input_columns.check_stream(stream, name, sampler.streams)
 
 
-def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) -> None:
-    learners = learners_of(phase, graph)
+def _check_source(phase: PhaseSettings, part: PhaseSettings, source: Source, graph: ModelGraph) -> None:
+    learners = phase.learners(graph)
     if learners:
         raise PhaseError(
             f"phase {phase.label!r} streams the source {source.label!r}, from which estimators cannot learn",
@@ -323,9 +314,8 @@ def _check_source(phase: Phase, part: Phase, source: Source, graph: ModelGraph) 
         _check_default_sampler(part, source)
 
 
-def _check_default_sampler(part: Phase, source: Source) -> None:
+def _check_default_sampler(part: PhaseSettings, source: Source) -> None:
     """A batch size may be the default; any other sampler was chosen, and would be ignored."""
-    assert isinstance(part, TrainPhase)
     samplers = part.sampler.values() if isinstance(part.sampler, Mapping) else [part.sampler]
     chosen = [type(sampler).__name__ for sampler in samplers if type(sampler) is not SimpleSampler]
     if chosen:

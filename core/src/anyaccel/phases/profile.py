@@ -17,7 +17,6 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.train_phase import TrainPhase
 
 if TYPE_CHECKING:
     from anyaccel.graph import Plan
@@ -69,7 +68,7 @@ class Profile(Callback):
 
     def phase_start(self, phase: Any, run: Run) -> None:
         """Refuse phases without training steps, and a folder that cannot be made."""
-        if not isinstance(phase, TrainPhase):
+        if not phase.trains:
             if self not in phase.callbacks:  # it is one of an experiment, which has other phases too
                 return
             problem = f"phase {phase.label!r} has a Profile, and no training steps"
@@ -83,7 +82,7 @@ class Profile(Callback):
 
     def before_placement(self, phase: Any, plan: Plan, run: Run) -> None:
         """Refuse frameworks that have no profiler."""
-        if not isinstance(phase, TrainPhase):
+        if not phase.trains:
             return
         lacking = {each.framework for each in plan.assignments if each.backend.capability(ProfilesSteps) is None}
         if lacking:

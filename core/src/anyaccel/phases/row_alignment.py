@@ -7,11 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.phases.evaluation import BoundMetric
+from anyaccel.metrics import BoundMetric
 from anyaccel.phases.loading.epoch_batches import RowSpan, StepRows
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import learners_of
-from anyaccel.phases.train_phase import all_losses
 
 Combination = tuple[str, frozenset[str]]
 """What combines feature sets, for messages, and their labels."""
@@ -49,14 +46,18 @@ def _size(span: RowSpan | None) -> int:
 
 
 def combinations_of(
-    phase: Phase, metrics: Iterable[BoundMetric], plan: Plan, graph: ModelGraph
+    learners: Iterable[str],
+    losses: Iterable[AppliedLoss],
+    metrics: Iterable[BoundMetric],
+    plan: Plan,
+    graph: ModelGraph,
 ) -> Iterator[Combination]:
     """The nodes, losses and metrics that combine several feature sets."""
     for assignment in plan.assignments:
         yield from _several(f"node {assignment.node!r}", _sets_of(assignment.node, graph))
-    for label in learners_of(phase, graph):
+    for label in learners:
         yield from _several(f"node {label!r}", _sets_of(label, graph))
-    for loss in all_losses(phase):
+    for loss in losses:
         sets = {name for text in (*loss.inputs, *loss.weights) for name in _sets_of_input(text, loss, graph)}
         yield from _several(f"the loss {loss.label!r}", sets)
     for metric in metrics:

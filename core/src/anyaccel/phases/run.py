@@ -118,11 +118,7 @@ class Run:
     @property
     def stats(self) -> RunStats:
         """Memory of the devices and nodes, and the speed of the last epoch; for `epoch_end`, as it costs a moment."""
-        return run_stats(self.plan, self.graph, self.timing, self._work, trains=self._trains)
-
-    @property
-    def _trains(self) -> bool:
-        return bool(getattr(self.phase, "kind", "") == "train")
+        return run_stats(self.plan, self.graph, self.timing, self._work, trains=self.phase.trains)
 
     def measure_step(self) -> RunStats:
         """Measure the operations and activations of a training step, which `stats` has from then on; gives `stats`.
@@ -132,7 +128,7 @@ class Run:
         Raises:
             PhaseError: the run trains nothing, or its programs are not built.
         """
-        if not self._trains:
+        if not self.phase.trains:
             problem = f"phase {self.phase.label!r} has no training steps to measure"
             raise PhaseError(problem, available="a TrainPhase", hint="call this in a callback of a TrainPhase")
         pipeline = self._programs()

@@ -1,55 +1,200 @@
-"""Runner: executes a phase: resolve, place, load, build, loop, release, with the hooks in between."""
+"""Runner: phases that plan and run themselves on a graph, and one execution of a phase with the hooks in between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from anyaccel import interrupts
 from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.arguments import shown
 from anyaccel.backend import Backend
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
-from anyaccel.graph import Resolution, memory_sharing, resolve
+from anyaccel.errors import PhaseError
+from anyaccel.graph import ModelGraph, Plan, memory_sharing, resolve
+from anyaccel.graph.graph import LiveValues
 from anyaccel.phases import nan_check, running
+from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checkpointer_for
+from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointer_for
 from anyaccel.phases.distributed.devices import check_replicable, replica_notes
 from anyaccel.phases.distributed.joining import is_first, process_group
 from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
-from anyaccel.phases.estimator_fit import awaiting_fit, fit, left_to_fit, next_to_fit, with_fit_note
-from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
-from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.evaluation import Evaluation
+from anyaccel.phases.evaluation import Evaluation, trained_as
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.input_data import PhaseSources
-from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
 from anyaccel.phases.outer_contexts import check_precision, leave_contexts
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.pipeline_building import build_pipeline
-from anyaccel.phases.plan_request import evaluated_losses, kept_outputs, learners_of, parts_of, plan_request, streams_of
+from anyaccel.phases.plan_request import evaluated_losses, plan_request, streams_of
+from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
-from anyaccel.phases.progress import Progress
+from anyaccel.phases.progress import Progress, progress_for
+from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.run import Run
+from anyaccel.phases.settings import PhaseSettings, checked_callbacks
 from anyaccel.phases.traceback_cleanup import release_frames
-from anyaccel.phases.train_loop import TrainLoop
-from anyaccel.phases.train_phase import TrainPhase, all_losses
-from anyaccel.phases.validation import trained_as
 from anyaccel.registry import registry
+from anyaccel.results import PhaseResults
 from anyaccel.results.records import EvaluationValues
+
+
+class Phase(PhaseSettings):
+    """A phase that can be planned and run; a kind of phase says how it computes, and what its results are.
+
+    A kind of phase of your own has a `kind`, and overrides `draw`, `compute` and `results_of`, and what else of this
+    class and of PhaseSettings, which has the arguments, does not hold for it.
+    """
+
+    def plan(self, graph: ModelGraph, inventory: Any = None) -> Plan:
+        """The plan of the phase on a graph; see `Experiment.plan`.
+
+        Args:
+            graph: the graph that it would run on.
+            inventory: another machine, as an Inventory or in words such as `"8x H100-80GB"`; None for this one.
+
+        Raises:
+            AnyaccelError: the phase cannot run.
+        """
+        if not isinstance(graph, ModelGraph):
+            raise PhaseError(f"phase {self.label!r}: graph={shown(graph)} is not a ModelGraph", hint="give the graph")
+        return plan_for(self, graph, inventory)
+
+    def run_on(
+        self,
+        graph: ModelGraph,
+        *others: Any,
+        callbacks: Iterable[Any] = (),
+        progress: Any = "auto",
+        resume: str = "never",
+    ) -> list[Any]:
+        callbacks = checked_callbacks(f"experiment {graph.label!r}", callbacks)
+        checked_progress(progress)
+        history: list[PhaseResults] = []
+
+        def run(phase: Phase, *, resume: str) -> PhaseResults:
+            return phase.run_once(graph, graph.label, callbacks, progress, resume, history)
+
+        return run_in_order((self, *others), graph, callbacks, resume, run)
+
+    def run_once(
+        self,
+        graph: ModelGraph,
+        experiment: str,
+        callbacks: Iterable[Callback],
+        progress: Any,
+        resume: str,
+        history: list[Any],
+    ) -> PhaseResults:
+        """Run the phase on a graph.
+
+        Args:
+            graph: the graph.
+            experiment: label of the experiment.
+            callbacks: called before those of the phase.
+            progress, resume: as of an Experiment, and of its `run_phase`.
+            history: gets the results, also if the phase fails or is interrupted.
+
+        Raises:
+            AnyaccelError: the phase cannot run.
+        """
+        run = Run(bound(self, graph), graph, experiment)
+        values, started, began = None, datetime.now(UTC), time.perf_counter()
+        with interrupts.deferred():
+            try:
+                values = execute(run, callbacks, progress_for(progress), checked_resume(resume))
+            finally:
+                record = {
+                    "label": run.phase.label,
+                    "plan": run.plan,
+                    "error": run.error,
+                    "events": tuple(run.events),
+                    "number": len(history),
+                    "started": started,
+                    "seconds": time.perf_counter() - began,
+                }
+                results: PhaseResults = run.phase.results_of(run, values, record)
+                history.append(results)
+            return results
+
+    def execute(self, execution: PhaseExecution) -> EvaluationValues | None:
+        """Carry out the phase: by one round, from a plan to the end of what it computes.
+
+        Args:
+            execution: whose `round` may be called several times.
+
+        Returns:
+            the values of an evaluation; None for other phases.
+        """
+        return execution.round()
+
+    def compute(self, programs: PhasePrograms) -> EvaluationValues | None:
+        """Compute what the phase is for.
+
+        Args:
+            programs: and all else that is needed for it: models are placed, and rows are loaded.
+
+        Returns:
+            as of `execute`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what it computes")
+
+    def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> PhaseResults:
+        """The results of a run of this phase.
+
+        Args:
+            run: that ended, in an error or not.
+            values: that `execute` gave; None after an error.
+            record: the fields that all PhaseResults have.
+        """
+        return PhaseResults(**record)
+
+
+def run_in_order(
+    phases: Sequence[Phase], graph: ModelGraph, callbacks: Iterable[Callback], resume: str, run: Callable[..., Any]
+) -> list[Any]:
+    """Run phases one after the other; they are planned before the first runs, as long as the graph is that of now.
+
+    Args:
+        phases: at least one.
+        graph: the graph.
+        callbacks: of all phases.
+        resume: for those that have a checkpoint.
+        run: runs one, with `resume`.
+
+    Raises:
+        AnyaccelError: one of them cannot run.
+    """
+    resumed = [
+        phase for phase in phases if phase.checkpoint is not None
+    ] or phases  # without any, the first is an error
+    if len(phases) > 1:
+        checked_resume(resume)
+        for phase in phases:
+            of_users = (
+                each for each in (*callbacks, *phase.callbacks) if not type(each).__module__.startswith("anyaccel.")
+            )
+            if next(of_users, None) is not None:  # it may change the graph
+                break
+            plan_of(phase, graph)
+            if graph.shapes.unfitted or phase.next_to_fit(graph, ()):  # what fitted estimators give is known then
+                break
+    return [run(phase, resume=resume if phase in resumed else "never") for phase in phases]
 
 
 def execute(
@@ -75,7 +220,7 @@ def execute(
         run.heard = shown.event
         try:
             hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
-            return _execute(_PhaseExecution(run, hooks, shown, resume), run)
+            return _execute(PhaseExecution(run, hooks, shown, resume), run)
         finally:
             shown.end()
 
@@ -83,16 +228,16 @@ def execute(
 def _callbacks_of(run: Run, callbacks: Iterable[Callback]) -> list[Callback]:
     """The callbacks of an experiment and its phase, after the schedules that listen to a training."""
     given = [*callbacks, *run.phase.callbacks]
-    if not isinstance(run.phase, TrainPhase):
+    if not run.phase.trains:
         return given
     optimizers = [run.graph.optimizer, *(getattr(node, "optimizer", None) for node in run.graph.nodes.values())]
     return [*listening_schedules(optimizers, given), *given]
 
 
-def _execute(execution: _PhaseExecution, run: Run) -> EvaluationValues | None:
+def _execute(execution: PhaseExecution, run: Run) -> EvaluationValues | None:
     try:
         running.claim(run)
-        return execution.run()
+        return execution.start()
     except BaseException as error:
         run.error = error
         if run.looping and isinstance(error, Exception):
@@ -117,74 +262,105 @@ def _note_lengths(error: Exception, run: Run) -> None:
         )
 
 
-class _PhaseExecution:
-    """Runs one phase: resolve, place, load, build, loop, release."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePrograms:
+    """What a phase computes with.
+
+    Attributes:
+        run: the record, with the phase and the graph.
+        hooks: plugins and callbacks.
+        progress: is told how far it is.
+        checkpointer: writes checkpoints, and knows where an earlier run was; None without them.
+        group: the processes that compute it together.
+        parts: data of the phase, and of its validation if it has one.
+        policies: for each part, its rows and what is done when they do not fit.
+        evaluations: of those parts that are evaluated: the phase itself, or its validation.
+        pipeline: the programs.
+        learners: estimators that learn from every step.
+        nan_in_data: whether there was a warning of NaN in the data.
+    """
+
+    run: Run
+    hooks: HookCaller
+    progress: Progress
+    checkpointer: Checkpointer | None
+    group: ProcessGroup
+    parts: Sequence[PreparedPart]
+    policies: Sequence[OutOfMemoryRecovery]
+    evaluations: Sequence[Evaluation]
+    pipeline: Pipeline
+    learners: PartialFitEstimators
+    nan_in_data: bool
+
+
+class PhaseExecution:
+    """One execution of a phase: resolve, place, load, build, compute, release.
+
+    Args:
+        run: the record, with the phase and the graph.
+        hooks: plugins and callbacks.
+        progress: is told how far it is.
+        resume: as of `execute`.
+    """
 
     def __init__(self, run: Run, hooks: HookCaller, progress: Progress, resume: str) -> None:
-        self._run = run
-        self._phase: Phase = run.phase
-        self._graph = run.graph
-        self._hooks = hooks
-        self._progress = progress
-        self._pipeline: Pipeline | None = None
-        self._policies: list[OutOfMemoryRecovery] = []
+        self.run, self._hooks, self._progress, self._resume = run, hooks, progress, resume
+        self._checkpointer: Checkpointer | None = None
         self._opened = PhaseSources()
         self._final_devices: dict[str, Device] = {}
-        self._nan_in_data = False
-        self._resume = resume
-        self._checkpointer: Checkpointer | None = None
         self._first_buffers: Mapping[str, np.ndarray] = {}  # of replicas that have others
+        self._programs = ExitStack()  # closes loaders, and gives the state back to the models
         self._settings = ExitStack()  # of frameworks, which are as before when the phase ends
         self._contexts = ExitStack()  # in place of the caller's
         self._left: Mapping[Backend, OuterContexts] = {}
 
-    def run(self) -> EvaluationValues | None:
-        phase, graph = self._phase, self._graph
-        if isinstance(phase, TrainPhase):  # those of the experiment and of optimizers are known now
-            phase.check_monitors(self._hooks.callbacks)
+    def start(self) -> EvaluationValues | None:
+        """Leave the caller's contexts, find where an earlier run was, and let the phase do what it does."""
+        run, callbacks = self.run, self._hooks.callbacks
+        phase, graph = run.phase, run.graph
+        phase.check_monitors(callbacks)  # those of the experiment and of optimizers are known now
         self._left = self._contexts.enter_context(leave_contexts(graph))
         for what in (what for left in self._left.values() for what in left.set_aside):
-            self._run.log_event("context", what, verbose=True)
-        self._hooks.call("phase_start", phase=phase, run=self._run)
-        learners = learners_of(phase, graph)
-        callbacks, writes = self._hooks.callbacks, self._run.is_main_process
-        self._checkpointer = checkpointer_for(self._run, callbacks, self._resume, learners, writes=writes)
-        if not isinstance(phase, FitPhase):
-            return self._round()
-        with awaiting_fit(left_to_fit(phase, graph), graph):
-            values = self._round()
-            while left_to_fit(phase, graph, self._run.done):  # what these need is known only now
-                self._close()
-                values = self._round()
+            run.log_event("context", what, verbose=True)
+        self._hooks.call("phase_start", phase=phase, run=run)
+        learners, writes = phase.learners(graph), run.is_main_process
+        self._checkpointer = checkpointer_for(run, callbacks, self._resume, learners, writes=writes)
+        values: EvaluationValues | None = phase.execute(self)
         return values
 
-    def _round(self) -> EvaluationValues | None:
-        """From a plan to its end. A FitPhase has several rounds if estimators need each other's outputs."""
-        phase, graph, run = self._phase, self._graph, self._run
+    def round(self) -> EvaluationValues | None:
+        """From a plan to the end of what is computed by it. A FitPhase has several if estimators need each other."""
+        run, hooks = self.run, self._hooks
+        phase, graph = run.phase, run.graph
+        self._close()
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution = resolve(graph, plan_request(phase, graph, run.done))
-            run.plan = with_fit_note(phase, resolution.plan, graph, run.done)
+            notes = (*resolution.plan.notes, *phase.plan_notes(graph, run.done))
+            run.plan = replace(resolution.plan, notes=notes)
             check_precision(phase, resolution.plan, self._left)
-            check_replicable(phase, resolution, learners_of(phase, graph))
+            labels = phase.learners(graph)
+            check_replicable(phase, resolution, labels)
             check_sharding(phase, resolution)
             group = process_group(phase, resolution, graph)
             parts = prepare(phase, resolution, graph, run.done, self._opened, group)
-        self._use_settings(resolution)
-        own = parts[0]
-        run.rows, run.batch_size = own.evaluated.rows, own.factory.batch_size
-        learners = PartialFitEstimators(learners_of(phase, graph), graph, own.rows, streams_of(phase, graph))
-        nan_notes = nan_check.notes(phase, run.plan, resolution.segments, own.rows, own.factory.arrays)
-        shares = (*replica_notes(phase, run.plan, own.factory.batch_size), *sharding_notes(phase, resolution))
-        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
+        self._settings.close()
+        for backend, value in resolution.matmul_precisions:
+            self._settings.enter_context(backend.matmul_precision(value))
+        first = parts[0]
+        run.rows, run.batch_size = first.evaluated.rows, first.factory.batch_size
+        learners = PartialFitEstimators(labels, graph, first.rows, streams_of(phase, graph))
+        nan_notes = nan_check.notes(phase, run.plan, resolution.segments, first.rows, first.factory.arrays)
+        shares = (*replica_notes(phase, run.plan, first.factory.batch_size), *sharding_notes(phase, resolution))
+        plan = run.plan = replace(run.plan, notes=(*notes, *shares, *nan_notes))
         after = final_devices(phase, plan)
         memory_sharing.share(plan)
-        self._hooks.call("before_placement", phase=phase, plan=plan, run=run)
+        hooks.call("before_placement", phase=phase, plan=plan, run=run)
         warn_of_fallbacks(plan)
-        self._nan_in_data = nan_check.warn(phase, nan_notes)
+        nan_in_data = nan_check.warn(phase, nan_notes)
         self._final_devices.update(after)
-        plans = {each.node: each.offload for each in plan.assignments if each.offload is not None}
-        place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, plans)
-        self._hooks.call("after_placement", phase=phase, plan=plan, run=run)
+        offloads = {each.node: each.offload for each in plan.assignments if each.offload is not None}
+        place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, offloads)
+        hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
         if self._checkpointer is not None:
@@ -193,120 +369,75 @@ class _PhaseExecution:
         group.check_begin(phase, graph, arrays)
         del arrays
         with interrupts.allowed():
-            loaders = self._load(parts, resolution)
-        pipeline = self._pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, group)
+            self._progress.loading(f"the data of {phase.label}", sum(part.nbytes for part in parts))
+            added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)
+            factories, names = [part.factory for part in parts], [part.name for part in parts]
+            loaders = make_loaders(phase.residency, factories, names, added, run.log_event, self._progress.loaded)
+        pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, group)
+        self._programs.callback(pipeline.close, graph.optimizer_states)
         run.attach(pipeline)
-        graph.refresh = partial(pipeline.sync_models, graph.optimizer_states)
-        self._policies = [self._policy(*pair, pipeline, learners) for pair in zip(parts, loaders, strict=True)]
-        del loaders  # a loader that is replaced must not be kept
-        self._hooks.call("after_loading", phase=phase, plan=plan, run=run)
-        return self._loop(pipeline, parts, learners, resolution.shapes.outputs, group)
-
-    def _use_settings(self, resolution: Resolution) -> None:
-        self._settings.close()
-        for backend, value in resolution.matmul_precisions:
-            self._settings.enter_context(backend.matmul_precision(value))
-
-    def _load(self, parts: Sequence[PreparedPart], resolution: Resolution) -> list[BatchLoader]:
-        phase = self._phase
-        self._progress.loading(f"the data of {phase.label}", sum(part.nbytes for part in parts))
-        training_bytes = bytes_added_by_training(resolution.plan, resolution.segments, self._graph.optimizer_states)
-        factories, names = [part.factory for part in parts], [part.name for part in parts]
-        return make_loaders(
-            phase.residency, factories, names, training_bytes, self._run.log_event, self._progress.loaded
-        )
-
-    def _policy(
-        self, part: PreparedPart, loader: BatchLoader, pipeline: Pipeline, learners: PartialFitEstimators
-    ) -> OutOfMemoryRecovery:
-        may_stream, trains = self._phase.residency != "resident", isinstance(part.part, TrainPhase)
-        report = OutOfMemoryReport(
-            label=part.part.label,
-            trains=trains,
-            may_stream=may_stream,
-            couplings=_couplings(part.part, pipeline, learners),
-            factory=part.factory,
-            pipeline=pipeline,
-        )
-        return OutOfMemoryRecovery(
-            name=part.name,
-            loader=loader,
-            batch_size=part.factory.batch_size,
-            streamed=part.factory.streamed if may_stream else None,
-            report=report,
-            log_event=self._run.log_event,
-        )
-
-    def _loop(
-        self,
-        pipeline: Pipeline,
-        parts: Sequence[PreparedPart],
-        learners: PartialFitEstimators,
-        value_names: Mapping[str, Sequence[str]],
-        group: ProcessGroup,
-    ) -> EvaluationValues | None:
-        phase, run = self._phase, self._run
-        evaluations = [
-            self._evaluation(pipeline, part, policy, learners, value_names, group)
-            for part, policy in zip(parts, self._policies, strict=True)
-            if not isinstance(part.part, TrainPhase)
-        ]
-        if isinstance(phase, TrainPhase):
-            TrainLoop(
-                phase=phase,
-                run=run,
+        graph.live_values = LiveValues(True, partial(pipeline.sync_models, graph.optimizer_states))
+        may_stream = phase.residency != "resident"
+        policies, evaluations = list[OutOfMemoryRecovery](), list[Evaluation]()
+        for part, loader in zip(parts, loaders, strict=True):
+            report = OutOfMemoryReport(
+                label=part.part.label,
+                trains=part.part.trains,
+                may_stream=may_stream,
+                couplings=_couplings(part.part, pipeline, learners),
+                factory=part.factory,
                 pipeline=pipeline,
-                policy=self._policies[0],
-                hooks=self._hooks,
-                progress=self._progress,
+            )
+            policy = OutOfMemoryRecovery(
+                name=part.name,
+                loader=loader,
+                batch_size=part.factory.batch_size,
+                streamed=part.factory.streamed if may_stream else None,
+                report=report,
+                log_event=run.log_event,
+            )
+            self._programs.callback(_close_loader, policy)
+            policies.append(policy)
+            if part.part.trains:
+                continue
+            losses = evaluated_losses(phase, part.part, graph)
+            trained = losses if part.part is phase else phase.all_losses
+            evaluation = Evaluation(
+                pipeline=pipeline,
+                policy=policy,
+                rows=part.evaluated,
+                losses=[(loss, trained_as(loss, trained)) for loss in losses],
+                metrics=part.metrics,
+                keep=phase.kept_nodes(graph, run.done) if part.part is phase else (),
+                value_names=resolution.shapes.outputs,
                 learners=learners,
-                validation=evaluations[0] if evaluations else None,
-                nan_in_data=self._nan_in_data,
-                checkpointer=self._checkpointer,
-                group=group,
-            ).run()
-            self._first_buffers = group.check_end(self._graph)
-            return None
-        values = evaluations[0].run()
-        if isinstance(phase, FitPhase):
-            labels = next_to_fit(phase, self._graph, run.done)
-            fit(labels, self._graph, values.outputs, parts[0].evaluated.rows, run.fitted)
-            return replace(values, outputs={})
-        run.evaluation = values
-        return values
-
-    def _evaluation(
-        self,
-        pipeline: Pipeline,
-        part: PreparedPart,
-        policy: OutOfMemoryRecovery,
-        learners: PartialFitEstimators,
-        value_names: Mapping[str, Sequence[str]],
-        group: ProcessGroup,
-    ) -> Evaluation:
-        phase, graph = part.part, self._graph
-        keep: Sequence[str] = ()
-        losses, trained = evaluated_losses(self._phase, phase, graph), all_losses(self._phase)
-        if isinstance(phase, FitPhase):
-            keep = upstream_nodes(next_to_fit(phase, graph, self._run.done), graph)
-        elif isinstance(phase, EvalPhase) and phase is self._phase:
-            keep = kept_outputs(phase, graph)
-        return Evaluation(
+                log_event=run.log_event,
+                group=group if part.is_shared else SingleProcess(),
+            )
+            evaluations.append(evaluation)
+        del loaders, loader  # one that is replaced must not be kept
+        hooks.call("after_loading", phase=phase, plan=plan, run=run)
+        programs = PhasePrograms(
+            run=run,
+            hooks=hooks,
+            progress=self._progress,
+            checkpointer=self._checkpointer,
+            group=group,
+            parts=parts,
+            policies=policies,
+            evaluations=evaluations,
             pipeline=pipeline,
-            policy=policy,
-            rows=part.evaluated,
-            losses=[(loss, trained_as(loss, losses if phase is self._phase else trained)) for loss in losses],
-            metrics=part.metrics,
-            keep=keep,
-            value_names=value_names,
             learners=learners,
-            log_event=self._run.log_event,
-            group=group if part.is_shared else SingleProcess(),
+            nan_in_data=nan_in_data,
         )
+        values: EvaluationValues | None = phase.compute(programs)
+        if phase.trains:
+            self._first_buffers = group.check_end(graph)
+        return values
 
     def end(self, interrupt: BaseException | None = None) -> None:
         """Give the state back to the models, and call `phase_end`, whatever else fails. A second call is ignored."""
-        run = self._run
+        run = self.run
         if not running.is_claimed(run):
             return
         if run.error is None:
@@ -321,54 +452,49 @@ class _PhaseExecution:
             run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
             run.attach(None)
-            self._close_checkpointer()
+            checkpointer, self._checkpointer = self._checkpointer, None
+            if checkpointer is not None:
+                checkpointer.close()
             running.release(run)
             if run.error is not None:
                 release_frames(run.error)
-            self._hooks.phase_end(run.error, phase=self._phase, plan=run.plan, run=run)
-
-    def _close_checkpointer(self) -> None:
-        checkpointer, self._checkpointer = self._checkpointer, None
-        if checkpointer is not None:
-            checkpointer.close()
-
-    def _close(self) -> None:
-        pipeline, self._pipeline = self._pipeline, None
-        policies, self._policies = self._policies, []
-        self._graph.refresh = None
-        try:
-            for policy in policies:
-                policy.loader.close()
-        finally:
-            if pipeline is not None:
-                pipeline.close(self._graph.optimizer_states)
+            self._hooks.phase_end(run.error, phase=run.phase, plan=run.plan, run=run)
 
     def _release(self) -> None:
+        run, graph = self.run, self.run.graph
         with ExitStack() as sources:
-            if self._run.error is not None:
+            if run.error is not None:
                 # A phase that has not come to its loaders may have opened sources. They are not left to be freed: the
                 # error, which is kept, keeps the functions of its frames, and what these have from outside.
-                for source in (*_given_sources(self._phase), *self._opened.batches):
+                for source in (*_given_sources(run.phase), *self._opened.batches):
                     sources.callback(source.close)
             self._close()
-        last = self._run.final_state
-        if self._run.error is None and (last is not None or self._first_buffers):
-            progress = dict(self._graph.progress)
-            self._graph.load_state({**(self._graph.state() if last is None else last), **self._first_buffers})
-            self._graph.progress = progress
-        place(self._graph, self._final_devices)
+        last = run.final_state
+        if run.error is None and (last is not None or self._first_buffers):
+            progress = dict(graph.progress)
+            graph.load_state({**(graph.state() if last is None else last), **self._first_buffers})
+            graph.progress = progress
+        place(graph, self._final_devices)
+
+    def _close(self) -> None:
+        self.run.graph.live_values = LiveValues()
+        self._programs.close()
 
 
-def _given_sources(phase: Phase) -> Iterator[BatchSource]:
+def _close_loader(policy: OutOfMemoryRecovery) -> None:
+    policy.loader.close()
+
+
+def _given_sources(phase: PhaseSettings) -> Iterator[BatchSource]:
     """The sources of batches that a phase and its validation were given."""
-    for part in parts_of(phase):
+    for part in phase.parts:
         values = part.data.values() if isinstance(part.data, Mapping) else [part.data]
         yield from (value for value in values if isinstance(value, BatchSource))
 
 
-def _couplings(part: Phase, pipeline: Pipeline, learners: PartialFitEstimators) -> list[str]:
+def _couplings(part: PhaseSettings, pipeline: Pipeline, learners: PartialFitEstimators) -> list[str]:
     """Why the steps of a phase, or of its validation, may not be computed in micro-batches."""
-    if not isinstance(part, TrainPhase):
+    if not part.trains:
         return custom_losses(pipeline.stages)
     if part.step is not None:
         return ["the step, which is your own"]

@@ -33,10 +33,10 @@ from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.profile import profile_session
 from anyaccel.phases.progress import Progress
 from anyaccel.phases.run import Run
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.step_notifier import StepNotifier
 from anyaccel.phases.step_pacing import EpochTiming, PendingCalls, SampleCount, StepPacing
 from anyaccel.phases.traceback_cleanup import release_frames
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.unfinished_call import UnfinishedCall
 from anyaccel.results.records import Epoch
 
@@ -66,7 +66,7 @@ class TrainLoop:
     def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         *,
-        phase: TrainPhase,
+        phase: PhaseSettings,
         run: Run,
         pipeline: Pipeline,
         policy: OutOfMemoryRecovery,

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data import Sampler
+from anyaccel.data import Rows, Sampler
 from anyaccel.errors import ConfigError, PhaseError, SpecError
+from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.custom_step_settings import check_custom_step
+from anyaccel.phases.distributed.row_shares import check_shares
+from anyaccel.phases.estimator_partial_fit import learning_nodes
 from anyaccel.phases.eval_phase import EvalPhase
+from anyaccel.phases.evaluation import trained_as
+from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
+from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.monitoring import unknown_value
-from anyaccel.phases.phase import Data, Phase, known_settings, one_of, split_name
 from anyaccel.phases.plateau import ReduceLROnPlateau
+from anyaccel.phases.row_alignment import Combination, check_alignment
+from anyaccel.phases.run import Run
+from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.samplers import (
     Samplers,
     check_samplers,
@@ -28,8 +36,11 @@ from anyaccel.phases.samplers import (
     samplers_from,
     samplers_of,
 )
-from anyaccel.phases.validation import check_validation, validation_of
+from anyaccel.phases.settings import Data, PhaseSettings, known_settings, one_of, split_name
+from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.precision import LossScale
+from anyaccel.results import TrainResults
+from anyaccel.results.records import EvaluationValues
 
 MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
@@ -111,7 +122,7 @@ class TrainPhase(Phase):
     """
 
     kind = "train"
-    step: Callable[..., Any] | None = None
+    trains = True
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "batch_size batchsize": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
         "shuffle": "write sampler=SimpleSampler(16, shuffle=True)",
@@ -182,7 +193,7 @@ class TrainPhase(Phase):
         self.schedule = schedule
         where = f"phase {label!r}: "
         self.n_epochs = arguments.integer(PhaseError, where, "n_epochs", n_epochs, 0)
-        self.validation = validation_of(validation, self.sampler) if isinstance(validation, str) else validation
+        self.validation = _validation_of(validation, self.sampler) if isinstance(validation, str) else validation
         self.validate_every = arguments.integer(PhaseError, where, "validate_every", validate_every, 1)
         self.accumulate = arguments.integer(PhaseError, where, "accumulate", accumulate, 1)
         self.microbatching = one_of(label, "microbatching", microbatching, MICROBATCHING)
@@ -259,9 +270,9 @@ class TrainPhase(Phase):
         if self.accumulate > 1:
             check_accumulation(self.label, self.losses)
         if self.step is not None:
-            check_custom_step(self, self.step, self.accumulate)
+            _check_custom_step(self, self.step, self.accumulate)
         if self.validation is not None:
-            check_validation(self, self.validation, custom_step=self.step is not None)
+            _check_validation(self, self.validation, custom_step=self.step is not None)
         self.check_monitors(self.callbacks)
 
     def check_monitors(self, callbacks: Iterable[Callback]) -> None:
@@ -305,6 +316,44 @@ class TrainPhase(Phase):
         if self.step is None and losses and not is_open:
             raise unknown_value(who, name, self.label, values, validates=validation is not None)
 
+    # -- how it is planned and run ---------------------------------------------------------------------------------
+
+    @property
+    def sampled_by(self) -> Samplers:
+        return self.sampler
+
+    def learners(self, graph: ModelGraph) -> list[str]:
+        return learning_nodes(self.label, self.losses, graph)
+
+    def draw(
+        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
+    ) -> tuple[EvaluationRows, EpochPlan]:
+        batches = SampledBatches(self.label, self.sampler, self.schedule or ZIP_STRICT, rows)
+        if n_replicas > 1:
+            check_shares(self.label, batches, n_replicas)
+        check_alignment(self.label, batches.steps, combinations, by_sampler=True)
+        return EvaluationRows(rows), TrainingEpochs(self.label, batches, self.accumulate)
+
+    def compute(self, programs: PhasePrograms) -> None:
+        TrainLoop(
+            phase=self,
+            run=programs.run,
+            pipeline=programs.pipeline,
+            policy=programs.policies[0],
+            hooks=programs.hooks,
+            progress=programs.progress,
+            learners=programs.learners,
+            validation=programs.evaluations[0] if programs.evaluations else None,
+            nan_in_data=programs.nan_in_data,
+            checkpointer=programs.checkpointer,
+            group=programs.group,
+        ).run()
+
+    def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> TrainResults:
+        return TrainResults(epochs=tuple(run.history), stop_reason=run.stop_reason, **record)
+
+    # -- configuration ---------------------------------------------------------------------------------------------
+
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data; see Phase.
 
@@ -342,7 +391,7 @@ class TrainPhase(Phase):
             **settings,
             **({"loss_scale": LossScale.from_config(scale)} if isinstance(scale, Mapping) else {}),
             "sampler": samplers_from(settings.get("sampler", {})),
-            "validation": None if validation is None else Phase.from_config(validation),
+            "validation": None if validation is None else PhaseSettings.from_config(validation),
             "checkpoint": Checkpoint(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint,
         }
 
@@ -366,7 +415,102 @@ def _loss_scale_of(label: str, given: Any) -> LossScale:
         raise PhaseError(problem, hint="write loss_scale=LossScale(initial=1024.0)") from None
 
 
-def all_losses(phase: Phase) -> tuple[AppliedLoss, ...]:
-    """The losses of a phase; where its steps are the user's own, those of its validation."""
-    validation = phase.validation if isinstance(phase, TrainPhase) and phase.step is not None else None
-    return phase.losses if validation is None else validation.losses
+def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
+    """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
+    by_label = samplers if isinstance(samplers, Mapping) else {"": samplers}
+    tuples = {name: part for name, part in by_label.items() if isinstance(part, Sampler) and len(part.streams) > 1}
+    if not tuples:
+        return EvalPhase.from_split(split, split=split)
+    return EvalPhase.from_split(split, split=split, sampler=tuples.get("", tuples))
+
+
+def _check_validation(training: TrainPhase, validation: Any, *, custom_step: bool) -> None:
+    """Check that a validation is computed as the training is, and by losses of it.
+
+    Args:
+        training: the TrainPhase.
+        validation: what it was given.
+        custom_step: whether the training has a step of its own, and so no losses.
+
+    Raises:
+        PhaseError: it is not an EvalPhase, has a loss that is neither trained nor can be computed of its outputs alone,
+            or has a precision or an accelerator that the training has not.
+    """
+    where = f"phase {training.label!r}"
+    if not isinstance(validation, EvalPhase):
+        raise PhaseError(
+            f"{where}: validation must be an EvalPhase or the name of a split, got {shown(validation)}",
+            hint="write validation='SPLIT', or validation=EvalPhase('LABEL', data='SPLIT')",
+        )
+    for loss in validation.losses:
+        if not custom_step and trained_as(loss, training.losses) is None and not _is_measured(loss):
+            others = [trained for trained in training.losses if trained.on == loss.on]
+            differs = f"differs in {_difference(loss, others[0])} from that of the training" if others else "is new"
+            raise PhaseError(
+                f"{where}: the loss {loss.label!r} of the validation {differs}: it is not trained, and only named "
+                "losses of outputs and targets, without columns that weigh them, are computed besides",
+                hint="leave losses out of the validation, and run a separate EvalPhase with this one after training",
+            )
+    for name in ("precision", "matmul_precision"):
+        own, given = getattr(training, name), getattr(validation, name)
+        if given not in (None, own):
+            raise PhaseError(
+                f"{where} trains with {name}={own!r} but validates with {given!r}",
+                hint=f"leave {name} out of the validation: it is computed as the training is",
+            )
+    if validation.accelerator not in (None, training.accelerator):
+        raise PhaseError(
+            f"{where} trains on {training.accelerator or 'cpu:0'} but validates on {validation.accelerator}",
+            hint="leave accelerator out of the validation: it runs where the nodes are",
+        )
+
+
+def _is_measured(loss: AppliedLoss) -> bool:
+    is_plain = len(loss.inputs) == 2 and loss.inputs[0] == "outputs" and not loss.inputs[1].startswith("outputs")
+    return loss.loss.own is None and is_plain and not loss.weights
+
+
+def _difference(loss: AppliedLoss, trained: AppliedLoss) -> str:
+    names = {"loss": "the loss", "inputs": "inputs", "sample_weight": "sample_weight", "mask": "mask"}
+    differing = [word for name, word in names.items() if getattr(loss, name) != getattr(trained, name)]
+    return " and ".join(differing)
+
+
+def _check_custom_step(phase: TrainPhase, step: Any, accumulate: int) -> None:
+    """Check a step of the user's own, and that no setting is about steps which anyaccel makes of losses.
+
+    Args:
+        phase: whose step it is.
+        step: what was given.
+        accumulate: batches per step.
+
+    Raises:
+        PhaseError: it is not a function, or the phase has losses, a precision, batches to accumulate, or steps to be
+            compiled.
+    """
+    where = f"phase {phase.label!r}"
+    if not callable(step):
+        raise PhaseError(
+            f"{where}: step must be a function of (models, batch, optimizers), got {shown(step)}",
+            hint="write step=FUNCTION",
+        )
+    if phase.losses:
+        raise PhaseError(
+            f"{where} has losses and a step of its own, which computes its losses itself",
+            hint="leave losses out; those of a validation belong to it: validation=EvalPhase(..., losses=[...])",
+        )
+    if phase.precision is not None:
+        raise PhaseError(
+            f"{where} has precision={phase.precision!r} and a step of its own, which is computed as it says itself",
+            hint="leave precision out, and cast in the step, as by the framework's own autocast",
+        )
+    if accumulate > 1:
+        raise PhaseError(
+            f"{where} has accumulate={accumulate} and a step of its own",
+            hint="leave accumulate out, and add up gradients in the step",
+        )
+    if phase.compile == "steps":
+        raise PhaseError(
+            f"{where} has compile='steps' and a step of its own, which runs line by line",
+            hint="leave compile out, and compile what pays with your framework's own compiler",
+        )

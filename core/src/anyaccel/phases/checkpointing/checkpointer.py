@@ -368,7 +368,7 @@ def checkpointer_for(
     Raises:
         PhaseError: a run without checkpoints is to go on from one, or estimators learn in it; or as of Checkpointer.
     """
-    checkpoint = getattr(run.phase, "checkpoint", None)
+    checkpoint = run.phase.checkpoint
     if checkpoint is None:
         if resume == "auto":
             problem = f"phase {run.phase.label!r} has no checkpoint to go on from"

@@ -17,7 +17,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.loading.source_position import is_close
 from anyaccel.phases.run import Run
 from anyaccel.phases.samplers import samplers_config
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.specs import Optimizer
 
 _SAMPLED_ROWS = 16
@@ -25,7 +25,7 @@ _SAMPLED_VALUES = 64
 """Of each row of a column."""
 
 
-def settings_of(phase: TrainPhase) -> dict[str, Any]:
+def settings_of(phase: PhaseSettings) -> dict[str, Any]:
     """What the steps of a phase follow from besides its graph and its data, as plain data by name."""
     return _as_read(
         {

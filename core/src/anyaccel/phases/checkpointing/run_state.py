@@ -35,10 +35,8 @@ class BestState:
 
 def state_of(graph: ModelGraph) -> dict[str, np.ndarray]:
     """The state of a graph, copied once: what a running phase gives out is not changed by its steps."""
-    if graph.refresh is None:
-        return graph.state()
-    graph.refresh()
-    return state_dict.state(graph, copy=False)
+    graph.live_values.write_back()
+    return state_dict.state(graph, copy=not graph.live_values.in_use)
 
 
 def frameworks_of(run: Run) -> dict[str, str]:

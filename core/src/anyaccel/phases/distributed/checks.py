@@ -25,7 +25,7 @@ from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.process_group import ProcessGroup
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
 from anyaccel.segment import Operation
 from anyaccel.specs import FROM_OUTPUT
@@ -52,7 +52,7 @@ class MeanCheck:
 
     def __init__(
         self,
-        phase: TrainPhase,
+        phase: PhaseSettings,
         stages: Sequence[PipelineStage],
         group: ProcessGroup,
         *,
@@ -125,7 +125,7 @@ class MeanCheck:
         )
 
 
-def mean_check(phase: TrainPhase, pipeline: Pipeline, group: ProcessGroup) -> MeanCheck | None:
+def mean_check(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup) -> MeanCheck | None:
     """The check of the programs of a phase; None where steps are not made of parts."""
     stages, parted = pipeline.stages, group.size > 1 and not group.reads_all_rows
     shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
@@ -172,7 +172,7 @@ class BufferCheck:
         is_first: whether this is the process that warns.
     """
 
-    def __init__(self, phase: TrainPhase, pipeline: Pipeline, *, is_first: bool = True) -> None:
+    def __init__(self, phase: PhaseSettings, pipeline: Pipeline, *, is_first: bool = True) -> None:
         self._phase, self._pipeline, self._is_first = phase, pipeline, is_first
         trained = [(stage, op) for stage in pipeline.stages for op in stage.segment.operations if op.trainable]
         self._owners = [(stage, op) for stage, op in trained if _has_buffers(stage, op)] if phase.step is None else []
@@ -237,7 +237,7 @@ class BufferCheck:
         )
 
 
-def buffer_check(phase: TrainPhase, pipeline: Pipeline, group: ProcessGroup) -> BufferCheck | None:
+def buffer_check(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup) -> BufferCheck | None:
     """The check of a phase; None where nothing is to be checked, and where parameters are divided."""
     if group.sharded:  # their values are read by all together
         return None

@@ -16,8 +16,7 @@ import numpy as np
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.checkpointing.run_settings import optimizers_of, settings_of
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 
 Gather = Callable[[Any], list[Any]]
 """Gives the plain values that all replicas give, by rank; called by all at once."""
@@ -124,13 +123,13 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def code_digests(phase: Phase, graph: ModelGraph) -> dict[str, str]:
+def code_digests(phase: PhaseSettings, graph: ModelGraph) -> dict[str, str]:
     """Digests by what they are of, in words: files of the script and of the models, settings of phase and optimizers.
 
     A file is named without its folder, which may differ between machines; what cannot be read is left out.
     """
     digests = dict(_files(graph))
-    if isinstance(phase, TrainPhase):
+    if phase.trains:
         settings = {"n_epochs": phase.n_epochs, "validate_every": phase.validate_every}
         with suppress(ConfigError):  # of a sampler of the user's own, whose rows are compared all the same
             settings |= settings_of(phase)

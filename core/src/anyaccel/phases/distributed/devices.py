@@ -15,16 +15,15 @@ from anyaccel.graph import Plan, Resolution
 from anyaccel.graph.device_assignment import accelerator_of_environment
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.distributed.sharding import divides, whole_nodes
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.process_group import SingleProcess
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.replicas import Launched, launched
 from anyaccel.segment import Segment
 
 
 def replica_devices(
-    phase: Phase,
+    phase: PhaseSettings,
     accelerator: Accelerator | None,
     frameworks: Callable[[], Sequence[str]],
     known: Registry | None = None,
@@ -45,8 +44,8 @@ def replica_devices(
         DeviceUnavailableError: nothing fits a request.
         PhaseError: there are not as many devices as replicas.
     """
-    trains = isinstance(phase, TrainPhase)
-    wanted = phase.replicas if isinstance(phase, TrainPhase) else 1
+    trains = phase.trains
+    wanted = phase.replicas if trains else 1
     is_here = known is None or known.is_of_this_machine
     alone = (trains and wanted == 1) or not is_here
     place = None if alone else launched()
@@ -87,7 +86,7 @@ def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> lis
 
 
 def _of_process(
-    phase: Phase, kind: str, place: Launched, frameworks: Sequence[str], known: Registry | None
+    phase: PhaseSettings, kind: str, place: Launched, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
     """The device of one of several processes on a machine; empty if there is nothing to choose from.
 
@@ -108,7 +107,7 @@ def _of_process(
 
 
 def _of_kind(
-    phase: Phase, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
+    phase: PhaseSettings, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
 ) -> tuple[Device, ...]:
     """So many devices of a kind on which all frameworks run, from the first on."""
     found = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
@@ -143,14 +142,14 @@ class DeviceGroup(SingleProcess):
         )
 
 
-def check_replicable(phase: Phase, resolution: Resolution, learners: Sequence[str]) -> None:
+def check_replicable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> None:
     """Check that the devices of a plan can train replicas, if it has several, or that sums can have a fixed order.
 
     Raises:
         PhaseError: the phase has something that replicas cannot share.
         CapabilityError: the backend has no replicas on several devices.
     """
-    if not isinstance(phase, TrainPhase) or not (resolution.plan.replicas or phase.deterministic):
+    if not (resolution.plan.replicas or phase.deterministic):
         return
     doing = _doing(phase, resolution)
     reason = next(_unshareable(phase, resolution, learners), None)
@@ -181,12 +180,12 @@ def _one_device(plan: Plan) -> str:
     return f"leave replicas out, and ask for one device: accelerator={str(plan.replicas[0])!r}"
 
 
-def _doing(phase: TrainPhase, resolution: Resolution) -> str:
+def _doing(phase: PhaseSettings, resolution: Resolution) -> str:
     replicas = resolution.plan.replicas
     return f"train replicas on {', '.join(map(str, replicas))}" if replicas else "be deterministic=True"
 
 
-def _unshareable(phase: TrainPhase, resolution: Resolution, learners: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What keeps a phase from being shared, and what to do."""
     plan, one_device = resolution.plan, _one_device(resolution.plan)
     if phase.step is not None:
@@ -224,7 +223,7 @@ def _coupled_rows(resolution: Resolution, one_device: str) -> Iterator[tuple[str
                 yield f"{why} in node {operation.label!r} mixes the rows of a batch", hint
 
 
-def replica_notes(phase: Phase, plan: Plan, batch_size: int | None) -> tuple[str, ...]:
+def replica_notes(phase: PhaseSettings, plan: Plan, batch_size: int | None) -> tuple[str, ...]:
     """What a plan says of its replicas: who decided, and how many rows each takes."""
     replicas = plan.replicas
     if not replicas:
@@ -232,7 +231,7 @@ def replica_notes(phase: Phase, plan: Plan, batch_size: int | None) -> tuple[str
     assignment = plan.assignments[0]
     who = {"phase": f"the phase asks for {assignment.requested!r}", "environment": f"{assignment.requested!r} is set"}
     why = who.get(assignment.reason, f"the phase has replicas={len(replicas)}")
-    if isinstance(phase, TrainPhase) and phase.replicas is not None and assignment.reason != "default":
+    if phase.replicas is not None and assignment.reason != "default":
         why = f"{why} and replicas={phase.replicas}"
     shares = "a share of the rows of every batch"
     if batch_size is not None:

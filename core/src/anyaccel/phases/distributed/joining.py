@@ -15,16 +15,13 @@ from anyaccel.phases.distributed.devices import DeviceGroup
 from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.distributed.row_shares import GlobalBatches
 from anyaccel.phases.distributed.sharding import divided_nodes, is_sharded, offloads, whole_nodes
-from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import learners_of
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 
 
-def process_group(phase: Phase, resolution: Resolution, graph: ModelGraph) -> ProcessGroup:
+def process_group(phase: PhaseSettings, resolution: Resolution, graph: ModelGraph) -> ProcessGroup:
     """Join the replicas of a phase; a group of one if this process computes it alone.
 
     Raises:
@@ -33,25 +30,24 @@ def process_group(phase: Phase, resolution: Resolution, graph: ModelGraph) -> Pr
         ConfigError: the launcher's variables contradict each other.
         FrameworkError: the replicas cannot be joined.
     """
-    place = launched() if isinstance(phase, (TrainPhase, EvalPhase)) and phase.replicas != 1 else None
-    if not isinstance(phase, (TrainPhase, EvalPhase)) or place is None:
-        deterministic = isinstance(phase, TrainPhase) and phase.deterministic
-        several = resolution.plan.replicas or deterministic
-        return DeviceGroup(resolution.plan, deterministic=deterministic) if several else SingleProcess()
+    place = launched() if phase.replicas != 1 else None
+    if place is None:
+        several = resolution.plan.replicas or phase.deterministic
+        return DeviceGroup(resolution.plan, deterministic=phase.deterministic) if several else SingleProcess()
     if phase.replicas not in (None, place.size):
         raise PhaseError(
             f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
             cause=f"{place.size} replicas",
             hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
         )
-    if isinstance(phase, EvalPhase):
+    if not phase.trains:
         able = {backend.framework: backend.capability(Replicate) for backend in resolution.backends}
         groups = {name: _joined(replicate, place) for name, replicate in able.items() if replicate is not None}
         return ReplicatedTraining(phase.label, place, groups) if groups else SingleProcess()  # whole in each process
     divided = is_sharded(phase, resolution.plan)
     given = divided and any(each.required(ShardParameters).global_batches for each in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
-    coupled = check_shareable(phase, resolution, learners_of(phase, graph), together=given or allowed)
+    coupled = check_shareable(phase, resolution, phase.learners(graph), together=given or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if backend.capability(Replicate) is None:
@@ -79,9 +75,9 @@ def process_group(phase: Phase, resolution: Resolution, graph: ModelGraph) -> Pr
     )
 
 
-def is_first(phase: Phase) -> bool:
+def is_first(phase: PhaseSettings) -> bool:
     """Whether this process shows and writes what a phase does: the first replica, or one that trains on its own."""
-    return (isinstance(phase, TrainPhase) and phase.replicas == 1) or is_main_process()
+    return (phase.trains and phase.replicas == 1) or is_main_process()
 
 
 def _joined(replicate: Replicate, place: Launched) -> ReplicaGroup:
@@ -89,7 +85,7 @@ def _joined(replicate: Replicate, place: Launched) -> ReplicaGroup:
     return replicate.replica_group(place.rank, place.size)
 
 
-def may_compute_together(phase: TrainPhase, resolution: Resolution) -> bool:
+def may_compute_together(phase: PhaseSettings, resolution: Resolution) -> bool:
     """Whether replicas with whole parameters may compute each step by one program, as far as the phase decides it."""
     (backend, *others) = resolution.backends
     replicate = None if others else backend.capability(Replicate)
@@ -99,7 +95,7 @@ def may_compute_together(phase: TrainPhase, resolution: Resolution) -> bool:
 
 
 def check_shareable(
-    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], *, together: bool = False
+    phase: PhaseSettings, resolution: Resolution, learners: Sequence[str], *, together: bool = False
 ) -> bool:
     """Check that a step over all rows of a batch can be computed from shares of them.
 
@@ -130,7 +126,7 @@ def check_shareable(
 
 
 def _unshareable(
-    phase: TrainPhase, resolution: Resolution, learners: Sequence[str], *, together: bool
+    phase: PhaseSettings, resolution: Resolution, learners: Sequence[str], *, together: bool
 ) -> Iterator[str]:
     """What keeps a phase from being shared, in words."""
     if phase.step is not None:
@@ -213,7 +209,7 @@ def _identity(assignment: Assignment, host: str) -> str:
     return info.identity or f"{host} {assignment.device}"
 
 
-def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
+def check_weights(phase: PhaseSettings, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
     """Check that the replicas can add up the weights of the losses.
 
     Raises:
@@ -230,7 +226,7 @@ def check_weights(phase: TrainPhase, resolution: Resolution, groups: Mapping[str
             )
 
 
-def check_fixed_order(phase: TrainPhase, size: int, groups: Mapping[str, ReplicaGroup]) -> None:
+def check_fixed_order(phase: PhaseSettings, size: int, groups: Mapping[str, ReplicaGroup]) -> None:
     """Check that so many replicas can add up gradients in an order that does not depend on their number.
 
     Raises:

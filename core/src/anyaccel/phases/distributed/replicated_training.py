@@ -24,8 +24,8 @@ from anyaccel.phases.executor.cross_segment import CrossSegmentStep
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.process_group import BatchesShare, LossSums, ProcessGroup
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters
 from anyaccel.results.events import LogEvent
@@ -383,7 +383,7 @@ class ReplicatedTraining(ProcessGroup):
             )
         return next((reason for reason, _ in every if reason), "")
 
-    def check_begin(self, phase: Phase, graph: ModelGraph, columns: Mapping[str, Any]) -> None:
+    def check_begin(self, phase: PhaseSettings, graph: ModelGraph, columns: Mapping[str, Any]) -> None:
         """See `ProcessGroup`."""
         when = "before the first step"
         self.check_same(code_digests(phase, graph), when=when, hint="start the same files in every process")

@@ -8,8 +8,7 @@ from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.backend import ComputingBackend
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Plan, Resolution
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.replicas import ShardParameters, launched
 from anyaccel.segment import Operation
 
@@ -27,9 +26,9 @@ def whole_nodes(plan: Plan) -> tuple[str, ...]:
     return tuple(each.node for each in plan.assignments if divided and each.node not in divided)
 
 
-def is_sharded(phase: Phase, plan: Plan) -> bool:
+def is_sharded(phase: PhaseSettings, plan: Plan) -> bool:
     """Whether parameters that a phase trains are divided; not in a process that trains on its own."""
-    if not isinstance(phase, TrainPhase) or not divided_nodes(plan):
+    if not divided_nodes(plan):
         return False
     return phase.replicas != 1 and launched() is not None
 
@@ -44,7 +43,7 @@ def offloads(plan: Plan) -> bool:
     return "full offload" in divided_nodes(plan).values()
 
 
-def check_sharding(phase: Phase, resolution: Resolution) -> None:
+def check_sharding(phase: PhaseSettings, resolution: Resolution) -> None:
     """Check that what a phase trains can be divided among its replicas.
 
     Raises:
@@ -69,7 +68,7 @@ def check_sharding(phase: Phase, resolution: Resolution) -> None:
         raise PhaseError(f"{_who(phase, resolution)}, and {reason}", hint=_LEAVE_OUT)
 
 
-def _who(phase: Phase, resolution: Resolution) -> str:
+def _who(phase: PhaseSettings, resolution: Resolution) -> str:
     """The phase, or the first node that asks for it."""
     asking = [each for each in resolution.plan.assignments if each.sharding not in ("", "none")]
     own = next((each for each in asking if each.sharding_reason == "node"), None)
@@ -78,7 +77,7 @@ def _who(phase: Phase, resolution: Resolution) -> str:
     return f"phase {phase.label!r}: node {own.node!r} has sharding={own.sharding!r}"
 
 
-def _check_single_nodes(phase: Phase, resolution: Resolution, backend: ComputingBackend, *, able: bool) -> None:
+def _check_single_nodes(phase: PhaseSettings, resolution: Resolution, backend: ComputingBackend, *, able: bool) -> None:
     """An older plugin divides all nodes or none."""
     whole = [op.label for op in _trained(resolution) if op.label in whole_nodes(resolution.plan)]
     if whole and not able:
@@ -89,7 +88,7 @@ def _check_single_nodes(phase: Phase, resolution: Resolution, backend: Computing
         )
 
 
-def _check_divisible(phase: Phase, resolution: Resolution) -> None:
+def _check_divisible(phase: PhaseSettings, resolution: Resolution) -> None:
     """Check that what a phase trains can be divided among devices of this process; `check_replicable` has passed."""
     (segment,), (backend,) = resolution.segments, resolution.backends
     replicas, shards = backend.required(DeviceReplicas), backend.capability(ShardParameters)
@@ -100,7 +99,7 @@ def _check_divisible(phase: Phase, resolution: Resolution) -> None:
     more = {"whole": whole} if whole and shards is not None and shards.shards_nodes else {}
     if shards is not None and not shards.unshardable_reason(segment, offload=offload, **more):
         hint = f"start processes, anyaccel run --replicas {len(resolution.plan.replicas)} SCRIPT, or leave sharding out"
-    if isinstance(phase, TrainPhase) and phase.deterministic:
+    if phase.deterministic:
         reason, hint = "deterministic=True adds whole gradients", "leave deterministic or sharding out"
     elif offload:
         reason = "offload is for the processes of a launcher"
@@ -110,7 +109,7 @@ def _check_divisible(phase: Phase, resolution: Resolution) -> None:
     _check_single_nodes(phase, resolution, backend, able=replicas.divides_nodes)
 
 
-def _reasons(phase: Phase, resolution: Resolution) -> Iterator[str]:
+def _reasons(phase: PhaseSettings, resolution: Resolution) -> Iterator[str]:
     nodes, whole = divided_nodes(resolution.plan), whole_nodes(resolution.plan)
     if len(resolution.segments) > 1:
         yield f"its graph is computed in {len(resolution.segments)} segments, of several frameworks"
@@ -135,10 +134,8 @@ def _trained(resolution: Resolution) -> Iterator[Operation]:
         yield from (op for op in segment.operations if op.model is not None and op.trainable)
 
 
-def sharding_notes(phase: Phase, resolution: Resolution) -> tuple[str, ...]:
+def sharding_notes(phase: PhaseSettings, resolution: Resolution) -> tuple[str, ...]:
     """What the plan says of sharding; nothing without it."""
-    if not isinstance(phase, TrainPhase):
-        return ()
     plan = resolution.plan
     nodes = divided_nodes(plan)
     if not nodes:

@@ -9,8 +9,7 @@ from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.html import listing, size
 from anyaccel.phases.framework_settings import FrameworkSettings
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 
 DONE, DO, NO_EFFECT, UNKNOWN = "done", "do", "no effect here", "not covered"
 _ON_HOST = ("cpu", "sim")
@@ -29,7 +28,7 @@ class Advice:
         return {"practice": self.practice, "verdict": self.verdict, "figure": self.figure}
 
 
-def advise(phase: Phase, graph: ModelGraph, plan: Plan) -> tuple[Advice, ...]:
+def advise(phase: PhaseSettings, graph: ModelGraph, plan: Plan) -> tuple[Advice, ...]:
     """Every item of the list for a phase, its graph and its plan."""
     return (
         _pinned(plan),
@@ -68,7 +67,7 @@ def _workers(plan: Plan) -> Advice:
     return Advice("worker processes", NO_EFFECT, "rows are in memory; nothing is decoded or read in a step")
 
 
-def _fixed_shapes(phase: Phase, plan: Plan) -> Advice:
+def _fixed_shapes(phase: PhaseSettings, plan: Plan) -> Advice:
     name = "kernels chosen by trial (cudnn.benchmark)"
     if all(each.device.kind in _ON_HOST for each in plan.assignments):
         return Advice(name, NO_EFFECT, "no node is on a GPU")
@@ -91,8 +90,8 @@ def _fixed_shapes(phase: Phase, plan: Plan) -> Advice:
     return Advice(name, DO, f"{figure}; write callbacks=[FrameworkSettings({{{wanted}}})]")
 
 
-def _set_to_none(phase: Phase, plan: Plan) -> Advice:
-    if not isinstance(phase, TrainPhase):
+def _set_to_none(phase: PhaseSettings, plan: Plan) -> Advice:
+    if not phase.trains:
         return Advice("gradients set to none", NO_EFFECT, "the phase trains nothing")
     gradients = sum(each.gradients or 0 for each in plan.memory)
     return Advice("gradients set to none", DONE, f"{size(gradients)} of gradients are freed after each step")
@@ -137,7 +136,7 @@ def _precision(graph: ModelGraph, plan: Plan) -> Advice:
     return Advice(name, DO if wide else DONE, f"{figure}; write precision='bf16-mixed'" if wide else figure)
 
 
-def _monitoring(phase: Phase) -> Advice:
+def _monitoring(phase: PhaseSettings) -> Advice:
     number = len(phase.callbacks)
     if number:
         kinds = listing([type(callback).__name__ for callback in phase.callbacks], 4)

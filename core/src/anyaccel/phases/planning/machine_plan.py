@@ -9,22 +9,20 @@ from typing import Any
 from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.backend import Backend
 from anyaccel.graph import ModelGraph, Plan, Resolution, resolve
-from anyaccel.phases import phase_planner
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.distributed.devices import check_replicable, replica_notes
 from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
-from anyaccel.phases.estimator_fit import with_fit_note
 from anyaccel.phases.model_placement import final_devices
 from anyaccel.phases.outer_contexts import check_precision, leave_contexts
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import learners_of, plan_request
+from anyaccel.phases.plan_request import plan_request
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.planning.replica_figures import replica_devices, with_replicas
 from anyaccel.phases.prepare import DrawnPart, draw_parts
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 
 
-def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
+def plan_of(phase: PhaseSettings, graph: ModelGraph) -> Plan:
     """The plan of a phase on a graph, without doing anything, and without figures of memory.
 
     Raises:
@@ -34,7 +32,7 @@ def plan_of(phase: Phase, graph: ModelGraph) -> Plan:
         return _planned(bound(phase, graph), graph, registry(), left)[0]
 
 
-def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
+def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> Plan:
     """The plan of a phase with figures, for this machine or another.
 
     Args:
@@ -67,16 +65,16 @@ def plan_for(phase: Phase, graph: ModelGraph, inventory: Any = None) -> Plan:
 
 
 def _planned(
-    phase: Phase, graph: ModelGraph, known: Registry, left: Mapping[Backend, OuterContexts]
+    phase: PhaseSettings, graph: ModelGraph, known: Registry, left: Mapping[Backend, OuterContexts]
 ) -> tuple[Plan, Resolution, list[DrawnPart]]:
     resolution = resolve(graph, plan_request(phase, graph), known)
     check_precision(phase, resolution.plan, left)
-    plan = with_fit_note(phase, resolution.plan, graph)
-    check_replicable(phase, resolution, learners_of(phase, graph))
+    plan = resolution.plan
+    check_replicable(phase, resolution, phase.learners(graph))
     parts = draw_parts(phase, plan, graph)
     epochs = parts[0].epochs
     shares = replica_notes(phase, plan, None if epochs is None else epochs.batch_size)
-    plan = replace(plan, notes=(*plan.notes, *shares))
+    plan = replace(plan, notes=(*plan.notes, *phase.plan_notes(graph, ()), *shares))
     check_sharding(phase, resolution)
     final_devices(phase, plan, known)
     return replace(plan, notes=(*plan.notes, *sharding_notes(phase, resolution))), resolution, parts
@@ -90,6 +88,3 @@ def _unused_devices(plan: Plan, known: Registry) -> Iterator[str]:
     if there:
         where = ", ".join(sorted(there))
         yield f"{where}: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
-
-
-phase_planner.register(plan_for)

@@ -6,23 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel.graph import Decision, DeviceMemory, ModelGraph, Plan, Resolution
 from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.phases.loading.residency import bytes_added_by_training, state_slots
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.planning.machine_memory import capacity, free_after_placement, unknown_capacity
 from anyaccel.phases.planning.remat_figures import remat_figures
 from anyaccel.phases.planning.row_memory import RowMemory, row_memory
 from anyaccel.phases.planning.step_figures import StepFigures
 from anyaccel.phases.prepare import DrawnPart
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry
 from anyaccel.segment import Segment
-from anyaccel.specs import OPTIMIZERS
 
 
 def with_figures(
-    phase: Phase,
+    phase: PhaseSettings,
     plan: Plan,
     resolution: Resolution,
     graph: ModelGraph,
@@ -59,8 +58,8 @@ def with_figures(
     )
 
 
-def _compilation(phase: Phase, resolution: Resolution) -> Decision:
-    if not isinstance(phase, TrainPhase):
+def _compilation(phase: PhaseSettings, resolution: Resolution) -> Decision:
+    if not phase.trains:
         return Decision("compile", "off", "only training steps are compiled")
     if len(resolution.segments) > 1 or phase.step is not None:
         why = "the steps are your own" if phase.step is not None else "several frameworks compute a step"
@@ -141,7 +140,7 @@ class _Figures:
             optimizer = self._optimizers.get(node)
             if optimizer is None:
                 continue
-            if optimizer.own is not None or optimizer.name not in OPTIMIZERS:
+            if optimizer.own is not None:
                 self._gaps["optimizer"] = f"{optimizer.name} is not one of {', '.join(OPTIMIZERS)}"
                 return None
             total += nbytes * state_slots(optimizer)

@@ -9,14 +9,15 @@ from functools import partial
 from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.backend import ComputingBackend
 from anyaccel.graph import NodeActivations, Resolution
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.prepare import DrawnPart
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.traceback_cleanup import release_frames
-from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.segment import Segment
 
 
-def remat_figures(phase: Phase, resolution: Resolution, parts: Sequence[DrawnPart]) -> Iterator[NodeActivations]:
+def remat_figures(
+    phase: PhaseSettings, resolution: Resolution, parts: Sequence[DrawnPart]
+) -> Iterator[NodeActivations]:
     """The activations of each trained node with `remat`; no device is used.
 
     Args:
@@ -24,7 +25,7 @@ def remat_figures(phase: Phase, resolution: Resolution, parts: Sequence[DrawnPar
         resolution: has the segments.
         parts: the phase and its validation.
     """
-    if not isinstance(phase, TrainPhase):
+    if not phase.trains:
         return
     rows, why = _rows(resolution, parts)
     for segment, backend in zip(resolution.segments, resolution.backends, strict=True):

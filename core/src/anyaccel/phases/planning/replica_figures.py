@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from anyaccel.device import Device
 from anyaccel.graph import DeviceMemory, NodeActivations, Plan
 from anyaccel.phases.distributed.sharding import divided_nodes
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.train_phase import TrainPhase
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.replicas import launched
 
 if TYPE_CHECKING:
@@ -20,19 +19,19 @@ _SHARED = ("batches", "activations")
 _DIVIDED = ("parameters", "gradients", "optimizer", *_SHARED)
 
 
-def replica_devices(phase: Phase, frameworks: Sequence[str], known: InventoryRegistry) -> tuple[Device, ...]:
+def replica_devices(phase: PhaseSettings, frameworks: Sequence[str], known: InventoryRegistry) -> tuple[Device, ...]:
     """The devices of a described machine that a phase asks for, one for each replica; empty without a request."""
     from anyaccel.requests import RequestedAccelerator  # may not be installed
 
-    if not isinstance(phase, TrainPhase) or not isinstance(phase.accelerator, RequestedAccelerator):
+    if not phase.trains or not isinstance(phase.accelerator, RequestedAccelerator):
         return ()
     machine = known.machine(frameworks, of_all=False)
     return phase.accelerator.request.resolve(machine, strict=phase.strict).devices
 
 
-def with_replicas(phase: Phase, plan: Plan, devices: Sequence[Device]) -> Plan:
+def with_replicas(phase: PhaseSettings, plan: Plan, devices: Sequence[Device]) -> Plan:
     """A plan of one of several replicas: what depends on their number is not covered."""
-    if not isinstance(phase, TrainPhase):
+    if not phase.trains:
         return plan
     place = launched() if phase.replicas != 1 else None
     number = len(devices) or (1 if place is None else place.size)

@@ -14,8 +14,8 @@ from anyaccel.phases.loading.host_columns import same_array
 from anyaccel.phases.loading.loader_factory import ColumnBytes, Place, bytes_of_block, mixed_block_steps, steps_of_block
 from anyaccel.phases.loading.residency import MemoryBudget, bytes_of, mixed_words
 from anyaccel.phases.loading.streaming import BLOCKS
-from anyaccel.phases.phase import Phase
 from anyaccel.phases.prepare import DrawnPart
+from anyaccel.phases.settings import PhaseSettings
 
 STREAMED, RESIDENT, MIXED = "streamed", "resident", "mixed"
 
@@ -39,7 +39,7 @@ class RowMemory:
 
 
 def row_memory(
-    phase: Phase,
+    phase: PhaseSettings,
     plan: Plan,
     parts: Sequence[DrawnPart],
     training_bytes: Mapping[Place, int],
@@ -90,7 +90,9 @@ class _Shared:
     block_bytes: float
 
 
-def _residency(phase: Phase, plan: Plan, part: DrawnPart, budget: MemoryBudget) -> tuple[str, str, _Shared | None]:
+def _residency(
+    phase: PhaseSettings, plan: Plan, part: DrawnPart, budget: MemoryBudget
+) -> tuple[str, str, _Shared | None]:
     if part.data.source is not None:
         return STREAMED, "the data are a source", None
     if any(column.ragged for column in plan.columns):

@@ -10,16 +10,11 @@ from anyaccel.device import Device
 from anyaccel.graph import ModelGraph, Resolution
 from anyaccel.host_memory import host_memory
 from anyaccel.html import size
-from anyaccel.phases.estimator_fit import next_to_fit
 from anyaccel.phases.estimator_inputs import upstream_nodes
-from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.loading.loader_factory import Place
-from anyaccel.phases.phase import Phase
-from anyaccel.phases.plan_request import kept_outputs, learners_of
 from anyaccel.phases.prepare import DrawnPart
+from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.traceback_cleanup import release_frames
-from anyaccel.phases.train_phase import TrainPhase
 
 _MEASURED_SHARE = 0.25
 """The part of the free memory of the host that measuring a step may take."""
@@ -40,7 +35,7 @@ class StepFigures:
 
     def __init__(
         self,
-        phase: Phase,
+        phase: PhaseSettings,
         resolution: Resolution,
         graph: ModelGraph,
         parts: Sequence[DrawnPart],
@@ -68,7 +63,7 @@ class StepFigures:
         figures = backend.capability(MemoryFigures)
         if figures is None:
             return f"the plugin of {backend.framework} does not tell what a step takes"
-        if isinstance(phase, TrainPhase) and phase.step is not None:
+        if phase.step is not None:
             return "the training step is your own"
         if part.epochs is None or any(column.ragged for column in self._resolution.plan.columns):
             return "the size of a batch is not known"
@@ -84,11 +79,10 @@ class StepFigures:
         segment, backend = self._resolution.segments[0], self._resolution.backends[0]
         assert part.epochs is not None
         figures = backend.required(MemoryFigures)
-        trains = isinstance(part.part, TrainPhase)
-        accumulate = part.part.accumulate if isinstance(part.part, TrainPhase) else 1
+        trains = part.part.trains
         own = segment if trains else replace(segment, groups=(), states={})
         try:
-            peaks = figures.step_memory(own, part.epochs.batch_size, accumulate, part.epochs.n_steps)
+            peaks = figures.step_memory(own, part.epochs.batch_size, part.part.accumulate, part.epochs.n_steps)
         except Exception as error:  # of a user's model or loss, which may take no rows of zeros
             release_frames(error)
             return f"measuring a step failed: {type(error).__name__}: {error}"
@@ -110,11 +104,9 @@ class StepFigures:
     def _wanted(self, part: DrawnPart) -> Iterator[str]:
         """Nodes whose outputs an evaluation takes to the host."""
         phase, graph = self._phase, self._graph
-        learners = learners_of(phase, graph)
-        if isinstance(phase, FitPhase):
-            yield from upstream_nodes(next_to_fit(phase, graph, ()), graph)
-        elif isinstance(part.part, EvalPhase) and part.part is phase:
-            yield from kept_outputs(part.part, graph)
+        learners = phase.learners(graph)
+        if part.part is phase:
+            yield from phase.kept_nodes(graph, ())
         if any(metric.node in learners for metric in part.metrics):
             yield from upstream_nodes(learners, graph)
         yield from (metric.node for metric in part.metrics if metric.node not in learners)

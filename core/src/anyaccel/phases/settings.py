@@ -1,10 +1,10 @@
-"""Phase: the base class of TrainPhase, EvalPhase and FitPhase. A phase is a value; `runner` executes it."""
+"""Phase settings: what a phase was told, what it answers when it is planned and run, and its configuration."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from anyaccel import arguments
@@ -12,14 +12,21 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, constructor_hints
+from anyaccel.data import Rows
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, PhaseError
-from anyaccel.graph import ModelGraph, Plan
+from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import check_label
-from anyaccel.phases import phase_planner
+from anyaccel.graph.runnable import Runnable
+from anyaccel.metrics import Metric
 from anyaccel.phases.callbacks import Callback
-from anyaccel.precision import checked_precision
+from anyaccel.phases.checkpointing.checkpoint import Checkpoint
+from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.row_alignment import Combination
+from anyaccel.phases.samplers import Samplers
+from anyaccel.precision import LossScale, checked_precision
 from anyaccel.suggestions import did_you_mean
 
 MODES = ("auto", "off", "steps")
@@ -47,7 +54,7 @@ def known_settings(init: Callable[_Settings, _Made]) -> Callable[_Settings, _Mad
 
 
 @constructor_hints
-class Phase(AttributeHints):
+class PhaseSettings(AttributeHints, Runnable):
     """Settings that every phase has.
 
     Args:
@@ -78,11 +85,38 @@ class Phase(AttributeHints):
             a dict by framework where there are several.
     """
 
+    kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[PhaseSettings]]] = {}
+    """Class of each kind of phase, by the `type` of its configuration."""
     devices: tuple[Device, ...] = ()
     """What a phase that is bound to a graph has got of its request, or for its replicas; the first has the nodes."""
-    kind: ClassVar[str]
-    kinds: ClassVar[dict[str, type[Phase]]] = {}
-    """Class of each kind of phase, by the `type` of its configuration."""
+
+    # Settings that only some kinds of phases have, with what holds for all others.
+    trains: ClassVar[bool] = False
+    """Whether its steps change parameters."""
+    equal_lengths: ClassVar[bool] = False
+    """Whether all feature sets must have equally many rows, although nothing samples them."""
+    step: Callable[..., Any] | None = None
+    accumulate: int = 1
+    replicas: int | None = 1
+    per_replica: bool = False
+    deterministic: bool = False
+    sharding: str | None = None
+    loss_scale: LossScale = LossScale()
+    validation: PhaseSettings | None = None
+    metrics: tuple[Metric, ...] = ()
+    checkpoint: Checkpoint | None = None
+    # Settings that nobody asks other kinds of phases for.
+    sampler: Samplers
+    schedule: str | None
+    n_epochs: int
+    validate_every: int
+    microbatching: str
+    on_nan: str
+    sync_batchnorm: bool
+    outputs: tuple[str, ...] | None
+    nodes: tuple[str, ...] | None
+
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "device": "write accelerator='gpu:0'",
         "split": "write data='train'",
@@ -103,7 +137,7 @@ class Phase(AttributeHints):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "kind" in vars(cls):  # a user's subclass keeps the kind of its base
-            Phase.kinds[cls.kind] = cls
+            PhaseSettings.kinds[cls.kind] = cls
         if "from_split" in vars(cls):
             function = vars(cls)["from_split"].__func__
             function.__doc__ = _with_setting_texts(function.__doc__, cls.__doc__)
@@ -160,20 +194,62 @@ class Phase(AttributeHints):
                 hint="give each its own: AppliedLoss(..., label='NAME')",
             )
 
-    def plan(self, graph: ModelGraph, inventory: Any = None) -> Plan:
-        """The plan of the phase on a graph; see `Experiment.plan`.
+    # -- what a phase answers when it is planned and run; a kind of phase overrides what it does otherwise ------------
+
+    @property
+    def parts(self) -> tuple[PhaseSettings, ...]:
+        """What is computed over data of its own: the phase, and its validation if it has one."""
+        return (self,) if self.validation is None else (self, self.validation)
+
+    @property
+    def all_losses(self) -> tuple[AppliedLoss, ...]:
+        """The losses of the phase; where its steps are the user's own, those of its validation."""
+        return self.losses if self.step is None or self.validation is None else self.validation.losses
+
+    @property
+    def sampled_by(self) -> Samplers | None:
+        """What draws rows; None if rows are taken as they are."""
+        return None
+
+    def learners(self, graph: ModelGraph) -> list[str]:
+        """Labels of the nodes that learn by `partial_fit` in each step."""
+        return []
+
+    def next_to_fit(self, graph: ModelGraph, done: Collection[str]) -> list[str]:
+        """Labels of the nodes that are fitted at the end of the next round; `done` were fitted in earlier ones."""
+        return []
+
+    def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
+        """Labels of the nodes whose outputs come to the host when the phase runs on its own."""
+        return ()
+
+    def draw(
+        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
+    ) -> tuple[EvaluationRows, EpochPlan]:
+        """The rows in the order in which they are evaluated, and the steps of each epoch.
 
         Args:
-            graph: the graph that it would run on.
-            inventory: another machine, as an Inventory or in words such as `"8x H100-80GB"`; None for this one.
+            rows: by feature set.
+            combinations: what combines several feature sets, which must then give equally many rows to each step.
+            n_replicas: on devices of this process, which share each batch.
 
         Raises:
-            AnyaccelError: the phase cannot run.
+            AnyaccelError: rows that samplers cannot draw, or steps that do not fit.
         """
-        if not isinstance(graph, ModelGraph):
-            raise PhaseError(f"phase {self.label!r}: graph={shown(graph)} is not a ModelGraph", hint="give the graph")
-        plan: Plan = phase_planner.plan(self, graph, inventory)
-        return plan
+        raise NotImplementedError(f"{type(self).__name__} does not say which steps it takes")
+
+    def plan_notes(self, graph: ModelGraph, done: Collection[str]) -> tuple[str, ...]:
+        """What a plan says of this phase alone."""
+        return ()
+
+    def check_monitors(self, callbacks: Iterable[Callback]) -> None:
+        """Refuse callbacks that can never do what they are for; called with those of the experiment, too.
+
+        Raises:
+            PhaseError: such a callback.
+        """
+
+    # -- configuration ---------------------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
         """The phase as plain data, without its callbacks.
@@ -197,20 +273,20 @@ class Phase(AttributeHints):
         }
 
     @staticmethod
-    def from_config(config: Mapping[str, Any]) -> Phase:
+    def from_config(config: Mapping[str, Any]) -> PhaseSettings:
         """A phase of any kind from its configuration.
 
         Raises:
             ConfigError: malformed, or an unknown type.
         """
         kind = config.get("type") if isinstance(config, Mapping) else None
-        if not isinstance(kind, str) or kind not in Phase.kinds:
-            available, hint = ", ".join(sorted(Phase.kinds)), "give the dict that get_config() of a phase made"
+        if not isinstance(kind, str) or kind not in PhaseSettings.kinds:
+            available, hint = ", ".join(sorted(PhaseSettings.kinds)), "give the dict that get_config() of a phase made"
             raise ConfigError(f"unknown type of phase {shown(kind)}", available=available, hint=hint)
         settings = {key: value for key, value in config.items() if key != "type"}
         for key in settings:
-            if key not in ("label", *_settings_of(Phase.kinds[kind])):
-                error = _unknown_setting(Phase.kinds[kind], key)
+            if key not in ("label", *_settings_of(PhaseSettings.kinds[kind])):
+                error = _unknown_setting(PhaseSettings.kinds[kind], key)
                 raise ConfigError(error.problem, available=error.available, hint=error.hint)
         try:
             for key in ("losses", "metrics"):
@@ -220,7 +296,7 @@ class Phase(AttributeHints):
             for key in ("accelerator", "final_device"):
                 if settings.get(key) not in (None, AUTO):
                     settings[key] = Accelerator.from_config(settings[key])
-            return Phase.kinds[kind](**Phase.kinds[kind].read_settings(settings))
+            return PhaseSettings.kinds[kind](**PhaseSettings.kinds[kind].read_settings(settings))
         except TypeError as error:
             problem = f"the configuration of a phase of type {kind!r} does not fit: {getattr(error, 'problem', error)}"
             raise ConfigError(problem, hint="give the dict that get_config() of a phase made") from None
@@ -339,9 +415,9 @@ def _settings_of(cls: type) -> list[str]:
     return [key for key in dict.fromkeys(known) if key not in ("self", "label", "settings", "unknown")]
 
 
-def _unknown_setting(cls: type[Phase], name: str) -> PhaseError:
+def _unknown_setting(cls: type[PhaseSettings], name: str) -> PhaseError:
     known = _settings_of(cls)
-    hints = {**Phase.misplaced_settings, **cls.misplaced_settings}
+    hints = {**PhaseSettings.misplaced_settings, **cls.misplaced_settings}
     misplaced = {each: hint for names, hint in hints.items() for each in names.split()}
     if name in misplaced:
         return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=misplaced[name])
