@@ -271,11 +271,8 @@ def test_a_metric_is_one_entry(framework: str, monkeypatch: pytest.MonkeyPatch) 
 def test_weights_that_are_all_0_are_no_silent_nan(compile_: Any, framework: str) -> None:
     graph, start = built(framework, aa.Optimizer("adam", lr=RATE), weight=np.zeros(32))
     losses = [aa.AppliedLoss("mse", on="net", sample_weight="d.w")]
-    message = "loss 'net': nothing counted in it, as all of its weights are 0"
-    with pytest.warns(NaNWarning, match=message):
+    with pytest.warns(NaNWarning, match="loss 'net' on node 'net' is nan in epoch 1, in which nothing counts: all wei"):
         graph.run(aa.TrainPhase("t", data="all", losses=losses, n_epochs=1, compile=compile_), progress="none")
-    with pytest.warns(NaNWarning, match=message):
-        graph.run(aa.EvalPhase("e", data="all", losses=losses), progress="none")
     check_close(graph, start)
 
 

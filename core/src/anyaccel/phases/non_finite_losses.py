@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from anyaccel.errors import NaNWarning
 from anyaccel.phases.run import Run
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
+
+_ADVICE = "lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses"
 
 
 class NonFiniteLosses:
@@ -25,12 +27,19 @@ class NonFiniteLosses:
         self._warned = warned
         self._nodes = {loss.label: loss.on for loss in run.phase.all_losses}
 
-    def training(self, first: Mapping[str, tuple[int, float]]) -> None:
-        """Losses of training: the first step of the epoch in which each is not finite, and its value there."""
+    def training(self, first: Mapping[str, tuple[int, float]], weightless: Collection[str]) -> None:
+        """Losses of training: the first step of the epoch in which each is not finite, and its value there.
+
+        `weightless` are those in which nothing counted.
+        """
         if first:
             step = min(step for step, _ in first.values())
             values = {label: value for label, (at, value) in first.items() if at == step}
             self._found(values, f"at step {step + 1} of epoch {self._run.epoch + 1}")
+        elif weightless:
+            values = dict.fromkeys(weightless, math.nan)
+            where = f"in epoch {self._run.epoch + 1}, in which nothing counts: all weights are 0"
+            self._found(values, where, "look at sample_weight, mask, class_weights and ignore_index of the loss")
 
     def validation(self, values: Mapping[str, float]) -> None:
         """Values of a validation, of which the losses count: a metric may be NaN."""
@@ -53,7 +62,12 @@ class NonFiniteLosses:
         message = f"{problem}: nothing was learned. {hint}"
         warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
 
-    def _found(self, values: Mapping[str, float], where: str) -> None:
+    def _found(
+        self,
+        values: Mapping[str, float],
+        where: str,
+        advice: str = _ADVICE,
+    ) -> None:
         on_nan = self._run.phase.on_nan
         named = [f"{self._name(label)} is {value}" for label, value in values.items()]
         problem = f"{' and '.join(named)} {where}"
@@ -62,17 +76,14 @@ class NonFiniteLosses:
         if on_nan != "ignore" and not self._warned:
             self._warned = True
             label = self._run.phase.label
-            warnings.warn(
-                printable(f"phase {label!r}: {problem}. {_hint(on_nan)}"), NaNWarning, stacklevel=user_level()
+            stop = (
+                ""
+                if on_nan == "stop"
+                else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
             )
+            message = f"phase {label!r}: {problem}. Hint: {advice}{stop}"
+            warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
 
     def _name(self, label: str) -> str:
         node = self._nodes.get(label)
         return f"the figure {label!r} of your step" if node is None else f"loss {label!r} on node {node!r}"
-
-
-def _hint(on_nan: str) -> str:
-    stop = "" if on_nan == "stop" else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
-    return (
-        f"Hint: lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses{stop}"
-    )

@@ -278,7 +278,7 @@ class TrainLoop:
         self._snapshots.clear()  # a validation may need the room
         self._record(self._pending.finish())
         if not all(map(math.isfinite, means.values())):
-            self._non_finite.training(losses.first_not_finite())
+            self._non_finite.training(losses.first_not_finite(), losses.weightless)
         labels = self._weights if self._phase.step is None else means
         return {label: means[label] for label in labels if label in means}, run.step
 
