@@ -57,14 +57,11 @@ class MarginPhase(TrainPhase):
         self.margin, self.note = self.settings["margin"].check(self, "margin", margin), note
 
 
-@pytest.fixture(autouse=True)
-def known_kind() -> Any:
-    Phase.kinds["test.margin"] = MarginPhase
-    yield
-    del Phase.kinds["test.margin"]
+del Phase.kinds["test.margin"]  # other tests count the kinds
 
 
-def test_a_setting_of_ones_own_is_checked_saved_read_and_compared() -> None:
+def test_a_setting_of_ones_own_is_checked_saved_read_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(Phase.kinds, "test.margin", MarginPhase)
     phase = MarginPhase(data="train", losses=AppliedLoss("mse", on="net"), margin=8, note="a")
     assert (phase.margin, phase.label, phase.data) == (8, "margin", "train")
     with pytest.raises(PhaseError, match="margin=1 is not an int of at least 2"):

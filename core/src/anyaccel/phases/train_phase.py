@@ -292,7 +292,8 @@ class TrainPhase(Phase):
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return super().read_settings({"sampler": {}, **settings})  # one without is refused
+        """As of every phase; a configuration without a sampler is refused."""
+        return super().read_settings({"sampler": {}, **settings})
 
     def check_settings(self) -> None:
         if self.accumulate > 1:
