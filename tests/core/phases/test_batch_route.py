@@ -96,6 +96,7 @@ BELOW = (
     "backend",
     "call_hints",
     "device",
+    "formulas",
     "host_memory",
     "program",
     "registry",
