@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("errors", "html", "attribute_hints"),
     ("call_hints",),
-    ("arguments", "capability", "containers", "device"),
+    ("arguments", "capability", "containers", "device", "formulas"),
     ("specs", "saved_folder", "planner", "precision"),
     ("segment",),
     ("program",),
@@ -70,7 +70,18 @@ KERNEL = {
         "extensions",
         "capability",
     ),
-    *("specs", "segment", "program", "backend", "hookspecs", "plugin_loader", "registry", "accelerator", "placement"),
+    *(
+        "formulas",
+        "specs",
+        "segment",
+        "program",
+        "backend",
+        "hookspecs",
+        "plugin_loader",
+        "registry",
+        "accelerator",
+        "placement",
+    ),
 }
 # The other modules of the top level: tools for plugins, the roof, and the lazy table of public names.
 BESIDE_THE_KERNEL = {

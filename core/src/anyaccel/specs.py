@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, ClassVar, Self
 
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ConfigError, SpecError
+from anyaccel.formulas import AT_LEAST_0, LOSSES, OPTIMIZERS, REQUIRED, SCHEDULES, STEPS, Setting, between
 from anyaccel.suggestions import did_you_mean
 
-# Settings of each named optimizer with their defaults; docs/reference/formulas.md has the formulas.
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
-    "momentum": {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0},
-    "adam": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
-    "adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
-}
-# The factor of each schedule t steps after its warm-up, whose other parameters are its settings.
-SCHEDULES: dict[str, Callable[..., float]] = {
-    "constant": lambda t: 1.0,
-    "linear": lambda t, steps, final=0.0: 1.0 + (final - 1.0) * min(t / steps, 1.0),
-    "cosine": lambda t, steps, final=0.0: final + (1 - final) * 0.5 * (1.0 + math.cos(math.pi * min(t / steps, 1.0))),
-    "exponential": lambda t, rate, every=1: rate ** (t / every),
-    "step": lambda t, rate, every: rate ** (t // every),
-}
 _CLIPPING = ("clip_norm", "clip_value")
-_CLASSES = {"ignore_index": None, "class_weights": None, "class_axis": -1, "label_smoothing": 0.0}
-LOSSES: dict[str, dict[str, Any]] = {"mse": {}, "mae": {}, "cross_entropy": _CLASSES, "binary_cross_entropy": {}}
 FROM_OUTPUT = "from_output"  # the name of a loss that a model computes itself
 LOSS_ALIASES = {"mean_squared_error": "mse", "l2": "mse", "mean_absolute_error": "mae", "l1": "mae"}
 LOSS_ALIASES |= {"ce": "cross_entropy", "bce": "binary_cross_entropy"}
@@ -84,14 +65,13 @@ class Schedule(Spec):
         own, name = (name, _name_of(name)) if callable(name) and not isinstance(name, type) else (None, name)
         if own is None and (not isinstance(name, str) or name not in SCHEDULES):
             raise _unknown("schedule", name, SCHEDULES)
-        where, takes = f"schedule {name!r}: ", {} if own else dict(inspect.signature(SCHEDULES[name]).parameters)
-        takes.pop("t", None)
-        _check_names(where[:-2], settings, takes)
-        missing = [key for key, taken in takes.items() if key not in settings and taken.default is taken.empty]
+        what, takes = f"schedule {name!r}", {} if own else SCHEDULES[name].settings
+        _check_names(what, settings, takes)
+        missing = [key for key, setting in takes.items() if key not in settings and setting.default is REQUIRED]
         if missing:
-            raise SpecError(f"{where[:-2]} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
-        settings = {key: _checked(where, key, settings.get(key, taken.default)) for key, taken in takes.items()}
-        warmup = int(_checked(where, "warmup", warmup))
+            raise SpecError(f"{what} lacks {', '.join(missing)}", hint=f"give {missing[0]}=...")
+        settings = {key: _checked(f"{what}: ", key, settings.get(key, s.default), s) for key, s in takes.items()}
+        warmup = int(_checked(f"{what}: ", "warmup", warmup))
         assign_fields(self, name=name, warmup=warmup, settings=tuple(sorted(settings.items())), own=own)
         self.factor(warmup if own else 0)
 
@@ -100,7 +80,7 @@ class Schedule(Spec):
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.own is None:
-            return SCHEDULES[self.name](step - self.warmup, **dict(self.settings))
+            return SCHEDULES[self.name].factor(step - self.warmup, **dict(self.settings))
         return float(_checked(f"schedule {self.name!r}: ", "factor", self.own(step - self.warmup)))
 
     def get_config(self) -> dict[str, Any]:
@@ -252,14 +232,15 @@ class Loss(Spec):
         name = LOSS_ALIASES.get(name, name) if own is None else name
         if own is None and name not in (*LOSSES, FROM_OUTPUT):
             raise _unknown("loss", loss, LOSSES)
-        _check_names(f"Loss({loss!r})", settings, () if own else LOSSES.get(name, ()), also=("loss_kwargs",))
+        takes = LOSSES[name].settings if own is None and name in LOSSES else {}
+        _check_names(f"Loss({loss!r})", settings, takes, also=("loss_kwargs",))
         kwargs = dict(_checked("", "loss_kwargs", {} if loss_kwargs is None else loss_kwargs))
         if kwargs and not isinstance(own, type):
             raise SpecError(f"loss {name!r} takes no arguments, got {', '.join(kwargs)}", hint="leave loss_kwargs out")
         if own is not None and not callable(own):
             raise SpecError(f"{own!r} is not a loss", available=", ".join(LOSSES), hint="give a name or a callable")
-        given = {key: _checked(f"loss {name!r}: ", key, value) for key, value in settings.items() if value is not None}
-        kwargs |= {key: value for key, value in given.items() if value != LOSSES[name][key]}
+        given = {key: _checked(f"loss {name!r}: ", key, v, takes[key]) for key, v in settings.items() if v is not None}
+        kwargs |= {key: value for key, value in given.items() if value != takes[key].default}
         assign_fields(self, name=name, own=own, kwargs=kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -292,51 +273,40 @@ def _optimizer_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a named optimizer with its defaults, checked."""
     if name not in OPTIMIZERS:
         raise _unknown("optimizer", name, OPTIMIZERS)
-    what, known = f"optimizer {name!r}", OPTIMIZERS[name]
-    _check_names(what, given, known, also=("lr", "schedule", *_CLIPPING))
-    return {key: _checked(f"{what}: ", key, value) for key, value in {**known, **given}.items()}
-
-
-def _between(least: float, below: float = math.inf, *, whole: bool = False) -> Callable[[Any], bool]:
-    return lambda n: (
-        isinstance(n, Real) and not isinstance(n, bool) and least <= float(n) < below and not (whole and float(n) % 1)
-    )
+    what, takes = f"optimizer {name!r}", OPTIMIZERS[name].settings
+    _check_names(what, given, takes, also=("lr", "schedule", *_CLIPPING))
+    return {key: _checked(f"{what}: ", key, given.get(key, s.default), s) for key, s in takes.items()}
 
 
 def _is_group(item: tuple[Any, Any]) -> bool:
     return isinstance(item[0], str | Callable) and {**item[1]}.keys().isdisjoint(("schedule", "groups", *_CLIPPING))
 
 
-def _several(fits: Callable[[Any], bool], count: int = 0) -> Callable[[Any], bool]:
-    return lambda it: isinstance(it, (list, tuple)) and all(map(fits, it)) and (len(it) == count or len(it) > 1 > count)
+_POSITIVE = Setting(None, lambda it: it is None or between(5e-324)(it), "is not a positive number", 0.001)
+_KWARGS = Setting(None, lambda it: all(map(str.isidentifier, {**it})), "is not a dict of settings", {"lr": 0.1})
+# What specs have besides the settings of a formula.
+_ARGUMENTS: Mapping[str, Setting] = {
+    **dict.fromkeys(("lr", *_CLIPPING), _POSITIVE),
+    **dict.fromkeys(("opt_kwargs", "loss_kwargs"), _KWARGS),
+    "warmup": STEPS._replace(fits=between(0, whole=True)),
+    "factor": AT_LEAST_0._replace(fits=lambda it: between(0)(float(it))),
+    "groups": Setting(
+        None,
+        lambda it: all(map(_is_group, {**it}.items())),
+        "has no settings by pattern",
+        {"*bias": {"lr": 0.1}},
+    ),
+}
 
 
-# Names of arguments, which values they take, what is said of others, and a valid one.
-_ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, object], ...] = (
-    ("lr clip_norm clip_value", lambda it: it is None or _between(5e-324)(it), "is not a positive number", 0.001),
-    ("rate final eps weight_decay", _between(0), "is not a finite number of at least 0", 0.1),
-    ("factor", lambda it: _between(0)(float(it)), "is not a finite number of at least 0", 0.1),
-    ("momentum", _between(0, 1), "is not in [0, 1)", 0.9),
-    ("betas", _several(_between(0, 1), 2), "are not two numbers in [0, 1)", (0.9, 0.999)),
-    ("steps every", _between(1, whole=True), "is not a number of steps", 100),
-    ("warmup", _between(0, whole=True), "is not a number of steps", 100),
-    ("nesterov", lambda it: isinstance(it, bool), "is not True or False", True),
-    ("groups", lambda it: all(map(_is_group, {**it}.items())), "has no settings by pattern", {"*bias": {"lr": 0.1}}),
-    ("label_smoothing", _between(0, 1), "is not in [0, 1)", 0.1),
-    ("class_axis ignore_index", lambda it: type(it) is int, "is not an integer", -1),
-    ("class_weights", _several(_between(0)), "are not a number of at least 0 for each class", [1.0, 2.5]),
-    ("opt_kwargs loss_kwargs", lambda it: all(map(str.isidentifier, {**it})), "is not a dict of settings", {"lr": 0.1}),
-)
-
-
-def _checked(where: str, name: str, value: Any) -> Any:
-    """An argument that fits, a list as a tuple, and a number of NumPy as one of Python."""
-    _, fits, complaint, example = next(row for row in _ARGUMENTS if name in row[0].split())
+def _checked(where: str, name: str, value: Any, setting: Setting | None = None) -> Any:
+    """A value that fits, a list as a tuple, and a number of NumPy as one of Python."""
+    setting = setting or _ARGUMENTS[name]
     value = value.tolist() if hasattr(value, "tolist") else value
     with suppress(TypeError, ValueError, OverflowError):
-        if fits(value):
+        if setting.fits(value):
             return tuple(value) if isinstance(value, list) else value
-    raise SpecError(f"{where}{name}={value!r} {complaint}", hint=f"write {name}={example}")
+    raise SpecError(f"{where}{name}={value!r} {setting.complaint}", hint=f"write {name}={setting.example}")
 
 
 def _unknown(what: str, name: object, known: Any) -> SpecError:

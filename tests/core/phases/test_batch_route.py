@@ -109,6 +109,7 @@ BELOW = (
     "backend",
     "call_hints",
     "device",
+    "formulas",
     "host_memory",
     "program",
     "registry",

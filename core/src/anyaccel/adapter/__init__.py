@@ -10,7 +10,7 @@ immutable arrays work as well as others.
 - `ScopedProgram`: a `TracedProgram` whose calls run inside a context of the framework.
 - `VjpResult`, `LossResult`, `LossFunction`, `Function`: what models and losses give. `Kind`: what an array holds.
 - `StepFunction`, `StepLoop`, `StepCursor`, `DeviceScalars`: for `TracedOps.compile_steps`.
-- `UpdateRule`, `PerParameterRule`, `update_rule`: how optimizers update parameters.
+- `UpdateRule`, `update_rule`: how optimizers update parameters.
 - `IdentityKey`, `attributes_key`, `values_of`: for `TracedOps.cache_key`.
 - `loss_function`, `cast`, `factor_on_device`, `scaled`: losses and factors over any `ArrayOps`.
 
@@ -41,20 +41,20 @@ from anyaccel.adapter.array_ops import (
     LossFunction,
     LossResult,
     VjpResult,
-    cast,
     factor_on_device,
     scaled,
 )
 from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.adapter.cache_key import IdentityKey
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule, update_rule
+from anyaccel.adapter.optimizers import UpdateRule, update_rule
 from anyaccel.adapter.parameter_groups import settings_of
 from anyaccel.adapter.python_values import attributes_key, values_of
 from anyaccel.adapter.scoped_program import ScopedProgram
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
 from anyaccel.adapter.traced_ops import StepFunction, StepLoop, TracedOps
 from anyaccel.adapter.traced_program import TracedProgram
+from anyaccel.formulas import cast
 
 __all__ = [
     "ArrayOps",
@@ -65,7 +65,6 @@ __all__ = [
     "Kind",
     "LossFunction",
     "LossResult",
-    "PerParameterRule",
     "ScopedProgram",
     "StepCursor",
     "StepFunction",

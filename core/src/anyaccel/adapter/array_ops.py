@@ -13,6 +13,7 @@ from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
 from anyaccel.adapter.optimizers import UpdateRule, update_rule
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, SpecError
+from anyaccel.formulas import cast
 from anyaccel.precision import NodePrecision
 from anyaccel.segment import NodeState, Operation
 from anyaccel.specs import Loss, Optimizer
@@ -232,11 +233,6 @@ class ArrayOps(ABC):
             SpecError: the framework takes named losses only, which is the default.
         """
         raise SpecError(f"the loss {loss.name!r} is not a named one", hint="use a named loss with this framework")
-
-
-def cast(ops: ArrayOps, array: Any, dtype: Any) -> Any:
-    """The array in a dtype; the same object if it is already."""
-    return array if array.dtype == dtype else ops.astype(array, dtype)
 
 
 def is_differentiable(ops: ArrayOps, array: Any) -> bool:

@@ -13,7 +13,6 @@ from anyaccel.adapter.array_ops import (
     ArrayOps,
     LossResult,
     VjpResult,
-    cast,
     concatenate_vjp,
     factor_on_device,
     is_differentiable,
@@ -27,6 +26,7 @@ from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.segment_analysis import CotangentSums, SegmentDataflow, StepValues, loss_sums
 from anyaccel.backend import MultiStepProgram
 from anyaccel.errors import StateError
+from anyaccel.formulas import cast
 from anyaccel.precision import LossScaleState, ScalesLosses
 from anyaccel.segment import LossTerm, NodeState, Operation, Segment
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anyaccel.adapter.array_ops import ArrayOps, cast
+from anyaccel.adapter.array_ops import ArrayOps
+from anyaccel.formulas import cast
 from anyaccel.segment import LossTerm
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from anyaccel.adapter.array_ops import ArrayOps, Function, at_least_float32, cast, scaled
+from anyaccel.adapter.array_ops import ArrayOps, Function, at_least_float32, scaled
 from anyaccel.adapter.optimizers import UpdateRule
 from anyaccel.adapter.parameter_groups import grouped_rule
 from anyaccel.errors import SpecError
+from anyaccel.formulas import cast
 from anyaccel.segment import LossTerm, ParameterGroup
 
 

@@ -1,15 +1,15 @@
-"""Update rules: the named optimizers as functions of parameter, gradient and slots, by docs/reference/formulas.md."""
+"""Update rules: how the parameters of a node change in a step, by a named optimizer's formula or another library's."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anyaccel.errors import SpecError
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel.specs import Optimizer, Schedule
 
 Slots = Mapping[str, Mapping[str, Any]]
@@ -25,6 +25,8 @@ class UpdateRule(ABC):
 
     per_parameter: bool = False
     """Whether each parameter is updated independently of the others, so that those of one dtype may come alone."""
+    elementwise: bool = False
+    """Whether each element is, too, so that several parameters may be updated as one vector."""
     needs_value: bool = False
     """Whether `step` finds the step's loss among its coefficients, as `value`: the weighted sum of the mean losses."""
 
@@ -85,31 +87,40 @@ class UpdateRule(ABC):
         """
 
 
-class PerParameterRule(UpdateRule):
-    """A rule that updates each parameter independently of the others."""
+class NamedRule(UpdateRule):
+    """The rule of a named optimizer, by its entry in `anyaccel.formulas.OPTIMIZERS`."""
 
     per_parameter = True
-    elementwise: ClassVar[bool] = False
-    """Whether it also updates each element independently, so that several parameters may be updated as one vector."""
-    names: tuple[str, ...]
-    """Names of the slots of each parameter; all start as zeros of its shape."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer)
-        self.weight_decay = float(optimizer.settings["weight_decay"])
+        self._rule, self._settings = OPTIMIZERS[optimizer.name], optimizer.settings
+        self._slots = self._rule.slots(optimizer.settings)
+        self.elementwise = self._rule.elementwise
+
+    def coefficients(self, step: int) -> dict[str, float]:
+        numbers = self._rule.coefficients(self._settings, np, self.optimizer.rate(step - 1), step)
+        return {name: float(number) for name, number in numbers.items()}
+
+    def table(self, step: int, count: int) -> dict[str, np.ndarray]:
+        optimizer = self.optimizer
+        if optimizer.schedule == _CONSTANT and type(optimizer).rate is Optimizer.rate:
+            rates = np.full(count, optimizer.lr)
+        else:
+            rates = np.array([optimizer.rate(step - 1 + i) for i in range(count)])
+        return self._rule.coefficients(self._settings, np, rates, np.arange(step, step + count, dtype=np.float64))
 
     def slots(self, xp: Any, kept: Slots, parameters: Mapping[str, Any]) -> Slots:
-        """Zeros at first."""
         return {
-            name: kept[name] if name in kept else {slot: xp.zeros_like(w) for slot in self.names}
+            name: kept[name] if name in kept else {slot: xp.zeros_like(w) for slot in self._slots}
             for name, w in parameters.items()
         }
 
     def fits(self, slots: Slots, parameters: Mapping[str, Any]) -> bool:
         """Whether the parameters that have slots, at least one, have these in their shape; others are new."""
         known = {name: w for name, w in parameters.items() if slots.get(name)}
-        return bool(known or not self.names) and all(
-            set(slots[name]) == set(self.names)
+        return bool(known or not self._slots) and all(
+            set(slots[name]) == set(self._slots)
             and all(tuple(slot.shape) == tuple(w.shape) for slot in slots[name].values())
             for name, w in known.items()
         )
@@ -122,129 +133,26 @@ class PerParameterRule(UpdateRule):
         slots: Slots,
         coefficients: Mapping[str, Any],
     ) -> tuple[dict[str, Any], Slots]:
-        """`update` of each parameter."""
         updated = {
-            name: self.update(xp, parameters[name], g, slots[name], coefficients) for name, g in gradients.items()
+            name: self._rule.update(self._settings, xp, parameters[name], g, slots[name], coefficients)
+            for name, g in gradients.items()
         }
         return {name: w for name, (w, _) in updated.items()}, {name: slots for name, (_, slots) in updated.items()}
 
-    @abstractmethod
-    def update(
-        self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """The parameter and its slots after a step; no array is written to.
 
-        Args:
-            xp: the framework's namespace of functions by NumPy's names, as `ArrayOps.xp`.
-            w: the parameter.
-            g: its gradient, of the same shape.
-            slots: its own, by `names`.
-            coefficients: of this step; see `UpdateRule.step`.
-        """
+_CONSTANT = Schedule()  # made once: a table of rates is made for each call of compiled steps
 
 
 def update_rule(optimizer: Optimizer) -> UpdateRule:
     """The rule of a named optimizer.
 
     Raises:
-        SpecError: the optimizer is a framework's own, or has a name without a formula here.
+        SpecError: the optimizer is a framework's own.
     """
     if optimizer.own is not None:
         raise SpecError(
             f"optimizer {optimizer.name!r} is a framework's own, and this framework takes named optimizers only",
-            available=", ".join(_RULES),
+            available=", ".join(OPTIMIZERS),
             hint="use one of these names",
         )
-    rule = _RULES.get(optimizer.name)
-    if rule is None:
-        raise SpecError(
-            f"there is no formula for the optimizer {optimizer.name!r} here",
-            available=", ".join(_RULES),
-            hint="use one of these names",
-        )
-    return rule(optimizer)
-
-
-class SGD(PerParameterRule):
-    """Gradient descent, with momentum where it is set."""
-
-    elementwise = True
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer)
-        self.momentum = float(optimizer.settings["momentum"])
-        self.nesterov = bool(optimizer.settings["nesterov"])
-        self.names = ("velocity",) if self.momentum else ()
-
-    def coefficients(self, step: int) -> dict[str, float]:
-        """The learning rate."""
-        return {"rate": self.optimizer.rate(step - 1)}
-
-    def update(
-        self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """As in `PerParameterRule`."""
-        if self.weight_decay:
-            g = g + self.weight_decay * w
-        if not self.momentum:
-            return w - coefficients["rate"] * g, {}
-        velocity = self.momentum * slots["velocity"] + g
-        g = g + self.momentum * velocity if self.nesterov else velocity
-        return w - coefficients["rate"] * g, {"velocity": velocity}
-
-
-class Adam(PerParameterRule):
-    """Adam; with `decoupled`, AdamW."""
-
-    elementwise = True
-    names = ("m", "v")
-    decoupled = False
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        super().__init__(optimizer)
-        self.betas = optimizer.settings["betas"]
-        self.eps = float(optimizer.settings["eps"])
-
-    def coefficients(self, step: int) -> dict[str, float]:
-        """Bias-corrected rate, root of the bias correction of `v`, and the factor of decoupled weight decay."""
-        rate = self.optimizer.rate(step - 1)
-        first, second = (1.0 - beta**step for beta in self.betas)
-        return {"rate": rate / first, "root": math.sqrt(second), "kept": 1.0 - rate * self.weight_decay}
-
-    def table(self, step: int, count: int) -> dict[str, np.ndarray]:
-        """As in `UpdateRule`, vectorized."""
-        steps, rates = np.arange(step, step + count), _rates(self.optimizer, step, count)
-        first, second = (1.0 - beta**steps for beta in self.betas)
-        return {"rate": rates / first, "root": np.sqrt(second), "kept": 1.0 - rates * self.weight_decay}
-
-    def update(
-        self, xp: Any, w: Any, g: Any, slots: Mapping[str, Any], coefficients: Mapping[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """As in `PerParameterRule`."""
-        if self.decoupled:
-            w = w * coefficients["kept"]
-        elif self.weight_decay:
-            g = g + self.weight_decay * w
-        b1, b2 = self.betas
-        m = b1 * slots["m"] + (1.0 - b1) * g
-        v = b2 * slots["v"] + (1.0 - b2) * g * g
-        return w - coefficients["rate"] * m / (xp.sqrt(v) / coefficients["root"] + self.eps), {"m": m, "v": v}
-
-
-_CONSTANT = Schedule()  # made once: a table of rates is made for each call of compiled steps
-
-
-def _rates(optimizer: Optimizer, step: int, count: int) -> np.ndarray:
-    """The learning rates of `count` steps from `step` on, counted from 1."""
-    if optimizer.schedule == _CONSTANT and type(optimizer).rate is Optimizer.rate:
-        return np.full(count, optimizer.lr)
-    return np.array([optimizer.rate(step - 1 + i) for i in range(count)])
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay."""
-
-    decoupled = True
-
-
-_RULES: dict[str, type[PerParameterRule]] = {"sgd": SGD, "momentum": SGD, "adam": Adam, "adamw": AdamW}
+    return NamedRule(optimizer)

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from anyaccel.adapter.layer_introspection import LayerLibrary
+from anyaccel.formulas import LOSSES
 from anyaccel.segment import LossTerm, Operation, Path, Segment
 
 _TO_PROBABILITIES = ("softmax", "sigmoid")
@@ -47,7 +48,7 @@ def _takes_logits(library: LayerLibrary, term: LossTerm) -> bool | None:
     """Whether a cross entropy takes logits; None for another loss, or where it cannot be known."""
     own = term.loss.own
     if own is None:
-        return True if term.loss.name.endswith("cross_entropy") else None
+        return True if term.loss.name in LOSSES and LOSSES[term.loss.name].takes_logits else None
     if not library.is_loss(own):
         return None
     if not callable(getattr(own, "get_config", None)) or isinstance(own, type):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps
-from anyaccel.adapter.optimizers import PerParameterRule, UpdateRule
+from anyaccel.adapter.optimizers import UpdateRule
 
 MAX_SIZE = 2**17
 """Elements of a model that is flattened; the arithmetic of a larger one outweighs the overhead of its operations."""
@@ -103,9 +103,8 @@ def plan_flattening(
 
 
 def _is_worth_it(rule: UpdateRule, arrays: Arrays) -> bool:
-    elementwise = isinstance(rule, PerParameterRule) and rule.elementwise
     size = sum(math.prod(array.shape) for array in arrays.values())
-    return elementwise and len({str(array.dtype) for array in arrays.values()}) < len(arrays) and size <= MAX_SIZE
+    return rule.elementwise and len({str(array.dtype) for array in arrays.values()}) < len(arrays) and size <= MAX_SIZE
 
 
 def _have_own_dtype(slots: Mapping[str, Arrays], arrays: Arrays) -> bool:

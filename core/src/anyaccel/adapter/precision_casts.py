@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.array_ops import ArrayOps, cast
+from anyaccel.adapter.array_ops import ArrayOps
+from anyaccel.formulas import cast
 from anyaccel.precision import NodePrecision
 
 OutputsAndBuffers = tuple[tuple[Any, ...], Mapping[str, Any] | None]

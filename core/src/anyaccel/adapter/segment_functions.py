@@ -9,7 +9,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from anyaccel.adapter.array_ops import Function, LossResult, cast, concatenate_vjp, is_differentiable, scaled
+from anyaccel.adapter.array_ops import Function, LossResult, concatenate_vjp, is_differentiable, scaled
 from anyaccel.adapter.loss_scaling import KEY, kept_unless, loss_scale_of, scale_after
 from anyaccel.adapter.loss_weights import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
@@ -26,6 +26,7 @@ from anyaccel.adapter.segment_analysis import (
 from anyaccel.adapter.step_profiler import trace_name
 from anyaccel.adapter.traced_ops import TracedOps
 from anyaccel.device import Device
+from anyaccel.formulas import cast
 from anyaccel.segment import LossTerm, Operation
 
 _READABLE = 40

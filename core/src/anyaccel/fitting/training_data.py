@@ -26,9 +26,9 @@ from anyaccel.fitting.tables import (
     source_of,
     transformed_like,
 )
+from anyaccel.formulas import LOSSES
 from anyaccel.specs import Loss
 
-_ALL_FLOAT = ("mse", "mae", "binary_cross_entropy")
 TRAIN, VALIDATION = "train", "validation"
 _ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., feature_keys=[...], target_keys=[...])"
 
@@ -125,11 +125,12 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> Featur
                 f"the target {name!r} has {classes} classes, and {loss.name} compares two",
                 hint="write loss='cross_entropy', with one output of the model for each class",
             )
+    elementwise = loss.own is None and loss.name in LOSSES and not LOSSES[loss.name].takes_classes
     for name in data.targets:
         is_bool = data.spec(name).dtype == "bool"
         if loss.own is None and loss.name == "cross_entropy" and is_bool:
             data = data.fit_transform(ClassEncoder(), name, fit_on="all")
-        elif loss.own is None and loss.name in _ALL_FLOAT and "float" not in data.spec(name).dtype:
+        elif elementwise and "float" not in data.spec(name).dtype:
             data = data.cast({name: "float64"})
     return data
 

@@ -12,15 +12,14 @@ from anyaccel.adapter.parameter_groups import unmatched_patterns
 from anyaccel.backend import ComputingBackend
 from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError, ShapeError, SpecError
+from anyaccel.formulas import LOSSES, OPTIMIZERS
 from anyaccel.graph import input_columns, loss_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.nodes import Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.shape_inference import Shapes, is_floating
 from anyaccel.segment import LossTerm, TensorSpec
-from anyaccel.specs import FROM_OUTPUT, LOSSES, OPTIMIZERS, Loss, Optimizer
-
-_SYMMETRIC = ("mse", "mae")
+from anyaccel.specs import FROM_OUTPUT, Loss, Optimizer
 
 
 def check_supported(label: str, spec: Loss | Optimizer, backend: ComputingBackend) -> None:
@@ -176,7 +175,7 @@ class LossBinder:
                 hint="write inputs=['outputs.NAME', 'targets']",
             )
         first, second = (outputs[text] for text in loss.inputs)
-        if not first and loss.loss.name not in _SYMMETRIC:
+        if not first and not LOSSES[loss.loss.name].symmetric:
             raise SpecError(
                 f"{what}: its first input, {loss.inputs[0]!r}, is not an output",
                 hint="write inputs=['outputs', 'targets'], in this order",

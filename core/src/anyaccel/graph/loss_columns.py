@@ -10,13 +10,12 @@ from anyaccel.backend import ComputingBackend
 from anyaccel.data import joined_spec
 from anyaccel.data.roles import brief
 from anyaccel.errors import ShapeError, SpecError
+from anyaccel.formulas import LOSSES
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.input_columns import ColumnSelection
 from anyaccel.graph.shape_inference import cast, is_floating
 from anyaccel.segment import TensorSpec
 from anyaccel.specs import LossTargets
-
-_ELEMENTWISE = ("mse", "mae", "binary_cross_entropy")
 
 
 def target_spec(
@@ -213,9 +212,9 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> ShapeError:
     wants = (
-        "the same shape"
-        if loss.loss.name in _ELEMENTWISE
-        else "logits [..., classes] and class indices [...], or probabilities [..., classes]"
+        "logits [..., classes] and class indices [...], or probabilities [..., classes]"
+        if LOSSES[loss.loss.name].takes_classes
+        else "the same shape"
     )
     return ShapeError(
         f"{loss.loss.name} on node {loss.on!r} cannot compare its output {output} with {name}, {stored}; "

@@ -13,13 +13,13 @@ from anyaccel.adapter.weight_files import plain_state
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import StateError
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel.graph import data_config
 from anyaccel.graph.state_dict import PROGRESS, SLOTS, STEP, HasState, models_of, unknown_nodes, values_of
 from anyaccel.printable import printable
 from anyaccel.segment import NodeState, TensorSpec
 from anyaccel.user_level import user_level
 
-_NAMED_SLOTS = ("velocity", "m", "v")
 _HINT = "load it into the graph that it was taken from, or what fits of it with strict=False"
 
 
@@ -202,6 +202,8 @@ def _slot_differences(
     if given and STEP not in given:
         yield _Difference(f"the state of node {label!r} has {', '.join(sorted(given))} but no {STEP}")
         return
+    defaults = ((rule, {key: it.default for key, it in rule.settings.items()}) for rule in OPTIMIZERS.values())
+    named = {slot for rule, settings in defaults for slot in rule.slots(settings)}
     for name, array in given.items():
         slot, _, parameter = name.removeprefix(SLOTS).partition("/")
         value = current.get(f"parameters/{parameter}")
@@ -213,7 +215,7 @@ def _slot_differences(
             yield _Difference(f"the state of node {label!r} does not fit: it has {name}", ", ".join(current))
         elif array.dtype.kind not in "biufc":
             yield _Difference(f"{label}/{name} in the state must have a numeric dtype, got {array.dtype}")
-        elif slot in _NAMED_SLOTS and array.shape != value.shape:
+        elif slot in named and array.shape != value.shape:
             yield _unlike(f"{label}/{name}", array, value)
 
 
@@ -224,7 +226,7 @@ def _lacking_slots(
     spec = getattr(graph.nodes[label], "optimizer", None) or graph.optimizer
     if spec is None or spec.own is not None:
         return
-    kept = ("m", "v") if "betas" in spec.settings else ("velocity",)
+    kept = OPTIMIZERS[spec.name].slots(spec.settings)
     slots = {name.removeprefix(SLOTS) for name in given if name.startswith(SLOTS)}
     parameters = {slot.partition("/")[2] for slot in slots if slot.partition("/")[0] in kept}
     parameters = {name for name in parameters if f"parameters/{name}" in current}

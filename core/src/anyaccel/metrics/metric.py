@@ -13,12 +13,13 @@ from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ConfigError, SpecError, UndefinedMetricWarning
+from anyaccel.formulas import LOSSES
 from anyaccel.metrics.class_values import UndefinedValue
 from anyaccel.metrics.metric_calls import Call, call_of, can_measure, label_of, number_of
 from anyaccel.metrics.named import CLASS_METRICS, METRICS, SYNONYMS
 from anyaccel.metrics.positions import counted, flattened, mask_of, within, without_class_axis
 from anyaccel.printable import printable
-from anyaccel.specs import LOSS_ALIASES, LOSSES, assign_fields
+from anyaccel.specs import LOSS_ALIASES, assign_fields
 from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
 

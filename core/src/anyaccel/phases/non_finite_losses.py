@@ -13,6 +13,8 @@ from anyaccel.phases.run import Run
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
 
+_ADVICE = "lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses"
+
 
 class NonFiniteLosses(LoopExtension):
     """Acts on NaN and infinite losses as `TrainPhase.on_nan` says; looks at whole epochs, on the host.
@@ -28,12 +30,18 @@ class NonFiniteLosses(LoopExtension):
         self._nodes = {loss.label: loss.on for loss in run.phase.all_losses}
 
     def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
-        """Look at the losses of training: the first step of the epoch in which one is not finite counts."""
-        first = {} if all(map(math.isfinite, means.values())) else losses.first_not_finite()
+        """Look at the losses of training: the first step that is not finite in each, or that nothing counted."""
+        if all(map(math.isfinite, means.values())):
+            return
+        first = losses.first_not_finite()
         if first:
             step = min(step for step, _ in first.values())
             values = {label: value for label, (at, value) in first.items() if at == step}
             self._found(values, f"at step {step + 1} of epoch {self._run.epoch + 1}")
+        elif losses.weightless:
+            values = dict.fromkeys(losses.weightless, math.nan)
+            where = f"in epoch {self._run.epoch + 1}, in which nothing counts: all weights are 0"
+            self._found(values, where, "look at sample_weight, mask, class_weights and ignore_index of the loss")
 
     def validation(self, values: Mapping[str, float]) -> None:
         """Values of a validation, of which the losses count: a metric may be NaN."""
@@ -42,7 +50,7 @@ class NonFiniteLosses(LoopExtension):
         if not_finite:
             self._found(not_finite, f"in the validation after epoch {self._run.epoch + 1}")
 
-    def _found(self, values: Mapping[str, float], where: str) -> None:
+    def _found(self, values: Mapping[str, float], where: str, advice: str = _ADVICE) -> None:
         on_nan = self._run.phase.on_nan
         named = [f"{self._name(label)} is {value}" for label, value in values.items()]
         problem = f"{' and '.join(named)} {where}"
@@ -51,17 +59,14 @@ class NonFiniteLosses(LoopExtension):
         if on_nan != "ignore" and not self._warned:
             self._warned = True
             label = self._run.phase.label
-            warnings.warn(
-                printable(f"phase {label!r}: {problem}. {_hint(on_nan)}"), NaNWarning, stacklevel=user_level()
+            stop = (
+                ""
+                if on_nan == "stop"
+                else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
             )
+            message = f"phase {label!r}: {problem}. Hint: {advice}{stop}"
+            warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
 
     def _name(self, label: str) -> str:
         node = self._nodes.get(label)
         return f"the figure {label!r} of your step" if node is None else f"loss {label!r} on node {node!r}"
-
-
-def _hint(on_nan: str) -> str:
-    stop = "" if on_nan == "stop" else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
-    return (
-        f"Hint: lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses{stop}"
-    )

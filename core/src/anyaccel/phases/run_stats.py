@@ -16,7 +16,7 @@ from anyaccel.phases.loading.residency import state_slots
 from anyaccel.phases.measured_work import MeasuredWork
 from anyaccel.phases.step_pacing import EpochTiming
 from anyaccel.registry import registry
-from anyaccel.specs import OPTIMIZERS, Optimizer
+from anyaccel.specs import Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,5 +181,4 @@ def _nodes(plan: Plan, graph: ModelGraph, cost: StepCost, *, trains: bool) -> It
 def _state_bytes(optimizer: Optimizer | None, nbytes: int) -> int | None:
     if optimizer is None:
         return 0
-    known = optimizer.own is None and optimizer.name in OPTIMIZERS
-    return nbytes * state_slots(optimizer) if known else None
+    return nbytes * state_slots(optimizer) if optimizer.own is None else None

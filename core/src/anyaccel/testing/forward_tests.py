@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from anyaccel.errors import ShapeError
+from anyaccel.formulas import LOSSES
 from anyaccel.segment import Segment, TensorSpec
-from anyaccel.specs import LOSSES
 from anyaccel.testing import reference_formulas
 from anyaccel.testing.harness import LOSS, Array, Batch, Harness, assert_close, assert_equal
 from anyaccel.testing.subject import Subject

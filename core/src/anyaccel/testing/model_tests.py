@@ -12,9 +12,10 @@ import pytest
 from anyaccel.adapter.model_specs import MLPSpec
 from anyaccel.device import Device
 from anyaccel.errors import ShapeError, StateError
+from anyaccel.formulas import LOSSES, OPTIMIZERS
 from anyaccel.registry import Registry
 from anyaccel.segment import TensorSpec
-from anyaccel.specs import LOSSES, OPTIMIZERS, Loss, Optimizer
+from anyaccel.specs import Loss, Optimizer
 from anyaccel.testing.harness import Array, Batch, Harness, assert_equal
 from anyaccel.testing.subject import STANDARD_MODEL, Subject
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anyaccel.device import Device
-from anyaccel.specs import LOSSES
+from anyaccel.formulas import LOSSES
 from anyaccel.testing import reference_formulas
 from anyaccel.testing.forward_tests import ForwardTests, all_inputs, all_losses
 from anyaccel.testing.harness import LOSS, Array, Batch, Harness, assert_close

@@ -15,9 +15,10 @@ from anyaccel.adapter.output_activations import warn_of_activations
 from anyaccel.adapter.state_check import check_state, not_built_error, state_names
 from anyaccel.backend import Program
 from anyaccel.device import Device
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel.precision import PRECISIONS, ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
-from anyaccel.specs import OPTIMIZERS, Loss, LossTargets, Optimizer
+from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 

@@ -1,4 +1,4 @@
-"""Gradients of which some are divided among processes (DTensors): norms over all parts."""
+"""Tensors of which some are divided among processes (DTensors): norms of gradients over all parts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from anyaccel_torch.optimizer_groups import is_dtensor
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor, without an import of torch.distributed."""
+    return hasattr(tensor, "device_mesh")
+
+
+def lists_of_one_kind(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters that are DTensors, and the others, for functions of torch that do not take both at once."""
+    kinds = ([each for each in parameters if is_dtensor(each) is divided] for divided in (True, False))
+    return [kind for kind in kinds if kind]
 
 
 def whole_stats(grads: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

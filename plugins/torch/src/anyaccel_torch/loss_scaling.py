@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from anyaccel.precision import LossScale, LossScaleState, ScalesLosses
 from anyaccel.segment import Segment
-from anyaccel_torch.divided_gradients import whole_stats
-from anyaccel_torch.optimizer_groups import is_dtensor
+from anyaccel_torch.divided_gradients import is_dtensor, whole_stats
 
 
 class LossScaling:

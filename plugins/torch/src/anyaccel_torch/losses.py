@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyaccel.adapter.loss_weights import weight_inputs
+from anyaccel.adapter.loss_weights import total_weight, weight_inputs
+from anyaccel.adapter.losses import NamedLoss
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.segment import LossTerm
 from anyaccel.specs import FROM_OUTPUT, Loss, LossTargets
-from anyaccel_torch import keras
+from anyaccel_torch import array_functions, keras
 from anyaccel_torch.error_translation import first_line, raise_if_device_mismatch
 from anyaccel_torch.forward_call import keras_loss
 from anyaccel_torch.weighted_losses import IGNORES_NOTHING, WeightedLoss, divisor, product
@@ -85,7 +86,7 @@ def bind(
     Weights are added up in at least `weight_dtype`.
 
     Raises:
-        SpecError: a named loss without two inputs or without a formula, or a class that cannot be created.
+        SpecError: a named loss without two inputs, or a class that cannot be created.
         (when called) ShapeError: shapes that a named loss would have to broadcast.
         (when called) SpecError: a custom loss that returns no scalar.
     """
@@ -93,18 +94,14 @@ def bind(
         return _bind_own(term, slots, device)
     if term.loss.name == FROM_OUTPUT:
         return _bind_weighted_output(term, slots, weight_dtype) if weight_inputs(term) else _bind_output(term, slots)
-    if term.loss.name not in _NAMED:
-        raise SpecError(
-            f"loss {term.label!r}: torch has no formula for {term.loss.name!r} here",
-            available=", ".join(_NAMED),
-            hint="use one of these names",
-        )
     if len(slots) < 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes outputs and targets, "
             f"got {len(slots)} inputs ({', '.join(term.inputs)})",
             hint="give two inputs, such as ['outputs', 'targets']",
         )
+    if term.loss.name not in _NAMED:
+        return _bind_formula(term, slots, weight_dtype)
     if weight_inputs(term) or term.loss.kwargs:
         return _bind_weighted(term, slots, device, weight_dtype)
     function, prepare, weigh = _NAMED[term.loss.name]
@@ -154,6 +151,49 @@ def _bind_weighted(term: LossTerm, slots: Sequence[int], device: torch.device, l
         return loss.weight(values[second], [values[slot] for slot in weights], least)
 
     return BoundLoss(term, slots, mean, sum_and_weight, total_weight=total_weight if is_weighted else None)
+
+
+class _FormulaOps:
+    """What formulas of named losses need of torch: as `ArrayOps` of the adapter has it."""
+
+    xp = array_functions
+
+    def astype(self, array: Tensor, dtype: torch.dtype) -> Tensor:
+        return array.to(dtype)
+
+    def kind(self, array: Tensor) -> str:
+        if array.is_floating_point() or array.is_complex():
+            return "floating" if array.is_floating_point() else "complex"
+        return "boolean" if array.dtype is torch.bool else "integer"
+
+    def itemsize(self, array: Tensor) -> int:
+        return array.itemsize
+
+    def arange(self, count: int, like: Tensor) -> Tensor:
+        return torch.arange(count, device=like.device)
+
+    def constant(self, values: Sequence[float], like: Tensor) -> Tensor:
+        return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+
+def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> BoundLoss:
+    """A named loss that torch has no function for, by its formula."""
+    ops: Any = _FormulaOps()
+    loss, by_columns = NamedLoss(ops, term), slots[len(slots) - len(weight_inputs(term)) :]
+
+    def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
+        result = loss([values[slot] for slot in slots])
+        return result.sum, result.weight
+
+    def mean(values: Values) -> Tensor:
+        total, weight = sum_and_weight(values)
+        return total / (divisor(weight) if by_columns else weight)
+
+    def weight_alone(values: Values) -> Tensor:
+        weight: Tensor = total_weight(ops, term, [values[slot] for slot in by_columns], least)
+        return weight
+
+    return BoundLoss(term, slots, mean, sum_and_weight, total_weight=weight_alone if by_columns else None)
 
 
 def _bind_weighted_output(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> BoundLoss:

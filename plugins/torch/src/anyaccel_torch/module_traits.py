@@ -12,8 +12,8 @@ from anyaccel.errors import GraphError
 from anyaccel.segment import Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import SequentialCNN
+from anyaccel_torch.divided_gradients import is_dtensor
 from anyaccel_torch.module_state import submodules
-from anyaccel_torch.optimizer_groups import is_dtensor
 from anyaccel_torch.shape_inference import infer_outputs
 from anyaccel_torch.synchronized_norm import is_synchronizable
 from anyaccel_torch.tree_utils import tensors_in

@@ -9,25 +9,23 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
+from anyaccel.adapter import settings_of
 from anyaccel.adapter.layer_optimizers import reads_names
 from anyaccel.errors import SpecError
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch import keras
+from anyaccel_torch.divided_gradients import is_dtensor
 from anyaccel_torch.error_translation import first_line
-from anyaccel_torch.optimizer_groups import is_dtensor, torch_groups, torch_settings
-from anyaccel_torch.optimizer_state import ExpectedSlots, named_slots, not_encodable
+from anyaccel_torch.named_optimizers import NATIVE, RuleOptimizer, slot_names
+from anyaccel_torch.optimizer_state import ExpectedSlots, not_encodable
 
 _FUSED_ON = frozenset({"cpu", "cuda", "xpu"})
-_CLASSES: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "momentum": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
 
 
 def create_optimizer(
@@ -52,21 +50,69 @@ def create_optimizer(
         if isinstance(spec.own, torch.optim.Optimizer):
             return _copy_of(spec.own, spec, parameters, originals or {})
         return _create_own(spec.own, spec, given, variables)
-    create: Callable[..., torch.optim.Optimizer] | None = _CLASSES.get(spec.name)
-    if create is None:  # a name that another plugin or a later core has: never another optimizer
-        raise SpecError(
-            f"torch has no optimizer for the name {spec.name!r} here",
-            available=", ".join(_CLASSES),
-            hint="use one of these names, or a class of torch",
-        )
+    if spec.name not in NATIVE:
+        return RuleOptimizer(given, OPTIMIZERS[spec.name], lr=spec.lr, **spec.settings)
+    create: Callable[..., torch.optim.Optimizer] = NATIVE[spec.name].create
     return create(given, **torch_settings(spec), **_implementation(spec, parameters, sparse=sparse))
+
+
+def grouped_settings(
+    spec: Optimizer, members: Mapping[str, Mapping[str, nn.Parameter]]
+) -> dict[nn.Parameter, Optimizer]:
+    """The settings of each parameter that is in a group of the spec.
+
+    Args:
+        spec: has the groups.
+        members: parameters by node and name.
+
+    Raises:
+        SpecError: a group has a momentum where others have none, which torch keeps for all parameters or for none.
+    """
+    if not spec.groups:
+        return {}
+    named = [(name, parameter) for own in members.values() for name, parameter in own.items()]
+    found = {parameter: settings_of(spec, name, parameter) for name, parameter in named}
+    for each in found.values():
+        if spec.own is None and spec.name in NATIVE and slot_names(each) != slot_names(spec):
+            raise SpecError(
+                f"optimizer {spec.name!r} has momentum={spec.settings['momentum']}, and a group of it has "
+                f"momentum={each.settings['momentum']}",
+                hint="give all groups a momentum, or none",
+            )
+    return {parameter: each for parameter, each in found.items() if each is not spec}
+
+
+def torch_groups(
+    spec: Optimizer, parameters: Sequence[nn.Parameter], groups: Mapping[nn.Parameter, Optimizer] | None
+) -> list[Any]:
+    """The parameters as torch's optimizers take them: alone, or in groups with settings.
+
+    Named optimizers get DTensors in groups of their own, as torch has no function for lists of both.
+    """
+    apart = spec.own is None and len({is_dtensor(parameter) for parameter in parameters}) > 1
+    if not (groups or apart):
+        return list(parameters)
+    by_settings: dict[Any, dict[str, Any]] = {}
+    for parameter in parameters:
+        own = (groups or {}).get(parameter, spec)
+        key = id(own), apart and is_dtensor(parameter)
+        by_settings.setdefault(key, {"params": [], **torch_settings(own)})["params"].append(parameter)
+    return list(by_settings.values())
+
+
+def torch_settings(spec: Optimizer) -> dict[str, Any]:
+    """The settings of a spec by torch's names."""
+    settings = {"lr": spec.lr, **spec.settings}
+    if spec.own is None and spec.name in NATIVE and "nesterov" in settings:
+        settings["nesterov"] = settings["nesterov"] and settings["momentum"] > 0  # torch refuses it without momentum
+    return settings
 
 
 def _implementation(spec: Optimizer, parameters: list[nn.Parameter], *, sparse: bool) -> dict[str, bool]:
     # torch's fused SGD leaves most 16-bit parameters on the CPU unchanged (pytorch#191763).
     narrow = any(p.itemsize < 4 and p.device.type == "cpu" for p in parameters)
     divided = any(map(is_dtensor, parameters))  # for which torch has no fused SGD
-    if spec.name in ("sgd", "momentum") and (narrow or divided):
+    if NATIVE[spec.name].create is torch.optim.SGD and (narrow or divided):
         return {"foreach": True}
     types = {parameter.device.type for parameter in parameters}
     alike = len(types) == 1 and all(parameter.is_floating_point() for parameter in parameters)
@@ -77,7 +123,7 @@ def _create_own(
     own: Any, spec: Optimizer, parameters: Sequence[Any], variables: Mapping[nn.Parameter, Any] | None
 ) -> torch.optim.Optimizer:
     """An optimizer of a class, a `functools.partial` of one, or a function of parameters that gives one."""
-    available = f"{', '.join(_CLASSES)}; or a class of torch.optim, or one derived from torch.optim.Optimizer"
+    available = f"{', '.join(OPTIMIZERS)}; or a class of torch.optim, or one derived from torch.optim.Optimizer"
     if keras.is_optimizer(own):
         from anyaccel_torch.keras_optimizers import KerasOptimizer
 
@@ -141,13 +187,37 @@ def _copy_of(
         vars(made).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
     else:
         made.register_step_pre_hook(update_groups)
+        made.register_step_post_hook(lambda *_: _with_state_elsewhere.add(own) if any(made.state.values()) else None)
+        if own not in _watched:  # a copy has this hook too, and is never among those with state elsewhere
+            _watched.add(own)
+            own.register_step_pre_hook(_warn_of_own_step)
     return made  # type: ignore[no-any-return]
+
+
+_with_state_elsewhere: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""Objects of the user's of which a copy has done steps, and has the state in their place."""
+_watched: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+def warn_of_lost_steps(spec: Optimizer) -> None:
+    """Warn where an object that a graph has trained with begins again without the state of these steps."""
+    if isinstance(spec.own, torch.optim.Optimizer) and spec.own in _with_state_elsewhere:
+        _with_state_elsewhere.discard(spec.own)
+        warnings.warn(
+            f"the {spec.name} that was given has trained a graph, which has what it kept of these steps, such as "
+            "moments: here it begins again without. Hint: train that graph further, or give a new optimizer.",
+            stacklevel=2,
+        )
+
+
+def _warn_of_own_step(own: torch.optim.Optimizer, *_: Any) -> None:
+    warn_of_lost_steps(Optimizer(own))
 
 
 def _check_object(own: torch.optim.Optimizer, spec: Optimizer) -> None:
     """Refuse objects whose state or behaviour a copy would not have, and settings besides theirs."""
     name = spec.name
-    _refuse_closure(type(own), spec, ", ".join(_CLASSES))
+    _refuse_closure(type(own), spec, ", ".join(OPTIMIZERS))
     settings = [*spec.settings, *(["groups"] if spec.groups else []), *(["lr"] if spec.lr != 1.0 else [])]
     settings += ["schedule"] if spec.schedule != Schedule() else []
     if settings:
@@ -186,13 +256,6 @@ def _refuse_closure(cls: type[torch.optim.Optimizer], spec: Optimizer, available
         )
 
 
-def slot_names(spec: Optimizer, parameters: list[nn.Parameter]) -> set[str]:
-    """Names of what an optimizer keeps per parameter, except its step; a class is asked by a trial step."""
-    if spec.own is None:
-        return set(named_slots(spec.settings))
-    return set(ExpectedSlots.of(trial_state(spec, parameters[0]) or {}).names)
-
-
 def trial_state(spec: Optimizer, parameter: nn.Parameter, variable: Any = None) -> dict[str, Any] | None:
     """The state of a copy of a parameter after a step of an optimizer class without a gradient; None if it fails.
 
@@ -222,7 +285,7 @@ def expected_slots(
     `variables` are those of Keras whose values parameters are.
     """
     if spec.own is None:
-        return dict.fromkeys(parameters, ExpectedSlots(frozenset(named_slots(spec.settings))))
+        return dict.fromkeys(parameters, ExpectedSlots(frozenset(slot_names(spec))))
     trials: dict[Any, dict[str, Any] | None] = {}
     for parameter in parameters:
         key = _trial_key(spec, parameter, variables)

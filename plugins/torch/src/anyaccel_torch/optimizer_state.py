@@ -18,16 +18,6 @@ from anyaccel.segment import NodeState
 from anyaccel_torch.state_encoding import decode, encode, is_number, names_of
 from anyaccel_torch.state_guard import save_tensor
 
-TORCH_SLOTS = {"velocity": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}
-"""torch's names for the slots of named optimizers."""
-
-
-def named_slots(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The slots of a named optimizer with these settings, by core's names."""
-    if "betas" in settings:
-        return ("m", "v")
-    return ("velocity",) if settings["momentum"] > 0 else ()
-
 
 def place_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Move the state to the devices of the parameters, but for the step counts that torch reads on the host."""
@@ -120,6 +110,8 @@ def load_slots(
     slots: Mapping[str, Any],
     torch_slots: Mapping[str, str],
     like: Mapping[str, Any],
+    *,
+    counts: bool,
 ) -> None:
     """Copy slots under core's names into a parameter's state.
 
@@ -130,6 +122,7 @@ def load_slots(
         slots: by core's names.
         torch_slots: torch's names for them.
         like: the state of a parameter after a trial step; may be empty.
+        counts: whether the optimizer may have a step count for each parameter.
     """
     state, own = optimizer.state[parameter], own_slots(slots)
     if not own and _STEP not in slots and like:  # it has had no gradient
@@ -140,7 +133,7 @@ def load_slots(
     count = slots[_STEP].item() if _STEP in slots else step
     if is_number(like.get(_STEP)):
         state[_STEP] = type(like[_STEP])(count)
-    elif "velocity" not in slots and (not like or isinstance(like.get(_STEP), Tensor)):
+    elif counts and (not like or isinstance(like.get(_STEP), Tensor)):
         set_step(optimizer, parameter, count)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from anyaccel.segment import NodeState, ParameterGroup
 from anyaccel.specs import Optimizer, Schedule
 from anyaccel_torch import divided_gradients
+from anyaccel_torch.divided_gradients import is_dtensor, lists_of_one_kind
 from anyaccel_torch.keras import constrained_step
-from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots
-from anyaccel_torch.optimizer_groups import grouped_settings, is_dtensor, lists_of_one_kind
+from anyaccel_torch.named_optimizers import counts_steps, slot_names
+from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots, grouped_settings, warn_of_lost_steps
 from anyaccel_torch.optimizer_state import (
-    TORCH_SLOTS,
     ExpectedSlots,
     OptimizerSnapshot,
     SharedState,
@@ -83,7 +83,8 @@ class GroupOptimizer:
         self._grouped = grouped_settings(self.spec, members)
         self.constraints = {p: constraint for p, constraint in (constraints or {}).items() if p in set(self.parameters)}
         self._variables = variables or {}
-        self._torch_slots = TORCH_SLOTS if self.spec.own is None else {}
+        self._torch_slots = slot_names(self.spec) if self.spec.own is None else {}
+        self._counts_steps = counts_steps(self.spec)
         derived = type(self.spec).rate is not Optimizer.rate  # a rate of the user's own, by which lr is multiplied
         scheduled = self.spec.schedule != Schedule() or derived
         self._rate = self.spec.rate if scheduled else None
@@ -98,6 +99,8 @@ class GroupOptimizer:
         self._diverged = True
         resumed = self._load({node: states[node] for node in members if node in states}, switched_off or {})
         self._steps_before = {node: resumed.get(node, NodeState()).step for node in members}
+        if not any(self._steps_before.values()):
+            warn_of_lost_steps(self.spec)
         self._step = self.stepper(clip=False)
 
     def _created(self, *, sparse: bool) -> torch.optim.Optimizer:
@@ -125,11 +128,10 @@ class GroupOptimizer:
             return resumed
         for node, state in sorted(resumed.items(), key=lambda item: item[1].step):  # those of the longest trained win
             self._load_node(self._optimizer, node, state, expected)
-        if self.spec.own is None and self.spec.settings.get("momentum", 0) > 0:
+        if not self._counts_steps:
             # torch's fused SGD needs all velocities or none, and a parameter may get its first gradient later
             for parameter in self.parameters:
-                zeros = torch.zeros_like(parameter, requires_grad=False)
-                self._optimizer.state[parameter].setdefault("momentum_buffer", zeros)
+                self.slot_tensors(parameter)
         return resumed
 
     def _load_node(
@@ -144,14 +146,14 @@ class GroupOptimizer:
                 self._shared.load(held)
         for name, values in state.slots.items():
             parameter = self.members[node][name]
-            load_slots(optimizer, parameter, state.step, values, self._torch_slots, expected[parameter].like)
+            like = expected[parameter].like
+            load_slots(optimizer, parameter, state.step, values, self._torch_slots, like, counts=self._counts_steps)
             if self._shared is not None:
                 self._shared.load(values, parameter)
 
     def _held_slots(self, state: NodeState, names: Collection[str]) -> dict[str, dict[str, Tensor]]:
         """Slots of parameters that are switched off, each with its own step where steps matter."""
-        counts = self.spec.own is not None or "betas" in self.spec.settings
-        own = {"step": torch.tensor(state.step)} if counts else {}
+        own = {"step": torch.tensor(state.step)} if self._counts_steps else {}
         return {name: {**own, **values} for name, values in state.slots.items() if values and name in names}
 
     # -- stepping --------------------------------------------------------------------------------------------------
@@ -291,10 +293,10 @@ class GroupOptimizer:
         step = self._state_of(parameter).get("step")
         return self.steps(parameter) if step is None else int(step)
 
-    def slot_tensors(self, parameter: nn.Parameter, names: Sequence[str]) -> list[Tensor]:
-        """The tensors that torch keeps for a parameter under `names`, created as zeros before the first step."""
-        state = self._state_of(parameter)
-        if names and names[0] not in state and "betas" in self.spec.settings and self._optimizer is not None:
+    def slot_tensors(self, parameter: nn.Parameter) -> list[Tensor]:
+        """The slots of a parameter of a named optimizer, in their order; created as zeros before the first step."""
+        state, names = self._state_of(parameter), slot_names(self.settings_of(parameter)).values()
+        if self._counts_steps and "step" not in state and self._optimizer is not None:
             set_step(self._optimizer, parameter, 0)
         for name in names:
             if name not in state:

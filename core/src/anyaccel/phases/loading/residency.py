@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from anyaccel.errors import OutOfMemoryError
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel.graph import Plan
 from anyaccel.html import listing, size
 from anyaccel.phases.loading.loader import BatchLoader
@@ -18,7 +19,6 @@ from anyaccel.specs import Optimizer
 
 _USABLE_FRACTION = 0.8
 """Fraction of the free memory that rows, and what training adds, may take; the rest is for activations."""
-_STATE_SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 
 def make_loaders(
@@ -197,6 +197,4 @@ def bytes_added_by_training(
 
 def state_slots(optimizer: Optimizer) -> int:
     """How many values an optimizer keeps for each parameter; for an unknown one as many as Adam does."""
-    if optimizer.name == "sgd" and optimizer.own is None and optimizer.settings["momentum"]:
-        return 1
-    return _STATE_SLOTS.get(optimizer.name, 2)
+    return 2 if optimizer.own is not None else len(OPTIMIZERS[optimizer.name].slots(optimizer.settings))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel.graph import Decision, DeviceMemory, ModelGraph, Plan, Resolution
 from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.phases.loading.residency import bytes_added_by_training, state_slots
@@ -17,7 +18,6 @@ from anyaccel.phases.prepare import DrawnPart
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry
 from anyaccel.segment import Segment
-from anyaccel.specs import OPTIMIZERS
 
 
 def with_figures(
@@ -140,7 +140,7 @@ class _Figures:
             optimizer = self._optimizers.get(node)
             if optimizer is None:
                 continue
-            if optimizer.own is not None or optimizer.name not in OPTIMIZERS:
+            if optimizer.own is not None:
                 self._gaps["optimizer"] = f"{optimizer.name} is not one of {', '.join(OPTIMIZERS)}"
                 return None
             total += nbytes * state_slots(optimizer)

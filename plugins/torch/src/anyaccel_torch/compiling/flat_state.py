@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel.specs import Optimizer
+from anyaccel_torch import array_functions
 from anyaccel_torch.compiling.device_loss_scale import DeviceLossScale
 from anyaccel_torch.compiling.dry_run import StepEffects
-from anyaccel_torch.compiling.functional_step import State, step_scalars
+from anyaccel_torch.compiling.functional_step import State
 from anyaccel_torch.compiling.spec import Block, CompileRequest, StepSpec, UpdateRule
-from anyaccel_torch.optimizer_state import TORCH_SLOTS, named_slots
 from anyaccel_torch.replaced_tensors import tensor_names
 
 RuleKey = tuple[int, int, int, Optimizer]
@@ -73,9 +76,12 @@ class FlatState:
 
     def _rule(self, key: RuleKey) -> UpdateRule:
         spec, own = self._groups[key[0]].spec, key[3]
+        rule = OPTIMIZERS[own.name]
         return UpdateRule(
-            optimizer=own.name,
+            optimizer=rule,
             settings=tuple(sorted(own.settings.items())),
+            coefficients=tuple(rule.coefficients(own.settings, np, own.lr, 1)),
+            slots=rule.slots(own.settings),
             clip_norm=spec.clip_norm,
             clip_value=spec.clip_value,
             group=key[0],
@@ -106,8 +112,7 @@ class FlatState:
     def _slots(self, block: Sequence[nn.Parameter]) -> list[tuple[Tensor, ...]]:
         """The slots of a block: for each slot, one tensor per parameter."""
         group = self._group_of[block[0]]
-        names = [TORCH_SLOTS[slot] for slot in named_slots(group.spec.settings)]
-        return list(zip(*[group.slot_tensors(parameter, names) for parameter in block], strict=True))
+        return list(zip(*[group.slot_tensors(parameter) for parameter in block], strict=True))
 
     @torch.no_grad()
     def write(self, state: State) -> None:
@@ -130,15 +135,16 @@ class FlatState:
     # -- step counts -----------------------------------------------------------------------------------------------
 
     def scalars(self, count: int, device: torch.device) -> Tensor:
-        """What changes from step to step: float64 [count, rules, N_SCALARS] on `device`, without a transfer."""
-        rows = []
-        for i, parameter, behind in self._representatives:
+        """The coefficients of all rules in a row for each step: float64 [count, ...] on `device`, with no transfer."""
+        columns = []
+        for rule, (i, parameter, behind) in zip(self.spec.rules, self._representatives, strict=True):
             group = self._groups[i]
             first = group.steps(parameter) - behind + 1
             steps = torch.arange(first, first + count, dtype=torch.float64, device=device)
             rates = _rate_tensor(group.rates(parameter, count), count, device)
-            rows.append(step_scalars(group.settings_of(parameter).settings, rates, steps))
-        return torch.stack(rows, 1)
+            numbers = rule.optimizer.coefficients(dict(rule.settings), array_functions, rates, steps)
+            columns += [n if isinstance(n, Tensor) else torch.full_like(rates, n) for n in numbers.values()]
+        return torch.stack(columns, 1)
 
     def scalars_of_call(self, scalars: Tensor, start: int, count: int) -> Tensor:
         """Those of `count` steps from step `start` of `scalars` on, less the steps that were skipped since `settle`."""
@@ -176,9 +182,10 @@ def _representatives(keys: dict[nn.Parameter, RuleKey]) -> list[tuple[int, nn.Pa
 
 
 def _blocks(keys: dict[nn.Parameter, RuleKey]) -> list[list[nn.Parameter]]:
-    blocks: dict[tuple[RuleKey, torch.dtype], list[nn.Parameter]] = {}
+    blocks: dict[Any, list[nn.Parameter]] = {}
     for parameter, key in keys.items():
-        blocks.setdefault((key, parameter.dtype), []).append(parameter)
+        alone = None if OPTIMIZERS[key[3].name].elementwise else parameter
+        blocks.setdefault((key, parameter.dtype, alone), []).append(parameter)
     return list(blocks.values())
 
 

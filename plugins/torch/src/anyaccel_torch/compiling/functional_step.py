@@ -1,11 +1,8 @@
-"""A training step as a function of values, and the formulas of named optimizers; arguments are not changed.
-
-The formulas are those of docs/reference/formulas.md.
-"""
+"""A training step as a function of values; arguments are not changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from anyaccel_torch.compiling.device_loss_scale import scale_after
 from anyaccel_torch.compiling.spec import SegmentModule, StepSpec
+from anyaccel_torch.named_optimizers import updated
 from anyaccel_torch.replaced_tensors import call_with
 
 State = tuple[list[Tensor], list[list[Tensor]], list[Tensor], list[Tensor]]
@@ -22,21 +20,6 @@ State = tuple[list[Tensor], list[list[Tensor]], list[Tensor], list[Tensor]]
 
 Loop = Callable[[Any, Any, Any], Any]
 """As torch's scan: function of (carry, one of xs), first carry, xs; gives the last carry and the outputs stacked."""
-
-N_SCALARS = 3
-"""Numbers per rule that change from step to step: the learning rate, and Adam's two bias corrections."""
-
-
-def step_scalars(settings: Mapping[str, Any], rates: Tensor, steps: Tensor) -> Tensor:
-    """The numbers of a rule for many steps, float64 [steps, N_SCALARS].
-
-    Args:
-        settings: of the optimizer.
-        rates: learning rates, float64 [steps].
-        steps: the number of each step for these parameters, from 1; float64 [steps].
-    """
-    beta1, beta2 = settings.get("betas", (0.0, 0.0))
-    return torch.stack([rates, rates / (1 - beta1**steps), (1 - beta2**steps).rsqrt()], 1)
 
 
 def bound_step(
@@ -47,7 +30,7 @@ def bound_step(
     Args:
         module: the modules of the segment.
         spec: what else a step does.
-        xs: inputs of many steps.., and their scalars [steps, rules, N_SCALARS].
+        xs: inputs of many steps.., and the coefficients of all rules [steps, ...].
         loop: repeats a function over micro-batches.
     """
     if spec.loss_scale is None:
@@ -69,7 +52,7 @@ def step(module: SegmentModule, spec: StepSpec, state: State, values: list[Tenso
         spec: what else a step does.
         state: the current state.
         values: the inputs of one batch.
-        scalars: the numbers of this step [rules, N_SCALARS].
+        scalars: the coefficients of all rules in this step, one after the other.
         loop: repeats a function over micro-batches.
     """
     blocks, slots, buffers, scale = state
@@ -94,10 +77,17 @@ def _stepped(
     limits = [rule.clip_value for rule in rules]
     grads = [g if limit is None else g.clamp(-limit, limit) for g, limit in zip(grads, limits, strict=True)]
     new_blocks, new_slots = [], []
+    numbers: list[dict[str, Tensor]] = []
+    for rule in spec.rules:
+        first = sum(map(len, numbers))
+        numbers.append({name: scalars[first + i] for i, name in enumerate(rule.coefficients)})
     for block, rule, value, held, grad in zip(spec.blocks, rules, blocks, slots, grads, strict=True):
-        updated = _updated(rule.optimizer, dict(rule.settings), value, held, grad, scalars[block.rule])
-        new_blocks.append(updated[0])
-        new_slots.append(updated[1])
+        wide = torch.promote_types(value.dtype, torch.float32)
+        coefficients = {name: number.to(wide) for name, number in numbers[block.rule].items()}
+        named = dict(zip(rule.slots, held, strict=True))
+        new, kept = updated(rule.optimizer, dict(rule.settings), value, named, grad, coefficients)
+        new_blocks.append(new)
+        new_slots.append([kept[name] for name in rule.slots])
     return new_blocks, new_slots
 
 
@@ -175,50 +165,6 @@ def unrolled_loop(function: Callable[[Any, Any], Any], carry: Any, xs: list[Tens
         carry, output = function(carry, [x[i] for x in xs])
         outputs.append(output)
     return carry, [torch.stack(list(column)) for column in zip(*outputs, strict=True)]
-
-
-def _updated(
-    optimizer: str, settings: Mapping[str, Any], value: Tensor, slots: Sequence[Tensor], grad: Tensor, scalars: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """A block and its slots after one step with a clipped gradient; 16-bit parameters are updated in float32."""
-    wide = torch.promote_types(value.dtype, torch.float32)
-    w, g, held, scalars = value.to(wide), grad.to(wide), [slot.to(wide) for slot in slots], scalars.to(wide)
-    decay: float = settings["weight_decay"]
-    rule, decoupled = FORMULAS[optimizer]
-    if decay and not decoupled:
-        g = g + decay * w
-    w, new = rule(settings, w, held, g, scalars, decay if decoupled else 0.0)
-    return w.to(value.dtype), [after.to(slot.dtype) for after, slot in zip(new, slots, strict=True)]
-
-
-def _adam(
-    settings: Mapping[str, Any], w: Tensor, slots: Sequence[Tensor], g: Tensor, scalars: Tensor, decay: float
-) -> tuple[Tensor, list[Tensor]]:
-    beta1, beta2 = settings["betas"]
-    if decay:
-        w = w * (1 - scalars[0] * decay)
-    m = slots[0] + (1 - beta1) * (g - slots[0])
-    v = beta2 * slots[1] + (1 - beta2) * g * g
-    return w - scalars[1] * m / (v.sqrt() * scalars[2] + settings["eps"]), [m, v]
-
-
-def _sgd(
-    settings: Mapping[str, Any], w: Tensor, slots: Sequence[Tensor], g: Tensor, scalars: Tensor, decay: float
-) -> tuple[Tensor, list[Tensor]]:
-    if not slots:
-        return w - scalars[0] * g, []
-    momentum = settings["momentum"]
-    velocity = momentum * slots[0] + g
-    return w - scalars[0] * (g + momentum * velocity if settings["nesterov"] else velocity), [velocity]
-
-
-# The formula of each named optimizer, and whether its weight decay is decoupled. Other optimizers are not compiled.
-FORMULAS: dict[str, tuple[Callable[..., tuple[Tensor, list[Tensor]]], bool]] = {
-    "sgd": (_sgd, False),
-    "momentum": (_sgd, False),
-    "adam": (_adam, False),
-    "adamw": (_adam, True),
-}
 
 
 def _clipped(grads: Sequence[Tensor], groups: Sequence[tuple[float | None, int]]) -> list[Tensor]:

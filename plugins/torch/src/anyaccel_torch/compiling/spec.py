@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyaccel.formulas import OptimizerRule
 from anyaccel.precision import LossScale
 from anyaccel.segment import Segment
 from anyaccel_torch.forward_plan import Run
@@ -20,10 +21,21 @@ from anyaccel_torch.recomputation import ReplacedForwards
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """How some parameters are updated: a named optimizer, its settings, limits of gradients, and the clipped group."""
+    """How some parameters are updated: by a named optimizer and its settings, with limits of gradients.
 
-    optimizer: str
+    Attributes:
+        optimizer: the formula.
+        settings: of the formula, by name.
+        coefficients: names of the numbers that change from step to step.
+        slots: names of what is kept for each parameter.
+        clip_norm, clip_value: limits of the gradients, None for none.
+        group: whose gradients have the norm that is clipped.
+    """
+
+    optimizer: OptimizerRule
     settings: tuple[tuple[str, Any], ...]
+    coefficients: tuple[str, ...]
+    slots: tuple[str, ...]
     clip_norm: float | None
     clip_value: float | None
     group: int

@@ -13,12 +13,12 @@ from torch.optim import optimizer as hook_registry
 
 from anyaccel import interrupts
 from anyaccel.errors import CompileError
+from anyaccel.formulas import OPTIMIZERS
 from anyaccel_torch import keras
 from anyaccel_torch.compiling import strategies, toolchain_check
 from anyaccel_torch.compiling.cuda_graph import CapturedSteps
 from anyaccel_torch.compiling.dry_run import StepEffects, observe_step, time_step, undone
 from anyaccel_torch.compiling.flat_state import FlatState
-from anyaccel_torch.compiling.functional_step import FORMULAS
 from anyaccel_torch.compiling.spec import CompileRequest
 from anyaccel_torch.compiling.strategies import Strategy
 
@@ -150,15 +150,11 @@ def check_optimizers(request: CompileRequest) -> None:
     Raises:
         CompileError: an optimizer that has no formula for compiled steps, or hooks of all optimizers' steps.
     """
-    others = [
-        spec.name
-        for spec in (group.spec for group in request.groups)
-        if spec.own is not None or spec.name not in FORMULAS
-    ]
+    others = [group.spec.name for group in request.groups if group.spec.own is not None]
     if others:
         raise CompileError(
             f"steps with the optimizer {others[0]} cannot be compiled: it has no formula for them",
-            available=", ".join(FORMULAS),
+            available=", ".join(OPTIMIZERS),
             hint="use an available name, or set compile='off'",
         )
     hooks = (getattr(hook_registry, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post"))  # private
