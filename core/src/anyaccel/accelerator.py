@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -137,9 +137,11 @@ class Accelerator:
     def place(self, obj: Any) -> Any:
         """As `anyaccel.place(obj, self)`."""
         known, backend = registry(), functools.cache(self._backend)
-        objects = (leaf for leaf in leaves(obj, known.owners) if not isinstance(leaf, SCALARS))
-        backends = iter([backend(known.owner(leaf)) for leaf in objects])  # raises before anything moves
-
+        found = []
+        for leaf in leaves(obj, known.owners):
+            if not isinstance(leaf, SCALARS):
+                found.append(backend(known.owner(leaf)))  # raises before anything moves
+        backends = iter(found)
         results: dict[int, tuple[Any, Any]] = {}  # what is in a container twice is so afterwards
 
         def placed(leaf: Any) -> Any:
@@ -154,44 +156,38 @@ class Accelerator:
 
     def move(self, obj: Any, *, framework: str | None = None) -> Any:
         """As `anyaccel.move(obj, self, framework=framework)`."""
-        from_array = self._from_host(framework) if framework is not None else None
         known, backend = registry(), functools.cache(self._backend)
-
+        from_host = None
+        if framework is not None:
+            exchange = backend(framework)
+            if not isinstance(exchange, Exchange):
+                problem = f"the backend of {framework} cannot create tensors from NumPy arrays"
+                raise CapabilityError(problem, hint="create the tensor with the framework")
+            from_host = exchange.from_host
         results: dict[int, tuple[Any, Any]] = {}  # as in `place`
 
         def moved(leaf: Any) -> Any:
             if isinstance(leaf, SCALARS):
                 return leaf
-            if id(leaf) not in results:
-                results[id(leaf)] = leaf, move_leaf(leaf)
-            return results[id(leaf)][1]
-
-        def move_leaf(leaf: Any) -> Any:
-            if from_array is not None and isinstance(leaf, (np.ndarray, np.generic)):
-                return from_array(np.asarray(leaf))
-            if isinstance(leaf, np.ndarray):
-                self._check_array()
-            owner = known.owner(leaf)
-            if framework not in (None, owner):
-                problem = f"a {type(leaf).__name__} of {owner} does not become a tensor of {framework} by moving it"
-                hint = f"make it a NumPy array first: move(np.asarray(x), ..., framework={framework!r})"
-                raise MoveError(problem, hint=hint)
-            return backend(owner).move(leaf, self.device, pinned=self.pin_memory)
+            if id(leaf) in results:
+                return results[id(leaf)][1]
+            if from_host is not None and isinstance(leaf, (np.ndarray, np.generic)):
+                result = from_host(np.asarray(leaf), self.device, pinned=self.pin_memory)
+            else:
+                if isinstance(leaf, np.ndarray) and not known.serves("numpy", self.device.kind):
+                    available = f"numpy on {', '.join(known.kinds('numpy'))}"
+                    hint = "name the framework whose tensor it becomes: move(..., framework='...')"
+                    raise FrameworkError(f"a NumPy array cannot be on {self.spec!r}", available=available, hint=hint)
+                owner = known.owner(leaf)
+                if framework not in (None, owner):
+                    problem = f"a {type(leaf).__name__} of {owner} does not become a tensor of {framework} by moving it"
+                    hint = f"make it a NumPy array first: move(np.asarray(x), ..., framework={framework!r})"
+                    raise MoveError(problem, hint=hint)
+                result = backend(owner).move(leaf, self.device, pinned=self.pin_memory)
+            results[id(leaf)] = leaf, result
+            return result
 
         return map_leaves(obj, moved, known.owners)
-
-    def _from_host(self, framework: str) -> Callable[[np.ndarray], Any]:
-        backend = self._backend(framework)
-        if not isinstance(backend, Exchange):
-            problem = f"the backend of {framework} cannot create tensors from NumPy arrays"
-            raise CapabilityError(problem, hint="create the tensor with the framework")
-        return functools.partial(backend.from_host, device=self.device, pinned=self.pin_memory)
-
-    def _check_array(self) -> None:
-        if not registry().serves("numpy", self.device.kind):
-            available = f"numpy on {', '.join(registry().kinds('numpy'))}"
-            hint = "name the framework whose tensor it becomes: move(..., framework='...')"
-            raise FrameworkError(f"a NumPy array cannot be on {self.spec!r}", available=available, hint=hint)
 
     def get_config(self) -> dict[str, Any]:
         """A plain dict for `from_config`; keeps the vendor word."""

@@ -166,9 +166,16 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
 _FORMS = "a lower-case word as framework; tuples of words as kinds, import_roots, environment; a bool as fork_safe"
 
 
+def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
+    for value in values:
+        if not (isinstance(value, Device) and value.kind in backend.kinds):
+            return False
+    return len(set(values)) == len(values)
+
+
 # method -> what it returns, whether an answer is that, and what stands for a wrong answer
 _ANSWERS: dict[str, tuple[str, Callable[[Backend, Any], bool], Callable[..., Any]]] = {
-    "devices": ("devices of its kinds, each once", lambda backend, found: _are_devices(backend, found), tuple),
+    "devices": ("devices of its kinds, each once", _are_devices, tuple),
     "owns": ("True or False", lambda backend, found: isinstance(found, bool), lambda obj: False),
     "device_info": ("a complete DeviceInfo", lambda backend, found: _is_info(found), lambda d: DeviceInfo(str(d))),
     "device_string": ("a text", lambda backend, found: isinstance(found, str), str),
@@ -214,10 +221,6 @@ def _one_line(error: BaseException) -> str:
     except Exception as failed:  # of a class whose __str__ fails
         words = f"({type(failed).__name__} in str)"
     return printable(" ".join(f"{type(error).__name__}: {words}".split()))
-
-
-def _are_devices(backend: Backend, values: tuple[Any, ...]) -> bool:
-    return len({each for each in values if isinstance(each, Device) and each.kind in backend.kinds}) == len(values)
 
 
 def _is_info(value: Any) -> bool:

@@ -344,10 +344,15 @@ class Registry:
         if candidates is None:
             found, roots = self._served.values(), _roots(cls)
             candidates = self._candidates[cls] = [pair for pair in found if roots.intersection(pair[0].import_roots)]
-        owners = {b.framework: None for b, asks in candidates if _is_imported(b) and (not asks or self._owns(b, obj))}
+        imported, owners = sys.modules.keys(), {}
+        for backend, asks in candidates:
+            if not imported.isdisjoint(backend.import_roots) and (not asks or self._owns(backend, obj)):
+                owners[backend.framework] = None
         if not owners:
-            others = [b for b, asks in self._served.values() if asks and _is_imported(b) and self._owns(b, obj)]
-            owners = {backend.framework: None for backend in others if not self._owns(backend, object())}
+            for backend, asks in self._served.values():
+                asks = asks and not imported.isdisjoint(backend.import_roots)
+                if asks and self._owns(backend, obj) and not self._owns(backend, object()):
+                    owners[backend.framework] = None
         home = owners.keys() & _roots(cls) if len(owners) > 1 else ()  # the framework that is named as the module
         return tuple(home or owners)
 
@@ -390,10 +395,6 @@ class Registry:
 
 def _roots(cls: type) -> set[str]:
     return {str(base.__module__).partition(".")[0] for base in cls.__mro__}
-
-
-def _is_imported(backend: Backend) -> bool:
-    return not sys.modules.keys().isdisjoint(backend.import_roots)
 
 
 def _device_hint(device: Device, usable: Sequence[Device]) -> str:

@@ -129,7 +129,7 @@ def test_a_node_of_a_phase_is_assigned_and_placed_by_few_modules() -> None:
     roles = route.roles()
     assert roles["graph.device_assignment"] == {"the user"}
     assert roles.get("accelerator", set()) <= {"graph.device_assignment"}  # its fields are read without a call
-    assert roles["requests.requested_accelerator"] == {"graph.device_assignment"}
+    assert not [module for module in roles if module.startswith("requests")]  # one device is no request
     assert roles["registry"] <= {"graph.device_assignment", "phases.model_placement"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from anyaccel.adapter.out_of_memory import out_of_memory
 from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError, PhaseError, SpecError
@@ -42,10 +42,15 @@ def translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        translated = _translated(error, what)
-        if translated is None:
-            raise
-        raise translated from error
+        raise_translated(error, what)
+
+
+def raise_translated(error: RuntimeError, what: str) -> NoReturn:
+    """Called in `except`: raise anyaccel's error for one of torch, or that itself; see `translate_errors`."""
+    translated = _translated(error, what)
+    if translated is None:
+        raise error
+    raise translated from error
 
 
 def needs_gradients(error: Exception) -> bool:

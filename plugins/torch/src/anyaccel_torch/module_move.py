@@ -43,7 +43,16 @@ def move_module(module: nn.Module, target: torch.device) -> nn.Module:
         entry.attributes = {name: value for name, value in vars(entry.tensor).items() if name not in fields}
         entry.hooks = {name: getattr(entry.tensor, name) for name in _HOOKS}
     with torch.inference_mode(False):  # what is moved there could never be trained
-        moved = _to(module, target)
+        try:
+            moved = module.to(target)
+        except RuntimeError as error:  # `set_swap_module_params_on_conversion(True)`, and a parameter is in use
+            if "Couldn't swap" not in str(error) or not torch.__future__.get_swap_module_params_on_conversion():
+                raise
+            torch.__future__.set_swap_module_params_on_conversion(False)
+            try:
+                moved = module.to(target)
+            finally:
+                torch.__future__.set_swap_module_params_on_conversion(True)
     recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
     for part in recurrent:  # which lists its parameters once more, with weak references
         part._flat_weights, part._flat_weight_refs = [], []
@@ -59,19 +68,6 @@ def move_module(module: nn.Module, target: torch.device) -> nn.Module:
             stacklevel=7,
         )
     return moved
-
-
-def _to(module: nn.Module, target: torch.device) -> nn.Module:
-    try:
-        return module.to(target)
-    except RuntimeError as error:  # `set_swap_module_params_on_conversion(True)`, and a parameter is in use
-        if "Couldn't swap" not in str(error) or not torch.__future__.get_swap_module_params_on_conversion():
-            raise
-    torch.__future__.set_swap_module_params_on_conversion(False)
-    try:
-        return module.to(target)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(True)
 
 
 def _restore(entry: _Shared) -> bool:
@@ -90,17 +86,11 @@ def _restore(entry: _Shared) -> bool:
             pass
     for registry, name in entry.places:
         registry[name] = new
-    if isinstance(new, nn.Parameter):
-        _restore_python(entry, new)
+    if isinstance(new, nn.Parameter):  # attributes and hooks are lost where a tensor takes the place of another
+        for name, value in entry.attributes.items():
+            new.__dict__.setdefault(name, value)
+        for name, hooks in entry.hooks.items():
+            if hooks:  # the dict is the same, as handles remove hooks from it; autograd is told of it again
+                setattr(new, name, None)
+                setattr(new, name, hooks)
     return is_kept
-
-
-def _restore_python(entry: _Shared, tensor: Tensor) -> None:
-    """Attributes and hooks, which are lost where a tensor takes the place of another."""
-    for name, value in entry.attributes.items():
-        if name not in tensor.__dict__:
-            tensor.__dict__[name] = value
-    for name, hooks in entry.hooks.items():
-        if hooks:  # the dict is the same, as handles remove hooks from it; autograd is told of it again
-            setattr(tensor, name, None)
-            setattr(tensor, name, hooks)

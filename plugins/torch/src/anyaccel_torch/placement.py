@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
+from anyaccel.errors import CapabilityError
 from anyaccel_torch.device_info import describe, unavailable_reason
-from anyaccel_torch.error_translation import translate_errors
+from anyaccel_torch.error_translation import raise_translated
 from anyaccel_torch.host_transfer import copied_async
-from anyaccel_torch.module_placement import find_offload, stays
 from anyaccel_torch.tree_utils import check_dtypes, tensors_in
+
+
+def find_offload(obj: Any) -> Any:
+    """How a module is offloaded; None if it is not, or for another object."""
+    offload = sys.modules.get("anyaccel_torch.big_models.offload")
+    return offload.offload_of(obj) if offload is not None and hasattr(obj, "modules") else None
+
+
+@functools.cache
+def _devices_of(kind: str, count: int) -> list[Device]:
+    return [Device(kind, index) for index in range(count)]
 
 
 class TorchPlacement(Backend):
@@ -27,7 +40,10 @@ class TorchPlacement(Backend):
 
     def devices(self) -> Sequence[Device]:
         """As `Backend.devices`; GPUs are counted by NVML where it is installed, which does not initialize CUDA."""
-        return [Device(kind, index) for kind in self.kinds for index in range(self._count(kind))]
+        listed: list[Device] = []
+        for kind in self.kinds:
+            listed += _devices_of(kind, self._count(kind))
+        return listed
 
     def _count(self, kind: str) -> int:
         try:
@@ -74,25 +90,43 @@ class TorchPlacement(Backend):
             from anyaccel.adapter.nested import map_items
 
             return map_items(obj, lambda item: self.place(item, device))
-        check_dtypes(obj, device, self.unsupported_dtypes)
-        if stays(obj, self.native_device(device)):
+        if self.unsupported_dtypes:
+            check_dtypes(obj, device, self.unsupported_dtypes)
+        target, is_module = self.native_device(device), hasattr(obj, "modules")
+        offload = find_offload(obj) if is_module else None
+        if offload is not None:
+            if all(block.device != target for block in offload.blocks):
+                there = str(Device.parse(offload.device))
+                raise CapabilityError(
+                    f"this {type(obj).__name__} is offloaded and computes on {there}, not on {target}",
+                    hint=f"use this accelerator: Accelerator({there!r}), or call remove_offload(model)",
+                )
             return obj
-        with translate_errors(f"{type(obj).__name__} on {device}"):
-            if not hasattr(obj, "modules"):
-                return obj.to(self.native_device(device))
+        if is_module and "keras" in sys.modules:
+            from anyaccel_torch.module_state import move_keras_variables
+
+            move_keras_variables(obj, target)
+        try:
+            if not is_module:
+                return obj.to(target)
             from anyaccel_torch.module_move import move_module
 
-            return move_module(obj, self.native_device(device))
+            return move_module(obj, target)
+        except RuntimeError as error:
+            raise_translated(error, f"{type(obj).__name__} on {device}")
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
         """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
         if not hasattr(tensor, "shape"):  # a module, a packed sequence, the named tuple of an operator
             return self.place(tensor, device)
-        check_dtypes(tensor, device, self.unsupported_dtypes)
+        if self.unsupported_dtypes:
+            check_dtypes(tensor, device, self.unsupported_dtypes)
         target = self.native_device(device)
-        with translate_errors(f"a tensor of shape {list(tensor.shape)} on {device}"):
+        try:
             pinned = pinned and device.kind in self.pinned_kinds and tensor.device.type == "cpu"
             return copied_async(tensor, target) if pinned else tensor.to(target)
+        except RuntimeError as error:
+            raise_translated(error, f"a tensor of shape {list(tensor.shape)} on {device}")
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         """As `Backend.scope`; it slows every call of torch inside it, so keep it out of loops."""

@@ -20,9 +20,9 @@ from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.loss_scaling import LossScaling
 from anyaccel_torch.losses import BoundLoss
-from anyaccel_torch.module_placement import find_offload
 from anyaccel_torch.module_traits import has_dtensors
 from anyaccel_torch.optimizers import GroupOptimizer
+from anyaccel_torch.placement import find_offload
 
 if TYPE_CHECKING:
     from anyaccel_torch.compiling.spec import CompileRequest, SegmentModule
