@@ -20,7 +20,7 @@ from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.loss_scaling import ScaledProgram, loss_scaling_of
-from anyaccel_torch.losses import bind
+from anyaccel_torch.losses import bind, divisor
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.overlapped_exchange import OverlappedExchange
 from anyaccel_torch.program_snapshot import ProgramSnapshot
@@ -41,7 +41,6 @@ from anyaccel_torch.state_guard import (
     seed_generators,
 )
 from anyaccel_torch.synchronized_norm import AllReduce, SynchronizedNorm, is_synchronizable
-from anyaccel_torch.weighted_losses import divisor
 from anyaccel_torch.whole_steps import WholeSteps
 
 Losses = dict[str, tuple[Tensor, Tensor]]

@@ -30,10 +30,10 @@ from anyaccel_torch.gradient_buckets import (
     exchange_dtype,
     exchange_in_buckets,
 )
+from anyaccel_torch.losses import divisor
 from anyaccel_torch.overlapped_exchange import OverlappedExchange
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
-from anyaccel_torch.weighted_losses import divisor
 
 if TYPE_CHECKING:
     from anyaccel_torch.sharded_program import ShardedProgram
