@@ -178,7 +178,6 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._ops.xp.zeros_like(value) if cotangent is None and value is not None else cotangent
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As of `Program`."""
         return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -188,18 +187,15 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     # -- the loss scale --------------------------------------------------------------------------------------------
 
     def loss_scale_state(self) -> LossScaleState:
-        """As of `ScalesLosses`."""
         self._settle_loss_scale()
         return LossScaleState(1.0) if self._loss_scale is None else self._loss_scale.state
 
     def load_loss_scale_state(self, state: LossScaleState) -> None:
-        """As of `ScalesLosses`."""
         self._settle_loss_scale()
         if self._loss_scale is not None:
             self._loss_scale.state = state
 
     def update_loss_scale(self, *, finite: bool) -> None:
-        """As of `ScalesLosses`."""
         self._settle_loss_scale()
         if self._loss_scale is not None:
             self._loss_scale.count(finite=finite)

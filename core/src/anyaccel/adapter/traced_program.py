@@ -327,7 +327,6 @@ class TracedProgram(ArrayProgram):
         self._compiled.proven.add("steps")
 
     def run_uncompiled(self) -> None:
-        """As of `MultiStepProgram`."""
         self._requested.clear()
         self._is_uncompiled = True
 
@@ -373,7 +372,6 @@ class TracedProgram(ArrayProgram):
         super().sync_models()
 
     def restore(self, snapshot: Any) -> None:
-        """As of `ArrayProgram`."""
         self._device_scalars.invalidate()
         super().restore(snapshot)
 

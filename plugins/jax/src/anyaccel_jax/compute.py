@@ -107,7 +107,6 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         return infer_outputs(self._model(model), inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """As `Compute.signature`."""
         return self._model(model).signature
 
     def infer_training(
@@ -150,7 +149,6 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
     def build_mesh(
         self, segment: Segment, devices: Sequence[Device], *, divided: bool, whole: Collection[str] = ()
     ) -> Program:
-        """As `DeviceReplicas.build_over`."""
         from anyaccel_jax.losses import keras_library
         from anyaccel_jax.mesh_program import DeviceMesh, MeshProgram
 

@@ -105,15 +105,12 @@ class JaxOps(TracedOps):
     # -- models ----------------------------------------------------------------------------------------------------
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
-        """As in `Model`."""
         return self.model(model).parameters
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
-        """As in `Model`."""
         return self.model(model).buffers
 
     def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
-        """As in `Model`."""
         return self.model(model).constraints
 
     def optimizer_state(self, model: Any) -> NodeState | None:
@@ -274,7 +271,6 @@ class JaxOps(TracedOps):
         return super().custom_loss(scalar_loss(loss))
 
     def parameter_tree(self, model: Any) -> ParameterTree:
-        """As in `Model`."""
         return self.model(model).parameter_tree
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:

@@ -20,7 +20,6 @@ class MpsMemory(TorchMemory):
         return MemoryInfo(total, free, used=int(torch.mps.current_allocated_memory()), peak=0)
 
     def release_memory(self, device: Device) -> None:
-        """As `Memory.release_memory`."""
         import torch
 
         torch.mps.empty_cache()

@@ -46,7 +46,6 @@ class MpsPlacement(TorchPlacement):
         return super().move(tensor, device)
 
     def synchronize(self, device: Device) -> None:
-        """As `Backend.synchronize`."""
         import torch
 
         torch.mps.synchronize()

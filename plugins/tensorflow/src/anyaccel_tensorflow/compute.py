@@ -89,7 +89,6 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, 
         return infer_outputs(model, inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """As `Compute.signature`."""
         from anyaccel_tensorflow.functional_call import signature
 
         return signature(model)

@@ -270,7 +270,6 @@ class TensorFlowOps(TracedOps):
         return move_or_trace(array, self._device_string(device), multi_device=self.uses_several_devices)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
-        """As `Exchange.gather_rows`."""
         if order is None:
             return host_transfer.slice_rows(column, start, stop)
         return host_transfer.gather_rows(column, order, start, stop)

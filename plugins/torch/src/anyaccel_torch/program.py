@@ -188,7 +188,6 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             self._compiler.compile(columns, orders, batch_size, n_microbatches, device)
 
     def renew_compiled(self) -> Sequence[str]:
-        """As `Program.renew_compiled`."""
         return self._compiler.renew()
 
     @property
@@ -273,7 +272,6 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         return 1.0
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As `Program.loss_weights`."""
         return {label: divisor(weight) for label, weight in self.summed_weights(inputs).items()}
 
     @torch.no_grad()
@@ -315,7 +313,6 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        """As `Program.zero_grad`."""
         for parameter in self.trained:
             parameter.grad = None
 
