@@ -19,11 +19,11 @@ ENTRIES = {
     "preparing": "anyaccel.phases.runner.prepare",
     "placing": "anyaccel.phases.runner.place",
     "loading": "anyaccel.phases.runner.make_loaders",
-    "building": "anyaccel.phases.runner.build_pipeline",
+    "building": "anyaccel.phases.runner._build_pipeline",
     "compiling": "anyaccel.phases.executor.pipeline.ChunkRunner.compile",
     "training": "anyaccel.phases.train_loop.TrainLoop._chunk",
     "validating": "anyaccel.phases.evaluation.Evaluation.run",
-    "between epochs": "anyaccel.phases.train_loop.TrainLoop._validate",
+    "between epochs": "anyaccel.phases.validation_run.Validation.epoch_ends",
     "ending": "anyaccel.phases.runner.PhaseExecution.end",
 }
 """The function that each stage of a phase begins with."""

@@ -23,6 +23,7 @@ from anyaccel.phases.evaluation import trained_as
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loop_factory import train_loop
 from anyaccel.phases.monitoring import unknown_value
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.row_alignment import Combination, check_alignment
@@ -31,7 +32,6 @@ from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.samplers import SAMPLER, Samplers, check_schedule
 from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, choice, config, integer, read, same
 from anyaccel.phases.settings import Data, of_split, takes_settings
-from anyaccel.phases.train_loop import TrainLoop
 from anyaccel.precision import LossScale
 from anyaccel.results import TrainResults
 from anyaccel.results.records import EvaluationValues
@@ -364,19 +364,7 @@ class TrainPhase(Phase):
         return EvaluationRows(rows), TrainingEpochs(self.label, batches, self.accumulate)
 
     def compute(self, programs: PhasePrograms) -> None:
-        TrainLoop(
-            phase=self,
-            run=programs.run,
-            pipeline=programs.pipeline,
-            policy=programs.policies[0],
-            hooks=programs.hooks,
-            progress=programs.progress,
-            learners=programs.learners,
-            validation=programs.evaluations[0] if programs.evaluations else None,
-            nan_in_data=programs.nan_in_data,
-            checkpointer=programs.checkpointer,
-            group=programs.group,
-        ).run()
+        train_loop(self, programs).run()
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> TrainResults:
         return TrainResults(epochs=tuple(run.history), stop_reason=run.stop_reason, **record)
