@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import arguments
+from anyaccel import arguments, saved_folder
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
-from anyaccel.errors import GraphError, PhaseError, StateError
+from anyaccel.errors import ConfigError, GraphError, PhaseError, StateError
 from anyaccel.graph import (
+    data_config,
+    framework_versions,
     graph_config,
-    graph_folder,
+    serialization,
     state_dict,
     state_loading,
     state_mapping,
@@ -25,15 +27,35 @@ from anyaccel.graph import (
 )
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
-from anyaccel.graph.other_names import OTHER_NAMES
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.runnable import checked_runnable
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
+from anyaccel.graph.state_dict import HasState
 from anyaccel.graph.weight_loading import LoadedWeights
 from anyaccel.graph.weight_matching import Change, Names
 from anyaccel.html import guarded
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
+
+OTHER_NAMES = {
+    "fit train train_step train_on_batch train_model": "run a phase over it: graph.run("
+    "TrainPhase('train', data='train', losses=[AppliedLoss('mse', on='NODE')]))",
+    "predict forward call apply": "evaluate it: graph.run(EvalPhase('predict', data='all')).prediction('NODE')",
+    "eval evaluate test score": "evaluate it: graph.run(EvalPhase('test', data='all', metrics=['mse'])).metrics",
+    "run_phase execute start": "use run(phase)",
+    "compile": "give the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])",
+    "to cuda cpu gpu device place move": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+    "parameters named_parameters weights": "they are in the models: graph['NODE'].model",
+    "state_dict get_weights": "use state()",
+    "load_state_dict set_weights": "use load_state(state)",
+    "save_model": "use save(folder)",
+    "load_model": "use ModelGraph.load(folder)",
+    "add add_module append": "use add_node(ModelNode(...))",
+    "layers modules children": "use graph.nodes, or graph['NODE']",
+    "plot draw show": "use visualize()",
+    "requires_grad_ trainable": "use freeze('NODE') and unfreeze('NODE')",
+    "zero_grad backward step loss criterion": "a TrainPhase does this: TrainPhase(..., losses=[AppliedLoss(...)])",
+}
 
 
 def _nothing() -> None:
@@ -420,8 +442,8 @@ class ModelGraph(AttributeHints):
             ConfigError: the optimizer of a node is a framework's own, or the folder has a manifest of something else.
             StateError: the graph has no state yet, or its arrays cannot be written.
         """
-        parts = graph_folder.checked_extra(extra)
-        graph_folder.write(folder, self, self.state(), parts)
+        parts = checked_extra(extra)
+        write(folder, self, self.state(), parts)
 
     def saved_config(self) -> dict[str, Any]:
         """The configuration as in a saved folder: a framework's own optimizer of the graph is named, not written.
@@ -429,7 +451,7 @@ class ModelGraph(AttributeHints):
         Raises:
             ConfigError: the optimizer of a node is a framework's own.
         """
-        return graph_folder.saved_config(self)
+        return saved_config(self)
 
     @classmethod
     def load(
@@ -465,9 +487,70 @@ class ModelGraph(AttributeHints):
                 given.
             StateError: a file was changed or is incomplete, or a model is not like the saved one.
         """
-        saved = graph_folder.read(folder, feature_sets, optimizer, allow)
+        saved = read(folder, feature_sets, optimizer, allow)
         graph = cls.from_config(saved.config, feature_sets=saved.feature_sets, models=models, allow=saved.classes)
         graph.optimizer = saved.optimizer or graph.optimizer
         arrays = state_mapping.mapped(graph, saved.arrays, names, change)
         state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
         return graph
+
+
+# -- graph folders: what `ModelGraph.save` writes, and what `ModelGraph.load` reads of it ------------------------------
+
+
+_PART = "graph"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedGraph:
+    """The parts of a graph, of which it is made again.
+
+    Attributes:
+        config: as `ModelGraph.from_config` takes it.
+        feature_sets: its data: those that were given, and the others without rows.
+        optimizer: in place of that in `config`, which has none then; None for that in `config`.
+        classes: that `config` may name.
+        arrays: its state by name.
+    """
+
+    config: Any
+    feature_sets: list[FeatureSet]
+    optimizer: Optimizer | None
+    classes: tuple[type, ...]
+    arrays: dict[str, np.ndarray]
+
+
+def saved_config(graph: HasState) -> dict[str, Any]:
+    """The configuration of a graph in which a framework's own optimizer is named, not written.
+
+    Raises:
+        ConfigError: the optimizer of a node is a framework's own.
+    """
+    return graph_config.config(graph, serialization.optimizer_entry(graph.optimizer))
+
+
+def checked_extra(extra: Any) -> dict[str, Any]:
+    """Further parts of the manifest, by name.
+
+    Raises:
+        ConfigError: not a mapping by names, or one is called as the graph's own part.
+    """
+    parts = arguments.mapping(ConfigError, "", "extra", extra)
+    if _PART in parts:
+        raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
+    return parts
+
+
+def write(folder: Any, graph: HasState, state: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> None:
+    """Write a graph in its state into a folder, with further parts of the manifest; see `ModelGraph.save`."""
+    versions = framework_versions.versions_of(graph.shapes.backends.values())
+    saved_folder.write(folder, {**extra, _PART: saved_config(graph)}, state, versions=versions)
+
+
+def read(folder: Any, feature_sets: Iterable[Any], optimizer: Any, allow: Iterable[type]) -> SavedGraph:
+    """What `write` wrote, with an optimizer and data in place of those in the folder; see `ModelGraph.load`."""
+    manifest, arrays = saved_folder.read(folder, _PART)
+    own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
+    config = serialization.without_optimizer(manifest[_PART]) if own else manifest[_PART]
+    sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
+    return SavedGraph(config=config, feature_sets=sets, optimizer=own, classes=classes, arrays=arrays)

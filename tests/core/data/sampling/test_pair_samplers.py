@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from anyaccel import Beyond, Different, FeatureSet, PairSampler, Same, TripletSampler, Where, Within
 from anyaccel.data import Rows, SimpleSampler, sampler_from_config
-from anyaccel.data.sampling import pair_index
+from anyaccel.data.sampling import pair_samplers as pair_index
 from anyaccel.errors import ColumnError, ConfigError, SamplerError
 
 
