@@ -17,7 +17,6 @@ from anyaccel.errors import ConfigError, GraphError, PhaseError, StateError
 from anyaccel.graph import (
     data_config,
     framework_versions,
-    graph_config,
     serialization,
     state_dict,
     state_loading,
@@ -30,12 +29,13 @@ from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, che
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.runnable import checked_runnable
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
-from anyaccel.graph.state_dict import HasState
 from anyaccel.graph.weight_loading import LoadedWeights
 from anyaccel.graph.weight_matching import Change, Names
 from anyaccel.html import guarded
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
+
+_PART = "graph"  # of a saved folder
 
 OTHER_NAMES = {
     "fit train train_step train_on_batch train_model": "run a phase over it: graph.run("
@@ -402,7 +402,12 @@ class ModelGraph(AttributeHints):
         Raises:
             ConfigError: an optimizer is a framework's own.
         """
-        return graph_config.config(self, self.optimizer.get_config() if self.optimizer else None)
+        return self._config(self.optimizer.get_config() if self.optimizer else None)
+
+    def _config(self, optimizer: dict[str, Any] | None) -> dict[str, Any]:
+        nodes = serialization.node_configs(self.nodes.values())
+        data, _ = data_config.data_configs(self.nodes.values())
+        return {"label": self.label, "seed": self.seed, "optimizer": optimizer, "nodes": nodes, "data": data}
 
     @classmethod
     def from_config(
@@ -425,7 +430,17 @@ class ModelGraph(AttributeHints):
             ConfigError: malformed, names something that is not registered and not given, or the data are transformed
                 in another way than those of the configuration.
         """
-        return cls(**graph_config.read(given, feature_sets, models, allow))
+        plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes", "data"}, {"nodes"}, "a graph")
+        sets = serialization.by_label(feature_sets)
+        own = arguments.mapping(ConfigError, "", "models", models, "{'NODE': model}")
+        classes = serialization.checked_classes(allow)
+        nodes = serialization.read_nodes(serialization.entries(plain, "nodes", "a graph"), sets, own, classes)
+        optimizer, label = serialization.read_optimizer(plain.get("optimizer")), plain.get("label", "graph")
+        labelled = topology.by_label(nodes)
+        for name in own:
+            topology.label_of(name, labelled, label)
+        data_config.check_transforms(plain.get("data"), sets, nodes)
+        return cls(nodes, optimizer, label=label, seed=plain.get("seed", 0))
 
     def save(self, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
         """Write the graph into a folder: its state as safetensors, all else as a `manifest.json`; no pickle.
@@ -442,8 +457,11 @@ class ModelGraph(AttributeHints):
             ConfigError: the optimizer of a node is a framework's own, or the folder has a manifest of something else.
             StateError: the graph has no state yet, or its arrays cannot be written.
         """
-        parts = checked_extra(extra)
-        write(folder, self, self.state(), parts)
+        parts = arguments.mapping(ConfigError, "", "extra", extra)
+        if _PART in parts:
+            raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
+        state, versions = self.state(), framework_versions.versions_of(self.shapes.backends.values())
+        saved_folder.write(folder, {**parts, _PART: self.saved_config()}, state, versions=versions)
 
     def saved_config(self) -> dict[str, Any]:
         """The configuration as in a saved folder: a framework's own optimizer of the graph is named, not written.
@@ -451,7 +469,7 @@ class ModelGraph(AttributeHints):
         Raises:
             ConfigError: the optimizer of a node is a framework's own.
         """
-        return saved_config(self)
+        return self._config(serialization.optimizer_entry(self.optimizer))
 
     @classmethod
     def load(
@@ -487,70 +505,12 @@ class ModelGraph(AttributeHints):
                 given.
             StateError: a file was changed or is incomplete, or a model is not like the saved one.
         """
-        saved = read(folder, feature_sets, optimizer, allow)
-        graph = cls.from_config(saved.config, feature_sets=saved.feature_sets, models=models, allow=saved.classes)
-        graph.optimizer = saved.optimizer or graph.optimizer
-        arrays = state_mapping.mapped(graph, saved.arrays, names, change)
+        manifest, arrays = saved_folder.read(folder, _PART)
+        own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
+        config = serialization.without_optimizer(manifest[_PART]) if own else manifest[_PART]
+        sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
+        graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
+        graph.optimizer = own or graph.optimizer
+        arrays = state_mapping.mapped(graph, arrays, names, change)
         state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
         return graph
-
-
-# -- graph folders: what `ModelGraph.save` writes, and what `ModelGraph.load` reads of it ------------------------------
-
-
-_PART = "graph"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedGraph:
-    """The parts of a graph, of which it is made again.
-
-    Attributes:
-        config: as `ModelGraph.from_config` takes it.
-        feature_sets: its data: those that were given, and the others without rows.
-        optimizer: in place of that in `config`, which has none then; None for that in `config`.
-        classes: that `config` may name.
-        arrays: its state by name.
-    """
-
-    config: Any
-    feature_sets: list[FeatureSet]
-    optimizer: Optimizer | None
-    classes: tuple[type, ...]
-    arrays: dict[str, np.ndarray]
-
-
-def saved_config(graph: HasState) -> dict[str, Any]:
-    """The configuration of a graph in which a framework's own optimizer is named, not written.
-
-    Raises:
-        ConfigError: the optimizer of a node is a framework's own.
-    """
-    return graph_config.config(graph, serialization.optimizer_entry(graph.optimizer))
-
-
-def checked_extra(extra: Any) -> dict[str, Any]:
-    """Further parts of the manifest, by name.
-
-    Raises:
-        ConfigError: not a mapping by names, or one is called as the graph's own part.
-    """
-    parts = arguments.mapping(ConfigError, "", "extra", extra)
-    if _PART in parts:
-        raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
-    return parts
-
-
-def write(folder: Any, graph: HasState, state: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> None:
-    """Write a graph in its state into a folder, with further parts of the manifest; see `ModelGraph.save`."""
-    versions = framework_versions.versions_of(graph.shapes.backends.values())
-    saved_folder.write(folder, {**extra, _PART: saved_config(graph)}, state, versions=versions)
-
-
-def read(folder: Any, feature_sets: Iterable[Any], optimizer: Any, allow: Iterable[type]) -> SavedGraph:
-    """What `write` wrote, with an optimizer and data in place of those in the folder; see `ModelGraph.load`."""
-    manifest, arrays = saved_folder.read(folder, _PART)
-    own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
-    config = serialization.without_optimizer(manifest[_PART]) if own else manifest[_PART]
-    sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
-    return SavedGraph(config=config, feature_sets=sets, optimizer=own, classes=classes, arrays=arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -10,13 +11,12 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, GraphError
-from anyaccel.graph import plan_json
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
-from anyaccel.graph.plan_html import plan_page
+from anyaccel.graph.plan_html import plan_page, plan_report
 from anyaccel.graph.plan_offload import offload_lines
-from anyaccel.graph.plan_report import plan_report
 from anyaccel.html import Markup, guarded, size, text
+from anyaccel.saved_folder import strict_json
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 
@@ -151,7 +151,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text, in a format that later versions read."""
-        return plan_json.written(self.to_dict())
+        return written(self.to_dict())
 
     def to_html(self, picture: str | None = None) -> str:
         """The plan as one HTML file without scripts, which loads nothing: memory bars, edges, nodes and the JSON.
@@ -186,7 +186,7 @@ class Plan:
         Raises:
             ConfigError: not such text.
         """
-        return cls.from_dict(plan_json.parsed(text))
+        return cls.from_dict(parsed(text))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, ready for JSON."""
@@ -487,3 +487,38 @@ def _of_list(what: str, before: Mapping[str, _Entry], after: Mapping[str, _Entry
             if values[0] != values[1]:
                 shown = ["not covered" if value is None else value for value in values]
                 yield Difference(f"{what} {name}, {name_of_field}", *shown)
+
+
+# -- plans as JSON: written with a version, and read from files of others without trust --------------------------------
+
+
+FORMAT, VERSION = "anyaccel plan", 1
+LARGEST = 16 << 20  # bytes
+
+
+def written(plain: Mapping[str, Any]) -> str:
+    """A plan as plain data as JSON text, which depends on nothing else."""
+    return json.dumps({"format": FORMAT, "version": VERSION, **plain}, indent=2, allow_nan=False) + "\n"
+
+
+def parsed(text: str | bytes) -> dict[str, Any]:
+    """The plain data of a plan in JSON text. No code is run from it, and its size and depth are bounded.
+
+    Raises:
+        ConfigError: it is too large, no JSON, or of another format or version.
+    """
+    if not isinstance(text, (str, bytes)):
+        raise ConfigError(f"{shown(text)} is not JSON text", hint="give what plan.to_json() made")
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if len(content) > LARGEST:
+        raise ConfigError(f"a plan of {len(content)} bytes is too large", cause=f"at most {LARGEST} are read")
+    try:
+        value = strict_json.parse(content)
+    except ValueError as error:
+        raise ConfigError(f"the plan is not JSON: {error}", hint="give what plan.to_json() made") from None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise ConfigError(f"{shown(value, 80)} is no plan", hint="give what plan.to_json() made")
+    if value.get("version") != VERSION:
+        problem = f"the plan has version {shown(value.get('version'), 40)}"
+        raise ConfigError(problem, available=f"version {VERSION}", hint="make it again with this anyaccel")
+    return {name: part for name, part in value.items() if name not in ("format", "version")}

@@ -25,10 +25,15 @@ from anyaccel.errors import (
 )
 from anyaccel.estimators import Estimator, is_estimator, is_fittable, no_predict_error
 from anyaccel.graph import node_values, topology
-from anyaccel.graph.example_inputs import example_columns, with_examples
 from anyaccel.graph.memory_sharing import share_while_building
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
-from anyaccel.graph.training_outputs import check_not_wired, infer_training, named_beyond
+from anyaccel.graph.training_outputs import (
+    check_not_wired,
+    example_columns,
+    infer_training,
+    named_beyond,
+    with_examples,
+)
 from anyaccel.install_hints import hint_of
 from anyaccel.registry import Registry
 from anyaccel.segment import OutputSpec, Path, TensorSpec

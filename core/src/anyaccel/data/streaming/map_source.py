@@ -16,8 +16,7 @@ from anyaccel.data.padding import Pad, mask_dtype
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
-from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec
-from anyaccel.data.streaming.batch_structure import batch_parts
+from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec, batch_parts
 from anyaccel.data.streaming.not_a_source import data_hint
 from anyaccel.data.streaming.padded_batches import PaddedBatches, rows_of, source_pads
 from anyaccel.data.streaming.random_states import RandomStates, same_states, watched_rng
