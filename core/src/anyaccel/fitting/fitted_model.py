@@ -143,7 +143,14 @@ class FittedModel:
         """Classes in place of scores, and everything in the units of the data before their transforms."""
         name, targets = None if self.loss is None else self.loss.name, self._data.targets
         if name in (_CLASSES, _YES_OR_NO):
-            _warn_of_nan(values)
+            # Of a class one would not see that it was made of NaN
+            broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
+            if broken.any():
+                problem = (
+                    f"predict: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
+                )
+                problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
+                warnings.warn(problem, NaNWarning, stacklevel=user_level())
         if self.loss is not None and name == _CLASSES and values.ndim > 1:
             values = values.argmax(axis=self.loss.kwargs.get("class_axis", -1))
             if any("float" in self._data.spec(target).dtype for target in targets):  # one number for each class
@@ -192,15 +199,6 @@ class FittedModel:
         runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
         results = [results_parts(run, {}) for run in runs]  # these have no arrays
         self.graph.save(folder, extra={_PART: {"loss": loss, "columns": self._columns, "results": results}})
-
-
-def _warn_of_nan(values: np.ndarray) -> None:
-    """Of a class one would not see that it was made of NaN."""
-    broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
-    if broken.any():
-        problem = f"predict: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
-        problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
-        warnings.warn(problem, NaNWarning, stacklevel=user_level())
 
 
 @call_hints

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
@@ -20,7 +19,6 @@ from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection
 from anyaccel.graph.shape_inference import Shapes
-from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
 from anyaccel.suggestions import kind_hint
 
@@ -229,7 +227,15 @@ class DeviceAssigner:
 
     def _by_policy(self, policy: str, models: Iterable[ModelNode]) -> dict[str, Device]:
         nodes = tuple(map(self._policy_node, models))
-        plugin, function = self._offered_policy(policy)
+        self.registry.load()
+        policies = self.registry.policies
+        if policy not in policies:
+            raise PluginError(
+                f"no plugin offers the placement policy {policy!r}",
+                available=", ".join(sorted(policies)),
+                hint="install the plugin that offers it, or leave policy= out",
+            )
+        plugin, function = policies[policy]
         whose, hint = f"the policy {policy!r} of plugin {plugin}", f"update {plugin.source}, or leave policy= out"
         try:
             devices = function(nodes=nodes)
@@ -249,17 +255,6 @@ class DeviceAssigner:
             return {label: Device.parse(device) for label, device in devices.items()}
         except DeviceParseError as error:
             raise PluginError(f"{whose} returns a device that is none: {error.problem}", hint=hint) from None
-
-    def _offered_policy(self, policy: str) -> tuple[Plugin, Callable[..., Any]]:
-        self.registry.load()
-        policies = self.registry.policies
-        if policy not in policies:
-            raise PluginError(
-                f"no plugin offers the placement policy {policy!r}",
-                available=", ".join(sorted(policies)),
-                hint="install the plugin that offers it, or leave policy= out",
-            )
-        return policies[policy]
 
     def _policy_node(self, node: ModelNode) -> PolicyNode:
         framework = self.shapes.frameworks[node.label]

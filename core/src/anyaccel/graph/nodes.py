@@ -174,7 +174,19 @@ class ModelNode(AttributeHints):
         if upstream_ref is None and not isinstance(label, str):
             label, model, upstream_ref = "model", label, model
         self.label = check_label(label, "a node")
-        self.model = _checked_model(label, model)
+        if isinstance(model, type):
+            raise GraphError(
+                f"the model of node {label!r} is the class {model.__name__}",
+                hint=f"create one: {model.__name__}(...)",
+            )
+        if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
+            hint = "give a model object of a framework, such as SequentialMLP(...)"
+            if isinstance(model, _FUNCTIONS):
+                hint = "give an object of a model class of its framework that calls the function"
+            elif isinstance(model, Mapping):
+                hint = "if this is the state of a model, create the model, load it, and give the model"
+            raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
+        self.model = model
         self.upstreams, arguments = _arguments(label, upstream_ref)
         self.arguments = _with_batch_axes(label, arguments, len(self.upstreams), batch_axis)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
@@ -244,22 +256,6 @@ Node = ModelNode | ConcatNode
 def model_name(model: Any) -> str:
     """The class name of a model; of an Estimator that of the object that it wraps."""
     return model.name if isinstance(model, Estimator) else type(model).__name__
-
-
-def _checked_model(label: str, model: Any) -> Any:
-    if isinstance(model, type):
-        raise GraphError(
-            f"the model of node {label!r} is the class {model.__name__}",
-            hint=f"create one: {model.__name__}(...)",
-        )
-    if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
-        hint = "give a model object of a framework, such as SequentialMLP(...)"
-        if isinstance(model, _FUNCTIONS):
-            hint = "give an object of a model class of its framework that calls the function"
-        elif isinstance(model, Mapping):
-            hint = "if this is the state of a model, create the model, load it, and give the model"
-        raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
-    return model
 
 
 def _outputs(label: str, given: Any) -> tuple[str, ...]:

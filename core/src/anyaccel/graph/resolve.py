@@ -586,7 +586,9 @@ class SegmentBuilder:
     def _operation(self, label: str) -> Operation:
         node = self.nodes[label]
         model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
-        added = self._batch_values(label)
+        # What a node's model returns once for a batch, where a loss takes it
+        taken = {name for term in self.terms if term.on == label for name in term.inputs}
+        added = {name: output for name, output in self.shapes.batch_values(label).items() if name in taken}
         extra = self.shapes.training_only.get(label, ()) if label in self.in_training else ()
         usual = self.shapes.outputs[label]
         returned, training = self.shapes.returned.get(label, ()), self.shapes.training.get(label, ())
@@ -607,11 +609,6 @@ class SegmentBuilder:
             training_only=len(extra),
             modes=node.modes if isinstance(node, ModelNode) else "train",
         )
-
-    def _batch_values(self, label: str) -> dict[str, OutputSpec]:
-        """What a node's model returns once for a batch, where a loss takes it."""
-        taken = {name for term in self.terms if term.on == label for name in term.inputs}
-        return {name: output for name, output in self.shapes.batch_values(label).items() if name in taken}
 
     def _spec(self, name: str) -> TensorSpec:
         return self.columns[name].spec if name in self.columns else self.shapes.specs[name]

@@ -98,7 +98,11 @@ class Metric:
                 arguments.text(SpecError, "Metric: ", key, value)
         if from_logits is not None:
             arguments.flag(SpecError, "Metric: ", "from_logits", from_logits)
-        _check_positions(ignore_index, class_axis)
+        if ignore_index is not None and (type(ignore_index) is not int):
+            raise SpecError(f"Metric: ignore_index={shown(ignore_index)} is not an int", hint="write ignore_index=-100")
+        if type(class_axis) is not int or class_axis == 0:
+            problem = f"Metric: class_axis={shown(class_axis)} is not an axis behind that of the batch, which is 0"
+            raise SpecError(problem, hint="write class_axis=1")
         assign_fields(self, measure=measure if name is None else METRICS[name], on=on, targets=targets)
         assign_fields(self, label=label or (measure if name is not None else label_of(measure)))
         assign_fields(self, from_logits=from_logits, ignore_index=ignore_index, mask=mask, class_axis=class_axis)
@@ -211,14 +215,6 @@ class Metric:
                 hint="write {'measure': 'accuracy'}",
             )
         return cls(**dict(config))
-
-
-def _check_positions(ignore_index: Any, class_axis: Any) -> None:
-    if ignore_index is not None and (type(ignore_index) is not int):
-        raise SpecError(f"Metric: ignore_index={shown(ignore_index)} is not an int", hint="write ignore_index=-100")
-    if type(class_axis) is not int or class_axis == 0:
-        problem = f"Metric: class_axis={shown(class_axis)} is not an axis behind that of the batch, which is 0"
-        raise SpecError(problem, hint="write class_axis=1")
 
 
 _OTHER_NAMES = {

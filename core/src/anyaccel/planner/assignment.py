@@ -28,7 +28,9 @@ def find_assignment(problem: Problem, objective: str) -> Found | None:
     """The best assignment that was found with all weights on the devices; None if none fits."""
     best: Split | None = None
     exact = False
-    chain = _is_chain(problem)
+    # Whether each unit gives its output to the next alone
+    things, units = problem.tensors.units[:, 0], problem.tensors.units[:, 1]
+    chain = bool(np.all(np.bincount(things) == 2) and np.all(np.diff(units)[::2] == 1)) if len(things) else True
     for order in unit_orders(problem)[: 1 if chain else None]:
         found = best_split(problem, order, objective, best.value if best is not None else math.inf)
         if found is not None and (best is None or found.value < best.value * (1 - 1e-12)):
@@ -45,12 +47,6 @@ def find_assignment(problem: Problem, objective: str) -> Found | None:
     if objective == "throughput":
         assignment = use_idle(problem, assignment)
     return Found(assignment, method, exact and chain)
-
-
-def _is_chain(problem: Problem) -> bool:
-    """Whether each unit gives its output to the next alone."""
-    things, units = problem.tensors.units[:, 0], problem.tensors.units[:, 1]
-    return bool(np.all(np.bincount(things) == 2) and np.all(np.diff(units)[::2] == 1)) if len(things) else True
 
 
 def bottleneck(problem: Problem, assignment: Ints, objective: str) -> float:
@@ -588,7 +584,13 @@ class _Packing:
             unit = self.order[len(self.stack)]
             d = next((d for d in range(first, len(self.classes)) if self._fits(unit, d)), None)
             if d is not None:
-                self._push(unit, d)
+                more = self._bytes(unit, d)
+                self.stack.append((d, more, self.most[d]))
+                self.used[d] += more
+                self.most[d] = max(self.most[d], self.transient[self.classes[d]][unit])
+                self.count[d] += 1
+                for t in self.tied[unit]:
+                    self.holds[d][t] += 1
                 first = 0
             elif self.stack:
                 first = self._pop() + 1
@@ -607,15 +609,6 @@ class _Packing:
             return False
         need = self.used[d] + self._bytes(unit, d) + max(self.most[d], self.transient[c][unit])
         return need <= self.capacity[c] and self.possible[c][unit]
-
-    def _push(self, unit: int, d: int) -> None:
-        more = self._bytes(unit, d)
-        self.stack.append((d, more, self.most[d]))
-        self.used[d] += more
-        self.most[d] = max(self.most[d], self.transient[self.classes[d]][unit])
-        self.count[d] += 1
-        for t in self.tied[unit]:
-            self.holds[d][t] += 1
 
     def _pop(self) -> int:
         d, more, before = self.stack.pop()

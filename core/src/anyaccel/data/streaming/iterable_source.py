@@ -92,7 +92,12 @@ class IterableSource(BatchSource):
         self._source = source
         self._factory = iterator_factory(label, source)
         self._limit = _checked_steps(label, steps)
-        self.read_ahead = _checked_read_ahead(label, read_ahead)
+        if read_ahead is not None and not (is_integer(read_ahead) and read_ahead == 0):
+            raise SourceError(
+                f"source {label!r}: read_ahead={shown(read_ahead)} is neither None nor 0",
+                hint="write read_ahead=0 to ask for a batch only when the step before it is done, or leave it out",
+            )
+        self.read_ahead = None if read_ahead is None else 0
         if self._limit is None and never_ends(source):
             raise SourceError(
                 f"source {label!r}, a {type(source).__name__}, never ends",
@@ -212,7 +217,9 @@ class IterableSource(BatchSource):
                     yield columns
             finally:
                 if not self._factory.once:
-                    _close(iterator)
+                    close = getattr(iterator, "close", None)
+                    if callable(close):
+                        close()
                 del iterator  # as in _next
 
     def _next(self, position: BatchPosition, iterator: Iterator[Any]) -> Any:
@@ -277,27 +284,12 @@ def _close_started(started: tuple[Columns, Generator[Columns]]) -> None:
     started[1].close()
 
 
-def _close(iterator: Any) -> None:
-    close = getattr(iterator, "close", None)
-    if callable(close):
-        close()
-
-
 def _checked_steps(label: str, steps: Any) -> int | None:
     if steps is None:
         return None
     if not is_integer(steps) or steps < 1:
         raise SourceError(f"source {label!r}: steps={shown(steps)} is not a number of batches", hint="write steps=1000")
     return int(steps)
-
-
-def _checked_read_ahead(label: str, read_ahead: Any) -> int | None:
-    if read_ahead is not None and not (is_integer(read_ahead) and read_ahead == 0):
-        raise SourceError(
-            f"source {label!r}: read_ahead={shown(read_ahead)} is neither None nor 0",
-            hint="write read_ahead=0 to ask for a batch only when the step before it is done, or leave it out",
-        )
-    return None if read_ahead is None else 0
 
 
 # -- iterators of batches: how a user's source is opened anew for every epoch ------------------------------------------

@@ -204,7 +204,11 @@ def _equal(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):
-        return _equal_arrays(first, second)
+        if first.dtype != second.dtype or first.shape != second.shape:
+            return False
+        if first.dtype == np.object_:
+            return _equal(first.tolist(), second.tolist())
+        return bool(((first == second) | ((first != first) & (second != second))).all())
     if isinstance(first, dict):
         return first.keys() == second.keys() and all(_equal(value, second[key]) for key, value in first.items())
     if isinstance(first, (list, tuple)):
@@ -212,11 +216,3 @@ def _equal(first: Any, second: Any) -> bool:
     if hasattr(first, "__dict__") and not isinstance(first, type):
         return _equal(vars(first), vars(second))
     return bool(first == second) or bool(first != first and second != second)
-
-
-def _equal_arrays(first: np.ndarray, second: np.ndarray) -> bool:
-    if first.dtype != second.dtype or first.shape != second.shape:
-        return False
-    if first.dtype == np.object_:
-        return _equal(first.tolist(), second.tolist())
-    return bool(((first == second) | ((first != first) & (second != second))).all())

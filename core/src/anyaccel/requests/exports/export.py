@@ -91,18 +91,14 @@ def ray(entries: Sequence[RequestEntry], ordered: bool) -> dict[str, Any]:
     options |= {"num_cpus": entry.cores} if entry.cores else {}
     options |= {"memory": entry.host_memory_gb * 10**9} if entry.host_memory_gb else {}
     if entry.product:
-        options["accelerator_type"] = _accelerator_type(entry)
+        if entry.newer or entry.exact or entry.capabilities or entry.memory_gb:
+            raise refused(entry, "Ray", "a product is all that it takes", hint=f"write '{entry.product}:{entry.count}'")
+        if entry.product not in _TYPES:
+            raise refused(entry, "Ray", "it has no such accelerator type", available=", ".join(_TYPES))
+        options["accelerator_type"] = entry.product
     elif entry.memory_gb or entry.capabilities or entry.kind not in ("", "gpu", "cuda", "rocm", "cpu"):
         raise refused(entry, "Ray", "it takes products and numbers of GPUs", hint="name a product")
     return options
-
-
-def _accelerator_type(entry: RequestEntry) -> str:
-    if entry.newer or entry.exact or entry.capabilities or entry.memory_gb:
-        raise refused(entry, "Ray", "a product is all that it takes", hint=f"write '{entry.product}:{entry.count}'")
-    if entry.product not in _TYPES:
-        raise refused(entry, "Ray", "it has no such accelerator type", available=", ".join(_TYPES))
-    return entry.product
 
 
 # -- skypilot ----------------------------------------------------------------------------------------------------------
