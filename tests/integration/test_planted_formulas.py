@@ -14,7 +14,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel import formulas
-from anyaccel.errors import CompileWarning, ConfigError, SpecError
+from anyaccel.errors import CompileWarning, ConfigError, NaNWarning, SpecError
 from anyaccel.formulas import AT_LEAST_0, STEPS, LossParts, LossRule, OptimizerRule, ScheduleRule, Setting, between
 from anyaccel.metrics import named
 from anyaccel.registry import registry
@@ -265,6 +265,15 @@ def test_a_metric_is_one_entry(framework: str, monkeypatch: pytest.MonkeyPatch) 
     phase = aa.EvalPhase("e", data="all", metrics=[aa.Metric("worst", on="net")])
     value = graph.run(phase, progress="none").metrics["worst"]
     np.testing.assert_allclose(value, np.abs(X @ start[0] + start[1] - Y).max(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("compile_", ["off", "steps"])
+def test_weights_that_are_all_0_are_no_silent_nan(compile_: Any, framework: str) -> None:
+    graph, start = built(framework, aa.Optimizer("adam", lr=RATE), weight=np.zeros(32))
+    losses = [aa.AppliedLoss("mse", on="net", sample_weight="d.w")]
+    with pytest.warns(NaNWarning, match="loss 'net' on node 'net' is nan in epoch 1, in which nothing counts: all wei"):
+        graph.run(aa.TrainPhase("t", data="all", losses=losses, n_epochs=1, compile=compile_), progress="none")
+    check_close(graph, start)
 
 
 # -- every name that there is ------------------------------------------------------------------------------------------

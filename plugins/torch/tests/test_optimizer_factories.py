@@ -77,6 +77,28 @@ def test_what_makes_an_optimizer_trains_as_by_hand(name: str, data: aa.FeatureSe
     torch.testing.assert_close(net.bias, expected.bias)
 
 
+def test_an_object_that_begins_again_without_its_moments_says_so(data: aa.FeatureSet) -> None:
+    """In a second graph, and in a loop of one's own; not in another phase of the graph that has them."""
+    net = linear()
+    adam = torch.optim.Adam(net.parameters(), lr=0.05)
+    graph = aa.ModelGraph([aa.ModelNode("net", net, data.reference())], adam)
+    phase = aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], n_epochs=1)
+    graph.run(phase, progress="none")
+    graph.run(phase, progress="none")
+    with pytest.warns(UserWarning, match="the Adam that was given has trained a graph, .* begins again without"):
+        train(net, data, adam)
+    with pytest.warns(UserWarning, match="the Adam that was given has trained a graph, .* begins again without"):
+        by_hand(net, adam)
+
+
+def test_an_object_without_moments_loses_nothing(data: aa.FeatureSet) -> None:
+    net = linear()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.05)
+    train(net, data, sgd)
+    train(net, data, sgd)
+    by_hand(net, sgd)
+
+
 def test_a_function_that_makes_none_is_refused(data: aa.FeatureSet) -> None:
     with pytest.raises(SpecError, match=r"<lambda> is not an optimizer of torch\. Available: sgd"):
         train(linear(), data, aa.Optimizer(lambda parameters, lr: None))

@@ -150,6 +150,8 @@ def test_the_advice_says_what_to_write_and_is_content_with_it():
 
 def test_a_framework_without_settings_is_told():
     callback, phase = aa.FrameworkSettings({"x.y": True}), SimpleNamespace(label="p")
-    plan = SimpleNamespace(assignments=(SimpleNamespace(framework="f", backend=object()),))
+    plan = SimpleNamespace(
+        assignments=(SimpleNamespace(framework="f", backend=SimpleNamespace(capability=lambda kind: None)),)
+    )
     with pytest.raises(PhaseError, match=r"no framework of its graph has the setting 'x\.y'\. Hint: leave it out"):
         callback.before_placement(phase, plan, object())

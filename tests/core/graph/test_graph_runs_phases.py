@@ -71,10 +71,7 @@ class LargestOutput(Phase):
         return PhaseResults(**record)
 
 
-@pytest.fixture(autouse=True)
-def no_new_kind() -> Any:
-    yield
-    Phase.kinds.pop("test.largest", None)
+del Phase.kinds["test.largest"]  # other tests count the kinds
 
 
 def test_a_kind_of_phase_of_ones_own_runs(graph: ModelGraph) -> None:

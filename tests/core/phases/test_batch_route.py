@@ -33,21 +33,25 @@ ORDER = (
     "distributed.devices",
     "nan_check",
     "model_placement",
+    "loop_factory",
     "train_loop",
-    "unfinished_call",
+    "validation_run",
     "distributed.checks",
     "distributed.sharding",
     "outer_contexts",
-    "compiled_changes",
-    "profile",
+    "step_listeners",
     "checkpointing",
     "estimator_fit",
     "evaluation",
     "compile_policy",
+    "compiled_changes",
+    "profile",
     "step_pacing",
     "oom_recovery",
     "oom_report",
     "non_finite_losses",
+    "loss_scale_report",
+    "loop_extension",
     "loss_accumulator",
     "executor.pipeline",
     "process_group",
@@ -87,7 +91,16 @@ ORDER = (
 """Modules of phases, the highest first: each calls only modules behind it."""
 PARTS = {"progress", "checkpointing"}
 """Packages that have one place in this order."""
-OBSERVERS = {"interrupts", "hooks", "run", "results", "progress", "process_group"}
+OBSERVERS = {
+    "interrupts",
+    "hooks",
+    "run",
+    "results",
+    "progress",
+    "process_group",
+    "loop_extension",
+    "non_finite_losses",
+}
 """Are told of an epoch, and hand on no batch."""
 BELOW = (
     "adapter",
@@ -96,6 +109,7 @@ BELOW = (
     "backend",
     "call_hints",
     "device",
+    "formulas",
     "host_memory",
     "program",
     "registry",

@@ -704,13 +704,13 @@ def test_repeated_steps_are_not_counted_twice(
 ) -> None:
     """The number of steps left is right after memory ran out, too."""
     seen: list[int | None] = []
-    took = compile_policy.CompilePolicy.record
+    took = compile_policy.CompilePolicy.call_timed
 
     def watch(self: Any, *args: Any, **more: Any) -> None:
         took(self, *args, **more)
         seen.append(self._steps_left)
 
-    monkeypatch.setattr(compile_policy.CompilePolicy, "record", watch)
+    monkeypatch.setattr(compile_policy.CompilePolicy, "call_timed", watch)
     programs = speeds(computes=True)
     steps, left = Fake.train_steps, [3]
 

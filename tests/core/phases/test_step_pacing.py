@@ -89,12 +89,6 @@ def test_calls_grow_by_doubling():
     assert counts == [1, 2, 4, 8, 16, 32, 64, 128]
 
 
-def test_a_fixed_pace_stays():
-    pace = StepPacing(1)
-    pace.record(1, 1e-9)
-    assert pace.next() == 1
-
-
 @given(st.floats(1e-7, 2.0), st.integers(1, 60))
 def test_calls_never_take_longer_than_aimed_at_unless_one_step_does(seconds_a_step, calls):
     pace = StepPacing()

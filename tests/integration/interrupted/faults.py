@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
 
-END, STEP_DONE = "anyaccel.phases.runner.PhaseExecution.end", "anyaccel.phases.train_loop.TrainLoop._step_done"
+END, MAKE = "anyaccel.phases.runner.PhaseExecution.end", "anyaccel.phases.train_loop.TrainLoop._make"
 DELIVER = "anyaccel.interrupts._MainThread.deliver"
 
 
@@ -53,14 +53,21 @@ def _file() -> None:
 @contextmanager
 def _step_ahead() -> Iterator[None]:
     """A step that is not counted: the signal comes between update and count."""
-    step_done = resolve_name(STEP_DONE)
+    make = resolve_name(MAKE)
 
-    def late(self: Any, losses: Any, step_losses: Any, n_steps: int, told: Any = None) -> None:
-        self._call.n_steps = 0
-        resolve_name("anyaccel.interrupts").check()
-        step_done(self, losses, step_losses, n_steps, told)
+    def uncounted(self: Any, call: Any, losses: Any) -> Any:
+        train = call.train
 
-    with mock.patch(STEP_DONE, late):
+        def late(call: Any) -> Any:
+            step_losses = train(call)
+            self._in_progress.n_steps = 0
+            resolve_name("anyaccel.interrupts").check()
+            return step_losses
+
+        call.train = late
+        return make(self, call, losses)
+
+    with mock.patch(MAKE, uncounted):
         yield
 
 

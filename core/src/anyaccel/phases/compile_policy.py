@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, CompileWarning
-from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.compiled_changes import changed
+from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
+from anyaccel.phases.loading.loader import BatchLoader
+from anyaccel.phases.loop_extension import UNLIMITED, Call, LoopExtension
+from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_frames
-from anyaccel.results.events import LogEvent
 from anyaccel.user_level import user_level
 
 _TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02
 """Plain steps are timed for so long, or for this share of the compilation, before a decision."""
-_UNLIMITED = 2**31
 _MOST_COMPILATIONS = 10
 """As many cost no more than the first plain step, where a framework compiles each of its operations for that."""
 
@@ -44,13 +47,13 @@ class _Timing:
         return min(self._clock, self._processor) if self._on_host else self._clock
 
 
-class CompilePolicy:
+class CompilePolicy(LoopExtension):
     """The decision of one TrainPhase.
 
     `off` compiles nothing, `steps` compiles before the first step. `auto` times plain steps first; it compiles as soon
     as the steps that are left take longer plain than compiled, the compilation included. If the phase may stop before
     its last epoch it waits until plain steps have taken as long as the compilation would, so that it never takes more
-    than twice the time of the better choice. If it compiled nothing, `end` logs why.
+    than twice the time of the better choice. If it compiled nothing, the end of the run tells why.
 
     What was compiled is dropped where a Python value that it has read changes. After the second time for one value,
     `auto` expects that it changes again after as many steps as before, and compiles where that pays for these steps.
@@ -59,40 +62,40 @@ class CompilePolicy:
     clock: what other processes take of a busy machine would make a compilation seem worth its while.
 
     Args:
-        mode: one of `auto`, `off` and `steps`.
-        total_steps: of the phase; None if that is not known.
+        run: of a TrainPhase; receives the decisions.
+        pipeline: the programs.
+        loader: gives the rows.
+        batch_size: the most rows of a step, as far as it is known.
         max_call_steps: the most steps of one call.
-        may_stop_early: whether the phase may stop before its last epoch.
-        can_compile: whether there is something to compile with; without, `auto` logs nothing.
-        on_host: whether the processor computes everything.
-        one_shape: whether the samples of all batches have one shape: steps are compiled for one.
-        log_event: receives the decisions.
+        may_stop_early: whether a callback sees epochs or steps: it may stop the run before its last epoch, and change
+            what compiled code has read.
         on_activity: is called with `"compiling"`, and with `""` when that is over.
     """
 
     def __init__(
         self,
-        mode: str,
+        run: Run,
+        pipeline: Pipeline,
+        loader: BatchLoader,
+        batch_size: int,
         *,
-        total_steps: int | None,
         max_call_steps: int,
         may_stop_early: bool,
-        can_compile: bool,
-        on_host: bool = False,
-        one_shape: bool = True,
-        log_event: LogEvent,
         on_activity: Callable[[str], None],
     ) -> None:
-        self._mode, self._steps_left, self._max_call_steps = mode, total_steps, max_call_steps
-        self._open_ended = may_stop_early or total_steps is None
-        self._can_compile, self._one_shape = can_compile, one_shape
-        self._log_event, self._on_activity = log_event, on_activity
+        self._run, self._pipeline, self._may_change = run, pipeline, may_stop_early
+        self._mode, self._max_call_steps = run.phase.compile, max_call_steps
+        self._steps_left = None if loader.n_steps is None else loader.n_steps * run.phase.n_epochs
+        self._open_ended = may_stop_early or self._steps_left is None
+        self._can_compile = pipeline.can_compile  # without, `auto` logs nothing
+        self._one_shape, self._full_batch = loader.one_shape, batch_size
+        self._log_event, self._on_activity = run.log_event, on_activity
         self._tried: set[_Shape] = set()
         self._shape: _Shape | None = None
-        self._plain, self._timed, self._timed_steps = _Timing(on_host), _Timing(on_host), 0
+        self._plain, self._timed, self._timed_steps = _Timing(pipeline.on_host), _Timing(pipeline.on_host), 0
         self._processor_seconds = time.process_time()
         self._wait_seconds = math.inf
-        self._decided = mode == "off"
+        self._decided = self._mode == "off"
         self._estimate: CompileEstimate | None = None
         self._n_changes: Counter[str] = Counter()
         self._n_steps = self._n_steps_at_change = 0
@@ -103,8 +106,25 @@ class CompilePolicy:
         self._compiled_step_seconds = 0.0  # of the first call, which may compile, as little as of none
         self._compiled_calls = 0  # since the last change
 
-    def before_call(self, runner: ChunkRunner, batch_size: int, microbatch_size: int | None) -> None:
-        """Called before each call of steps: compile them now, if that pays off."""
+    def steps_begin(self, losses: LossAccumulator) -> None:
+        """Drop what was compiled with values that hooks have changed since; the run tells of it.
+
+        What changes a second time will change again: from then on it is decided each time whether to compile.
+        """
+        names = self._pipeline.renew_compiled() if self._may_change else []
+        if not names:
+            return
+        if self._dropped(names, f"{changed(names)} changed"):
+            self._pipeline.run_uncompiled()
+        else:
+            self._log_event("compile", f"what was compiled is dropped, as {changed(names)} changed")
+
+    def before_call(self, call: Call) -> None:
+        """Compile the next steps now, if that pays off."""
+        self._full_batch = max(self._full_batch, call.batch_size)
+        if call.batch_size < self._full_batch:  # a last, partial batch is not worth a compilation
+            return
+        runner, batch_size, microbatch_size = call.runner, call.batch_size, call.microbatch_size
         self._shape, self._wait_seconds = (batch_size, microbatch_size, runner.n_rows), math.inf
         if self._is_dropped:
             self._decide_again(runner, batch_size, microbatch_size)
@@ -122,17 +142,16 @@ class CompilePolicy:
             if self._estimate is not None:
                 self._decide(runner, batch_size, microbatch_size, self._estimate)
 
-    @property
-    def max_steps(self) -> int:
-        """The most steps of the next call, so that the next decision is not late."""
+    def most_steps(self, call: Call) -> int:
+        """So many that the next decision is not late."""
         if self._is_dropped and not self._timed_steps:
             return 1
         if not self._timed_steps or self._wait_seconds == math.inf:
-            return _UNLIMITED
+            return UNLIMITED
         return max(1, math.ceil(self._wait_seconds / max(self._step_seconds, 1e-9)))
 
-    def record(self, n_steps: int, seconds: float) -> None:
-        """A call of `n_steps` steps took so long. The first call is not timed: it says little of the others."""
+    def call_timed(self, n_steps: int, seconds: float) -> None:
+        """See `LoopExtension`. The first call is not timed: it says little of the others."""
         before, self._processor_seconds = self._processor_seconds, time.process_time()
         if self._steps_left is not None:
             self._steps_left -= n_steps
@@ -147,7 +166,7 @@ class CompilePolicy:
             self._timed.add(seconds, self._processor_seconds - before)
         self._plain.add(seconds, self._processor_seconds - before)
 
-    def dropped(self, names: Sequence[str], cause: str) -> bool:
+    def _dropped(self, names: Sequence[str], cause: str) -> bool:
         """What was compiled is dropped, as these values have changed. Whether steps shall run uncompiled until further.
 
         Args:
@@ -187,14 +206,13 @@ class CompilePolicy:
             self._is_dropped = False
             self._compile(runner, batch_size, microbatch_size, f"{self._cause}, and plain steps would take longer")
 
-    def repeat(self, n_steps: int) -> None:
-        """So many steps are done once more."""
+    def went_back(self, n_steps: int) -> None:
         if self._steps_left is not None:
             self._steps_left += n_steps
 
-    def end(self) -> None:
-        """The loop is over: log why no steps were compiled, unless that was logged."""
-        if self._decided or self._tried:
+    def run_ends(self) -> None:
+        """Log why no steps were compiled, unless that was logged."""
+        if self._decided or self._tried or not self._run.history:
             return
         if self._shape is None:
             self._give_up("batches differ from each other")

@@ -1,27 +1,12 @@
-"""What compiled steps have read, and hooks have changed since: it is compiled again, or refused between steps."""
+"""What compiled steps have read and listeners have changed between them is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from anyaccel.errors import CompileError
-from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.run import Run
-
-
-def renew_compiled(run: Run, pipeline: Pipeline, policy: CompilePolicy) -> None:
-    """Drop what was compiled with values that have changed; the run tells of it.
-
-    What changes a second time will change again: from then on the policy decides each time whether to compile.
-    """
-    names = pipeline.renew_compiled()
-    if not names:
-        return
-    if policy.dropped(names, f"{_changed(names)} changed"):
-        pipeline.run_uncompiled()
-    else:
-        run.log_event("compile", f"what was compiled is dropped, as {_changed(names)} changed")
 
 
 def refuse_changes_between_steps(run: Run, pipeline: Pipeline) -> None:
@@ -33,12 +18,12 @@ def refuse_changes_between_steps(run: Run, pipeline: Pipeline) -> None:
     names = pipeline.renew_compiled()
     if names:
         raise CompileError(
-            f"{_changed(names)} changed between steps of epoch {run.epoch}, and the compiled steps have not seen it",
+            f"{changed(names)} changed between steps of epoch {run.epoch}, and the compiled steps have not seen it",
             hint="change it in epoch_start or epoch_end, or set compile='off'",
         )
 
 
-def _changed(names: Sequence[str]) -> str:
+def changed(names: Sequence[str]) -> str:
     """Some of the names that have changed."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more} " + ("has" if len(names) == 1 else "have")

@@ -14,7 +14,11 @@ from anyaccel.estimators import Estimator, flat
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.estimator_inputs import chosen_targets, estimators, inputs_of, upstream_nodes
+from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, StreamKey
+from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.loading.loader import Chunk
+from anyaccel.phases.loop_extension import LoopExtension
 
 SpanOf = Callable[[str], RowSpan | None]
 ToHost = Callable[[str, Any], np.ndarray]
@@ -141,7 +145,7 @@ class _Learner:
             model.mark_fitted(self.models[0])
 
 
-class PartialFitEstimators:
+class PartialFitEstimators(LoopExtension):
     """The estimators that learn in one phase, all on the host.
 
     Args:
@@ -193,9 +197,9 @@ class PartialFitEstimators:
         model = self._models[label]
         return _Learner(label, (model, *others), tuple(inputs), targets, _classes(label, model, targets))
 
-    def begin(self, orders: RowOrders) -> None:
-        """Take rows of these orders from now on, in host memory."""
-        self._orders = orders
+    def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
+        """Take rows of the orders of a chunk from now on, in host memory."""
+        self._orders = chunk.host_orders
 
     def step(self, values: Mapping[str, Any], span_of: SpanOf, to_host: ToHost) -> None:
         """Let every estimator learn from a training step.

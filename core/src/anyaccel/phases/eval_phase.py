@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Rows, Sampler, SimpleSampler
@@ -20,16 +19,35 @@ from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
-from anyaccel.phases.samplers import (
-    Samplers,
-    check_samplers,
-    samplers_config,
-    samplers_from,
-    samplers_of,
-)
-from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
+from anyaccel.phases.samplers import Samplers, checked_samplers, samplers_config, samplers_from
+from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, integer, optional, read, read_list
+from anyaccel.phases.settings import Data, node_labels, of_split, save_labels, takes_settings
 from anyaccel.results import EvalResults, eval_results
 from anyaccel.results.records import EvaluationValues
+
+
+def _metrics(phase: Any, name: str, given: Any) -> tuple[Metric, ...]:
+    given = (given,) if isinstance(given, (str, Metric)) or can_measure(given) else given
+    if not isinstance(given, Iterable):
+        problem = f"phase {phase.label!r}: metrics must be a list, got {shown(given)}"
+        raise PhaseError(problem, hint="write metrics=['mse']")
+    return tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in given)
+
+
+def _batch_size(phase: Any, name: str, given: Any) -> object:
+    phase.sampler = SimpleSampler(given)
+    return UNCHANGED
+
+
+def _sampler(phase: Any, name: str, given: Any) -> Any:
+    if given is None:
+        return UNCHANGED
+    if phase.sampler.batch_size != 1024:
+        raise PhaseError(
+            f"phase {phase.label!r} has both a sampler and a batch_size",
+            hint="leave batch_size out: the sampler has one",
+        )
+    return checked_samplers(phase, name, given)
 
 
 @constructor_hints
@@ -73,8 +91,24 @@ class EvalPhase(Phase):
     """
 
     kind = "eval"
+    settings: ClassVar[Mapping[str, Setting]] = {
+        **Phase.settings,
+        "metrics": Setting(
+            _metrics,
+            lambda phase, metrics: [metric.get_config() for metric in metrics],
+            read_list("metrics", Metric.from_config),
+        ),
+        "outputs": Setting(node_labels, save_labels),
+        "replicas": Setting(optional(integer(1, 2))),
+        "batch_size": Setting(_batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED),
+        "sampler": Setting(
+            _sampler,
+            lambda phase, kept: UNSAVED if phase.sampled_by is None else samplers_config(kept),
+            read(samplers_from),
+        ),
+    }
 
-    @known_settings
+    @takes_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         label: str = "eval",
@@ -96,28 +130,11 @@ class EvalPhase(Phase):
         precision: str | None = None,
         matmul_precision: Any = None,
     ) -> None:
-        metrics = (metrics,) if isinstance(metrics, (str, Metric)) or can_measure(metrics) else metrics
-        if not isinstance(metrics, Iterable):
-            problem = f"phase {label!r}: metrics must be a list, got {shown(metrics)}"
-            raise PhaseError(problem, hint="write metrics=['mse']")
-        self.metrics = tuple(metric if isinstance(metric, Metric) else Metric(metric) for metric in metrics)
-        self.outputs = node_labels(outputs)
-        if replicas is not None:
-            arguments.integer(PhaseError, f"phase {label!r}: ", "replicas", replicas, 1, 2)
-        self.replicas = replicas
-        self.sampler: Samplers = SimpleSampler(batch_size) if sampler is None else samplers_of(sampler)
-        if sampler is not None and batch_size != 1024:
-            raise PhaseError(
-                f"phase {label!r} has both a sampler and a batch_size", hint="leave batch_size out: the sampler has one"
-            )
-        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
-        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        running |= {"precision": precision, "matmul_precision": matmul_precision}
-        super().__init__(label, data=data, losses=losses, **placing, **running)
+        """Check the settings, and keep them."""
 
     @classmethod
-    @known_settings
-    def from_split(  # noqa: PLR0913 - keywords, each documented
+    @of_split
+    def from_split(  # type: ignore[empty-body]  # noqa: PLR0913 - keywords, each documented
         cls,
         label: str = "eval",
         *,
@@ -144,12 +161,6 @@ class EvalPhase(Phase):
             label: name of the phase.
             split: name of the split.
         """
-        kept: Any = {"metrics": metrics, "outputs": outputs, "batch_size": batch_size, "sampler": sampler}
-        kept["replicas"] = replicas
-        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
-        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        running |= {"precision": precision, "matmul_precision": matmul_precision}
-        return cls(label, data=split_name(label, split), losses=losses, **kept, **placing, **running)
 
     @property
     def batch_size(self) -> int:
@@ -157,10 +168,6 @@ class EvalPhase(Phase):
         if isinstance(self.sampler, Sampler):
             return self.sampler.batch_size
         return max(sampler.batch_size for sampler in self.sampler.values())
-
-    def _check(self) -> None:
-        super()._check()
-        check_samplers(self.label, self.sampler)
 
     @property
     def sampled_by(self) -> Samplers | None:
@@ -184,21 +191,3 @@ class EvalPhase(Phase):
         values = values or run.evaluation
         targets = compared(self, run.graph, values.outputs if values else ())
         return eval_results(figures=values, rows=run.rows, compared=targets, nodes=tuple(run.graph.nodes), **record)
-
-    def get_config(self) -> dict[str, Any]:
-        """The phase as plain data; see Phase."""
-        outputs = None if self.outputs is None else list(self.outputs)
-        metrics = [metric.get_config() for metric in self.metrics]
-        is_simple = isinstance(self.sampler, SimpleSampler)
-        sampling = {"batch_size": self.batch_size} if is_simple else {"sampler": samplers_config(self.sampler)}
-        return {**super().get_config(), "metrics": metrics, "outputs": outputs, "replicas": self.replicas, **sampling}
-
-    @classmethod
-    def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """See Phase."""
-        sampler = settings.get("sampler")
-        return {
-            **settings,
-            "metrics": [Metric.from_config(metric) for metric in settings.get("metrics", ())],
-            "sampler": None if sampler is None else samplers_from(sampler),
-        }

@@ -244,7 +244,7 @@ class Evaluation:
     ) -> dict[str, float] | OutOfMemoryError:
         """Compute all rows; mean losses, or what ended it."""
         try:
-            with closing(self._policy.loader.chunks(0)) as chunks:
+            with closing(self._policy.rows.loader.chunks(0)) as chunks:
                 for chunk in chunks:
                     self._compute(chunk, losses, parts)
                     del chunk  # its rows must not outlive the next
@@ -255,7 +255,7 @@ class Evaluation:
     def _compute(self, chunk: Chunk, losses: LossAccumulator, parts: Mapping[str, list[np.ndarray]]) -> None:
         """Outputs come to the host when the chunk is over, so that nothing waits for a device before."""
         pending: list[tuple[str, object]] = []
-        runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.microbatch_size
+        runner, max_rows = self._pipeline.runner(chunk.columns), self._policy.rows.microbatch_size
         for step in chunk.steps:
             for part in [step] if max_rows is None else step.split(max_rows):
                 values, step_losses = runner.evaluate(part.rows)

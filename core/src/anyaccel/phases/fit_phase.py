@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Rows, SimpleSampler
@@ -18,7 +18,8 @@ from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.row_alignment import Combination
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhaseExecution, PhasePrograms
-from anyaccel.phases.settings import Data, known_settings, node_labels, split_name
+from anyaccel.phases.setting import Setting
+from anyaccel.phases.settings import Data, node_labels, of_split, save_labels, takes_settings
 from anyaccel.results import FitResults
 from anyaccel.results.records import EvaluationValues
 
@@ -58,9 +59,15 @@ class FitPhase(Phase):
     """
 
     kind = "fit"
+    settings: ClassVar[Mapping[str, Setting]] = {
+        **Phase.settings,
+        "nodes": Setting(node_labels, save_labels),
+        "batch_size": Setting(lambda phase, name, given: SimpleSampler(given).batch_size),
+    }
+    batch_size: int
     equal_lengths = True
 
-    @known_settings
+    @takes_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         label: str = "fit",
@@ -79,16 +86,11 @@ class FitPhase(Phase):
         matmul_precision: Any = None,
         losses: tuple[()] = (),
     ) -> None:
-        self.nodes = node_labels(nodes)
-        self.batch_size = SimpleSampler(batch_size).batch_size
-        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
-        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        running |= {"precision": precision, "matmul_precision": matmul_precision}
-        super().__init__(label, data=data, losses=losses, **placing, **running)
+        """Check the settings, and keep them."""
 
     @classmethod
-    @known_settings
-    def from_split(  # noqa: PLR0913 - keywords, each documented
+    @of_split
+    def from_split(  # type: ignore[empty-body]  # noqa: PLR0913 - keywords, each documented
         cls,
         label: str = "fit",
         *,
@@ -112,21 +114,8 @@ class FitPhase(Phase):
             label: name of the phase.
             split: name of the split.
         """
-        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
-        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        running |= {"precision": precision, "matmul_precision": matmul_precision}
-        return cls(
-            label,
-            data=split_name(label, split),
-            nodes=nodes,
-            batch_size=batch_size,
-            losses=losses,
-            **placing,
-            **running,
-        )
 
-    def _check(self) -> None:
-        super()._check()
+    def check_settings(self) -> None:
         if self.losses:
             raise PhaseError(f"phase {self.label!r} is a FitPhase, which takes no losses", hint="leave losses out")
 
@@ -164,8 +153,3 @@ class FitPhase(Phase):
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> FitResults:
         return FitResults(fitted=tuple(run.fitted), **record)
-
-    def get_config(self) -> dict[str, Any]:
-        """The phase as plain data; see Phase."""
-        nodes = None if self.nodes is None else list(self.nodes)
-        return {**super().get_config(), "nodes": nodes, "batch_size": self.batch_size}

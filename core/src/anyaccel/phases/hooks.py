@@ -14,6 +14,9 @@ import pluggy
 from anyaccel import arguments, interrupts
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.loop_extension import UNLIMITED, LoopExtension
+from anyaccel.phases.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,9 @@ class HookCaller:
         self._hooks = hooks
         self._callbacks = self.callbacks = tuple(callbacks)
         self.step_listeners: tuple[StepListener, ...] = self._listeners()
-        """Implementations of `step_end`; the training loop reads this once."""
+        """Implementations of `step_end`."""
         self.has_steps_done_listeners = bool(hooks.hook.steps_done.get_hookimpls() or self._methods("steps_done"))
-        """Whether anybody implements `steps_done`; it too is read once."""
+        """Whether anybody implements `steps_done`."""
         self._intervals = tuple({listener.every_n_steps for listener in self.step_listeners})
 
     @property
@@ -62,7 +65,7 @@ class HookCaller:
 
     def steps_until_listener(self, step: int) -> int:
         """How many steps, from step number `step` of an epoch on, end with one that somebody listens to."""
-        return min(interval - step % interval for interval in self._intervals)
+        return min((interval - step % interval for interval in self._intervals), default=UNLIMITED)
 
     def step_end(self, step: int, **arguments: Any) -> None:
         """Call `step_end` of everybody who listens to this step, which is done."""
@@ -110,6 +113,28 @@ class HookCaller:
         """The callbacks' overrides of a hook."""
         base, methods = getattr(Callback, hook_name), [getattr(callback, hook_name) for callback in self._callbacks]
         return tuple(method for method in methods if getattr(method, "__func__", None) is not base)
+
+
+class EpochHooks(LoopExtension):
+    """Calls the hooks of epochs.
+
+    Args:
+        run: is handed to them.
+        hooks: plugins and callbacks.
+        pipeline: copies values to the models, where a callback of the user's own may read these.
+    """
+
+    def __init__(self, run: Run, hooks: HookCaller, pipeline: Pipeline) -> None:
+        self._run, self._hooks, self._pipeline = run, hooks, pipeline
+        self._reads_models = hooks.reads_models
+
+    def epoch_begins(self) -> None:
+        self._hooks.call("epoch_start", run=self._run)
+
+    def epoch_ends(self) -> None:
+        if self._reads_models:
+            self._pipeline.sync_values()
+        self._hooks.call("epoch_end", run=self._run)
 
 
 def _interval(method: Callable[..., Any]) -> int:

@@ -20,10 +20,14 @@ class LossAccumulator:
 
     Args:
         total: gives sums and weights over all rows, of those over the rows of this process.
+
+    Attributes:
+        weightless: labels of the losses in which nothing counted, once `means` was called: their means are NaN.
     """
 
     def __init__(self, total: Callable[[Mapping[str, tuple[float, float]]], LossSums] = dict) -> None:
         self._total = total
+        self.weightless: tuple[str, ...] = ()
         self._losses: list[Losses] = []
         self._before: dict[str, tuple[float, float]] = {}
         self._calls: list[tuple[int, int, int]] = []  # number of entries before, first step, steps
@@ -48,7 +52,9 @@ class LossAccumulator:
 
     def means(self) -> dict[str, float]:
         """Means over all that was added, by label, in float64. Waits for the devices."""
-        return {label: total / weight if weight else math.nan for label, (total, weight) in self.sums().items()}
+        sums = self.sums()
+        self.weightless = tuple(label for label, (_, weight) in sums.items() if weight == 0)
+        return {label: total / weight if weight else math.nan for label, (total, weight) in sums.items()}
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Sums and weights over all that was added, by label, in float64. Waits for the devices."""

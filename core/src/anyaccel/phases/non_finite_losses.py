@@ -7,12 +7,16 @@ import warnings
 from collections.abc import Mapping
 
 from anyaccel.errors import NaNWarning
+from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.run import Run
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
 
+_ADVICE = "lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses"
 
-class NonFiniteLosses:
+
+class NonFiniteLosses(LoopExtension):
     """Acts on NaN and infinite losses as `TrainPhase.on_nan` says; looks at whole epochs, on the host.
 
     Args:
@@ -25,12 +29,19 @@ class NonFiniteLosses:
         self._warned = warned
         self._nodes = {loss.label: loss.on for loss in run.phase.all_losses}
 
-    def training(self, first: Mapping[str, tuple[int, float]]) -> None:
-        """Losses of training: the first step of the epoch in which each is not finite, and its value there."""
+    def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
+        """Look at the losses of training: the first step that is not finite in each, or that nothing counted."""
+        if all(map(math.isfinite, means.values())):
+            return
+        first = losses.first_not_finite()
         if first:
             step = min(step for step, _ in first.values())
             values = {label: value for label, (at, value) in first.items() if at == step}
             self._found(values, f"at step {step + 1} of epoch {self._run.epoch + 1}")
+        elif losses.weightless:
+            values = dict.fromkeys(losses.weightless, math.nan)
+            where = f"in epoch {self._run.epoch + 1}, in which nothing counts: all weights are 0"
+            self._found(values, where, "look at sample_weight, mask, class_weights and ignore_index of the loss")
 
     def validation(self, values: Mapping[str, float]) -> None:
         """Values of a validation, of which the losses count: a metric may be NaN."""
@@ -39,21 +50,7 @@ class NonFiniteLosses:
         if not_finite:
             self._found(not_finite, f"in the validation after epoch {self._run.epoch + 1}")
 
-    def all_skipped(self, n_skipped: int, n_steps: int) -> None:
-        """The run has ended: so many of its steps were skipped, as scaled gradients were not finite."""
-        if n_skipped < n_steps or not n_steps or self._run.phase.on_nan == "ignore":
-            return
-        label = self._run.phase.label
-        problem = f"phase {label!r}: all of its {n_steps} steps were skipped, as gradients were not finite in float16"
-        hint = (
-            "Hint: train for more steps, as each that is skipped halves the scale, or write a smaller loss_scale=; "
-            "where values are beyond 65504, scale the data, or write precision='bf16-mixed', which has the range of "
-            "float32"
-        )
-        message = f"{problem}: nothing was learned. {hint}"
-        warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
-
-    def _found(self, values: Mapping[str, float], where: str) -> None:
+    def _found(self, values: Mapping[str, float], where: str, advice: str = _ADVICE) -> None:
         on_nan = self._run.phase.on_nan
         named = [f"{self._name(label)} is {value}" for label, value in values.items()]
         problem = f"{' and '.join(named)} {where}"
@@ -62,17 +59,14 @@ class NonFiniteLosses:
         if on_nan != "ignore" and not self._warned:
             self._warned = True
             label = self._run.phase.label
-            warnings.warn(
-                printable(f"phase {label!r}: {problem}. {_hint(on_nan)}"), NaNWarning, stacklevel=user_level()
+            stop = (
+                ""
+                if on_nan == "stop"
+                else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
             )
+            message = f"phase {label!r}: {problem}. Hint: {advice}{stop}"
+            warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
 
     def _name(self, label: str) -> str:
         node = self._nodes.get(label)
         return f"the figure {label!r} of your step" if node is None else f"loss {label!r} on node {node!r}"
-
-
-def _hint(on_nan: str) -> str:
-    stop = "" if on_nan == "stop" else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
-    return (
-        f"Hint: lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses{stop}"
-    )

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from anyaccel.errors import EstimatorError, OutOfMemoryError
+from anyaccel import interrupts
+from anyaccel.errors import AnyaccelError, EstimatorError, OutOfMemoryError
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
-from anyaccel.phases.loading.loader import BatchLoader
+from anyaccel.phases.loading.loader import BatchLoader, LoadedRows
 from anyaccel.phases.loading.loader_factory import free_memory
+from anyaccel.phases.loop_extension import CallInProgress, LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.memory_error import as_out_of_memory
 from anyaccel.phases.oom_report import OutOfMemoryReport
+from anyaccel.phases.run import Run
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.results.events import LogEvent
 
@@ -40,8 +44,7 @@ class OutOfMemoryRecovery:
         log_event: receives what is done.
 
     Attributes:
-        loader: as it is now.
-        microbatch_size: rows that are computed at once now, at most; None for whole steps.
+        rows: as they are taken now.
         batch_size: as given.
         snapshots: that may be given up to make room; None if there are none.
     """
@@ -56,9 +59,8 @@ class OutOfMemoryRecovery:
         report: OutOfMemoryReport,
         log_event: LogEvent,
     ) -> None:
-        self.loader = loader
+        self.rows = LoadedRows(loader)
         self.batch_size = batch_size
-        self.microbatch_size: int | None = None
         self.snapshots: Snapshots | None = None
         self._name, self._streamed, self._report, self._log_event = name, streamed, report, log_event
 
@@ -69,23 +71,23 @@ class OutOfMemoryRecovery:
             OutOfMemoryError: nothing is left to be done; says what fills the memory, and what would fit.
         """
         _release(error)
-        if self._streamed is not None and self.loader.residency != "streamed":
-            self.loader.close()
-            self.loader = self._streamed()
-            if self.microbatch_size:
-                self.loader.limit_rows(self.microbatch_size)
+        if self._streamed is not None and self.rows.loader.residency != "streamed":
+            self.rows.loader.close()
+            self.rows.loader = self._streamed()
+            if self.rows.microbatch_size:
+                self.rows.loader.limit_rows(self.rows.microbatch_size)
             self._log(error, "rows are streamed from now on")
             return
-        shrunk = self.loader.shrink()
+        shrunk = self.rows.loader.shrink()
         n_rows = n_rows or self.batch_size
-        at_once = min(self.microbatch_size or n_rows, n_rows)
+        at_once = min(self.rows.microbatch_size or n_rows, n_rows)
         indivisible = at_once <= 1 or bool(self._report.couplings)
         if not indivisible and self._gives_up_snapshots(at_once):
             self._log(error, "snapshots, beside which whole steps do not fit, are not taken any more")
         elif not indivisible:
-            self.microbatch_size = smaller(n_rows, at_once)
-            self.loader.limit_rows(self.microbatch_size)
-            self._log(error, f"{self.microbatch_size} rows of {n_rows} at once now")
+            self.rows.microbatch_size = smaller(n_rows, at_once)
+            self.rows.loader.limit_rows(self.rows.microbatch_size)
+            self._log(error, f"{self.rows.microbatch_size} rows of {n_rows} at once now")
         elif shrunk:
             self._log(error, "rows are streamed in smaller blocks now")
         elif self._snapshots_hold(unknown=True) and self.snapshots is not None and self.snapshots.give_up():
@@ -101,11 +103,11 @@ class OutOfMemoryRecovery:
         without one, a step that fails is the end. Streamed blocks are made as small as can be then, for a margin.
         """
         snapshots = self.snapshots
-        if snapshots is None or not (self.loader.repeatable and self._snapshots_hold(unknown=False)):
+        if snapshots is None or not (self.rows.loader.repeatable and self._snapshots_hold(unknown=False)):
             return False
-        if not snapshots.after_trial(partial(self._report.fits, self.loader, at_once)):
+        if not snapshots.after_trial(partial(self._report.fits, self.rows.loader, at_once)):
             return False
-        while self.loader.shrink():
+        while self.rows.loader.shrink():
             pass
         return snapshots.give_up()
 
@@ -121,7 +123,7 @@ class OutOfMemoryRecovery:
         """The error that ends the phase after a step of `n_rows` rows has failed."""
         _release(error)
         n_rows = n_rows or self.batch_size
-        return self._report.error(error, min(self.microbatch_size or n_rows, n_rows), self.loader)
+        return self._report.error(error, min(self.rows.microbatch_size or n_rows, n_rows), self.rows.loader)
 
     def _log(self, error: OutOfMemoryError, measure: str) -> None:
         self._log_event("memory", f"{self._name}: memory ran out ({error.problem}); {measure}")
@@ -257,3 +259,105 @@ class Snapshots:
     def clear(self) -> None:
         """Drop the last snapshot."""
         self._last = None
+
+
+class EpochRecovery(LoopExtension):
+    """Lets a training go back to a snapshot where memory ran out, or where an error broke a step off.
+
+    Args:
+        run: counts steps.
+        pipeline: the programs, which count the steps that they have done.
+        room: what is done where rows do not fit.
+        callbacks: go back too.
+        in_progress: the call that an error ends.
+        steps_before: of an earlier run, which the programs do not count.
+        takes_snapshots: whether there may be room for them.
+        goes_on: whether a step is done again where memory ran out; others may wait in the one that failed.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        pipeline: Pipeline,
+        room: OutOfMemoryRecovery,
+        callbacks: Sequence[Callback],
+        in_progress: CallInProgress,
+        *,
+        steps_before: int,
+        takes_snapshots: bool,
+        goes_on: bool,
+    ) -> None:
+        self._run, self._pipeline, self._room, self._in_progress = run, pipeline, room, in_progress
+        self._snapshots = room.snapshots = Snapshots(pipeline, room.rows.loader.repeatable, callbacks)
+        self._steps_before, self._takes_snapshots, self._goes_on = steps_before, takes_snapshots, goes_on
+
+    def steps_begin(self, losses: LossAccumulator) -> None:
+        if self._takes_snapshots:
+            self._snapshots.begin_epoch(self._run.step)
+
+    def after_call(self, losses: LossAccumulator) -> None:
+        self._snapshots.after_step(self._run.step, losses)
+
+    def failed(self, failure: BaseException, losses: LossAccumulator) -> bool:
+        """Make room and go back, where it was memory; else say of which whole steps the values are."""
+        if isinstance(failure, MemoryError):
+            self._go_back(as_out_of_memory(failure), losses)
+            return True
+        failed_in_step = isinstance(failure, AnyaccelError) and not self._pipeline.is_updating
+        self._settle(failure, losses)
+        if failed_in_step:
+            failure.add_note(f"it was step {self._run.step + 1} of epoch {self._run.epoch + 1}")
+        return False
+
+    def _go_back(self, failure: OutOfMemoryError, losses: LossAccumulator) -> None:
+        """Make room, and go back to the last snapshot.
+
+        Raises:
+            OutOfMemoryError: there is none, or nothing is left to be done.
+        """
+        release_frames(failure)  # what it holds would be in the way
+        tried_rows = self._in_progress.rows_at_once
+        resumed = self._snapshots.restore(losses) if self._goes_on else None
+        if resumed is None:
+            self._in_progress.is_whole = False
+            raise self._room.final_error(failure, tried_rows) from None
+        try:
+            self._room.make_room(failure, tried_rows)
+        finally:  # its events say at which step memory ran out
+            self._run.step, self._in_progress.n_steps = resumed, 0
+
+    def _settle(self, error: BaseException, losses: LossAccumulator) -> None:
+        """Count the steps that were done before an error, or go back if one failed or may be done by half.
+
+        Where the run went back, or could not, a note of the error says so.
+        """
+        run, call = self._run, self._in_progress
+        rescued = self._snapshots.rescue(losses)
+        if rescued is not None:
+            run.step, call.n_steps = rescued, 0
+            error.add_note(f"a step before it failed too: values are those after {rescued} steps of this epoch")
+        if not call.n_steps:
+            return
+        try:
+            if not interrupts.was_forced() and not self._pipeline.is_updating:
+                earlier = sum(epoch.steps for epoch in run.history) - self._steps_before
+                n_done = self._pipeline.count_steps() - earlier - run.step
+                run.step += min(max(n_done, 0), call.n_steps)
+            elif (resumed := self._snapshots.restore(losses)) is not None:
+                run.step = resumed
+                error.add_note(f"a step was broken off: values are those after {run.step} steps of this epoch")
+            else:
+                call.is_whole = False
+                error.add_note("a step was broken off, and there is no snapshot: values may be those of two steps")
+        except Exception as failure:  # the error itself matters more
+            call.is_whole = False
+            error.add_note(f"the steps of the last call could not be counted: {type(failure).__name__}: {failure}")
+
+    def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
+        self._snapshots.clear()  # a validation may need the room
+
+    def run_ends(self) -> None:
+        self._snapshots.clear()
+
+    def ended(self) -> None:
+        self._snapshots.clear()

@@ -46,7 +46,7 @@ def build_pipeline(
         raise
     step = phase.step
     custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
-    return Pipeline(stages, learners or None, log_event, custom_step, group.step)
+    return Pipeline(stages, [learners] if learners else [], log_event, custom_step, group.step)
 
 
 def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:

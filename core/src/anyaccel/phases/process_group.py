@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,12 @@ import numpy as np
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.host_columns import Batch
+from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel.phases.run import Run
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import Segment
 
@@ -132,42 +134,18 @@ class ProcessGroup(ABC):
 
     # -- the training loop -----------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def begin_epoch(self, epoch: int, step: int) -> None:
-        """An epoch of the run begins, or goes on after its first `step` steps."""
-
-    @abstractmethod
-    def end_steps(self) -> None:
-        """The steps of an epoch are done.
-
-        Raises:
-            PhaseError: those of another process are not.
-        """
-
-    @abstractmethod
-    def stop_reason_of_all(self, reason: str) -> str:
-        """Why a process is asked to stop, as the first says that was; `""` if none was."""
-
-    @abstractmethod
-    def end_epoch(self, stop_reason: str) -> str:
-        """As `stop_reason_of_all` at the end of an epoch.
-
-        Raises:
-            PhaseError: the processes have drawn other rows.
-        """
-
     @property
     @abstractmethod
-    def where(self) -> str:
-        """Which process this is, and at which step, in words."""
+    def keeps_snapshots(self) -> bool:
+        """Whether there may be room for a second copy of what is trained."""
 
     @abstractmethod
-    def shared_call(self, n_steps: int) -> AbstractContextManager[None]:
-        """Around a call of a program that all compute together; errors name its steps."""
+    def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """What acts in the training loop before hooks of the same moment are called."""
 
     @abstractmethod
-    def abandon(self) -> None:
-        """This process has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """What acts after them."""
 
 
 class SingleProcess(ProcessGroup):
@@ -219,22 +197,10 @@ class SingleProcess(ProcessGroup):
     def check_end(self, graph: ModelGraph) -> Mapping[str, np.ndarray]:
         return {}
 
-    def begin_epoch(self, epoch: int, step: int) -> None:
-        pass
+    keeps_snapshots = True
 
-    def end_steps(self) -> None:
-        pass
+    def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        return ()
 
-    def stop_reason_of_all(self, reason: str) -> str:
-        return reason
-
-    def end_epoch(self, stop_reason: str) -> str:
-        return stop_reason
-
-    where = "the only process"
-
-    def shared_call(self, n_steps: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def abandon(self) -> None:
-        pass
+    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        return ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import PhaseError
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.loop_extension import UNLIMITED, Call, LoopExtension
 
 if TYPE_CHECKING:
     from anyaccel.graph import Plan
@@ -93,7 +93,7 @@ class Profile(Callback):
             )
 
 
-class ProfileSession:
+class ProfileSession(LoopExtension):
     """The profile of one run.
 
     Args:
@@ -115,17 +115,17 @@ class ProfileSession:
     def _position(self) -> int:
         return sum(epoch.steps for epoch in self._run.history) + self._run.step
 
-    def steps_until_change(self) -> int:
-        """How many steps there are until the recording begins or ends."""
+    def most_steps(self, call: Call) -> int:
+        """Up to where the recording begins or ends."""
         at = self._position
         if at >= self._stop:
-            return sys.maxsize
+            return UNLIMITED
         return (self._first if at < self._first else self._stop) - at
 
     @contextmanager
-    def call(self, n_steps: int) -> Iterator[None]:
-        """Around a call of so many steps, no more than `steps_until_change`."""
-        at = self._position
+    def around_call(self, call: Call) -> Iterator[None]:
+        """Record it, if it is one of those that are asked for."""
+        at, n_steps = self._position, call.n_steps
         self._n_steps = at + n_steps
         if not self._first <= at < self._stop or self._is_done:
             yield
@@ -139,7 +139,7 @@ class ProfileSession:
                 marks.enter_context(mark(trace_name(name)))
             yield
         if last + 1 >= self._stop:
-            self.close()
+            self.ended()
 
     @property
     def _is_done(self) -> bool:
@@ -184,7 +184,7 @@ class ProfileSession:
             files.append(path)
         self._marks, self._files = marks, files
 
-    def close(self) -> None:
+    def ended(self) -> None:
         """End the recording, and say where the files are, or why there are none; a run does not fail for them."""
         if not self._marks:
             if self._from < 0:
@@ -206,8 +206,8 @@ class ProfileSession:
         self._run.log_event("profile", message)
 
 
-def profile_session(callbacks: Sequence[Callback], run: Run, pipeline: Pipeline) -> ProfileSession | None:
-    """The session that a run's callbacks ask for; None without one, or in replicas after the first.
+def profile_sessions(callbacks: Sequence[Callback], run: Run, pipeline: Pipeline) -> list[ProfileSession]:
+    """The session that a run's callbacks ask for; none without one, or in processes after the first.
 
     Raises:
         PhaseError: two callbacks ask for one.
@@ -215,4 +215,4 @@ def profile_session(callbacks: Sequence[Callback], run: Run, pipeline: Pipeline)
     wanted = [each for each in callbacks if isinstance(each, Profile)]
     if len(wanted) > 1:
         raise PhaseError(f"phase {run.phase.label!r} has {len(wanted)} callbacks Profile", hint="leave one of them")
-    return ProfileSession(wanted[0], run, pipeline) if wanted and run.is_main_process else None
+    return [ProfileSession(one, run, pipeline) for one in wanted if run.is_main_process]

@@ -24,7 +24,7 @@ from anyaccel.graph.graph import LiveValues
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointer_for
+from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointers_for
 from anyaccel.phases.distributed.devices import check_replicable, replica_notes
 from anyaccel.phases.distributed.joining import is_first, process_group
 from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
@@ -270,7 +270,7 @@ class PhasePrograms:
         run: the record, with the phase and the graph.
         hooks: plugins and callbacks.
         progress: is told how far it is.
-        checkpointer: writes checkpoints, and knows where an earlier run was; None without them.
+        checkpointers: write checkpoints, and know where an earlier run was; none or one.
         group: the processes that compute it together.
         parts: data of the phase, and of its validation if it has one.
         policies: for each part, its rows and what is done when they do not fit.
@@ -283,7 +283,7 @@ class PhasePrograms:
     run: Run
     hooks: HookCaller
     progress: Progress
-    checkpointer: Checkpointer | None
+    checkpointers: Sequence[Checkpointer]
     group: ProcessGroup
     parts: Sequence[PreparedPart]
     policies: Sequence[OutOfMemoryRecovery]
@@ -305,7 +305,7 @@ class PhaseExecution:
 
     def __init__(self, run: Run, hooks: HookCaller, progress: Progress, resume: str) -> None:
         self.run, self._hooks, self._progress, self._resume = run, hooks, progress, resume
-        self._checkpointer: Checkpointer | None = None
+        self._checkpointers: list[Checkpointer] = []
         self._opened = PhaseSources()
         self._final_devices: dict[str, Device] = {}
         self._first_buffers: Mapping[str, np.ndarray] = {}  # of replicas that have others
@@ -324,7 +324,7 @@ class PhaseExecution:
             run.log_event("context", what, verbose=True)
         self._hooks.call("phase_start", phase=phase, run=run)
         learners, writes = phase.learners(graph), run.is_main_process
-        self._checkpointer = checkpointer_for(run, callbacks, self._resume, learners, writes=writes)
+        self._checkpointers = checkpointers_for(run, callbacks, self._resume, learners, writes=writes)
         values: EvaluationValues | None = phase.execute(self)
         return values
 
@@ -363,8 +363,8 @@ class PhaseExecution:
         hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)
-        if self._checkpointer is not None:
-            self._checkpointer.join(group)
+        for checkpointer in self._checkpointers:
+            checkpointer.join(group)
         arrays = {f"{part.part.label}: {key}": each for part in parts for key, each in part.factory.arrays.items()}
         group.check_begin(phase, graph, arrays)
         del arrays
@@ -421,7 +421,7 @@ class PhaseExecution:
             run=run,
             hooks=hooks,
             progress=self._progress,
-            checkpointer=self._checkpointer,
+            checkpointers=self._checkpointers,
             group=group,
             parts=parts,
             policies=policies,
@@ -452,9 +452,8 @@ class PhaseExecution:
             run.error.add_note(f"release also failed: {type(failure).__name__}: {failure}")
         finally:
             run.attach(None)
-            checkpointer, self._checkpointer = self._checkpointer, None
-            if checkpointer is not None:
-                checkpointer.close()
+            while self._checkpointers:
+                self._checkpointers.pop().close()
             running.release(run)
             if run.error is not None:
                 release_frames(run.error)
@@ -482,7 +481,7 @@ class PhaseExecution:
 
 
 def _close_loader(policy: OutOfMemoryRecovery) -> None:
-    policy.loader.close()
+    policy.rows.loader.close()
 
 
 def _given_sources(phase: PhaseSettings) -> Iterator[BatchSource]:

@@ -10,17 +10,31 @@ from anyaccel.arguments import is_integer, shown
 from anyaccel.data import Sampler, SimpleSampler, sampler_from_config
 from anyaccel.errors import PhaseError
 from anyaccel.phases.loading.epoch_batches import SCHEDULES
+from anyaccel.phases.setting import Setting
 from anyaccel.suggestions import did_you_mean
 
 Samplers = Sampler | Mapping[str, Sampler]
 """A sampler for all feature sets, or a mapping with one for each label."""
 
 
-def samplers_of(value: Any) -> Any:
-    """Samplers from the argument of a phase; integers (NumPy's too) are batch sizes."""
-    if isinstance(value, Mapping):
-        return {name: samplers_of(sampler) for name, sampler in value.items()}
-    return SimpleSampler(value, shuffle=True) if isinstance(value, bool) or is_integer(value) else value
+def checked_samplers(phase: Any, name: str, given: Any) -> Samplers:
+    """Samplers from the argument of a phase; integers (NumPy's too) are batch sizes.
+
+    Raises:
+        PhaseError: they are neither.
+    """
+    samplers = {label: _sampler(one) for label, one in given.items()} if isinstance(given, Mapping) else _sampler(given)
+    for sampler in samplers.values() if isinstance(samplers, Mapping) and samplers else [samplers]:
+        if not isinstance(sampler, Sampler):
+            raise PhaseError(
+                f"phase {phase.label!r}: sampler must be a Sampler or a batch size, got {shown(sampler)}",
+                hint="write sampler=32, or sampler=SimpleSampler(32, shuffle=True)",
+            )
+    return samplers
+
+
+def _sampler(given: Any) -> Any:
+    return SimpleSampler(given, shuffle=True) if isinstance(given, bool) or is_integer(given) else given
 
 
 def per_replica(samplers: Samplers, n_replicas: int) -> Samplers:
@@ -34,16 +48,6 @@ def _larger(sampler: Sampler, times: int) -> Sampler:
     larger = copy.copy(sampler)
     object.__setattr__(larger, "batch_size", times * sampler.batch_size)  # samplers are frozen
     return larger
-
-
-def check_samplers(label: str, samplers: Any) -> None:
-    """Raise PhaseError unless all of these are samplers."""
-    for sampler in samplers.values() if isinstance(samplers, Mapping) and samplers else [samplers]:
-        if not isinstance(sampler, Sampler):
-            raise PhaseError(
-                f"phase {label!r}: sampler must be a Sampler or a batch size, got {shown(sampler)}",
-                hint="write sampler=32, or sampler=SimpleSampler(32, shuffle=True)",
-            )
 
 
 def samplers_config(samplers: Samplers) -> dict[str, Any]:
@@ -60,22 +64,27 @@ def samplers_from(config: Any) -> Any:
     return sampler_from_config(config)
 
 
-def check_schedule(label: str, schedule: str | None, samplers: Samplers) -> None:
-    """Check a schedule; None is the default.
+def check_schedule(phase: Any, name: str, given: Any) -> str | None:
+    """How samplers are combined; None is the default.
 
     Raises:
         PhaseError: an unknown name, or there is only one sampler.
     """
-    if schedule is None:
-        return
-    if schedule not in SCHEDULES:
+    if given is None:
+        return None
+    if given not in SCHEDULES:
         raise PhaseError(
-            f"phase {label!r}: unknown schedule={shown(schedule)}",
+            f"phase {phase.label!r}: unknown schedule={shown(given)}",
             available=", ".join(SCHEDULES),
-            hint=did_you_mean(schedule, SCHEDULES, "use one of these"),
+            hint=did_you_mean(given, SCHEDULES, "use one of these"),
         )
-    if isinstance(samplers, Sampler) or len(samplers) < 2:
+    if isinstance(phase.sampler, Sampler) or len(phase.sampler) < 2:
         raise PhaseError(
-            f"phase {label!r} has schedule={schedule!r} but only one sampler",
+            f"phase {phase.label!r} has schedule={given!r} but only one sampler",
             hint="leave schedule out, or write sampler={'FEATURE_SET': 32, 'OTHER': 32}",
         )
+    return str(given)
+
+
+SAMPLER = Setting(checked_samplers, lambda phase, kept: samplers_config(kept), samplers_from, samplers_config)
+"""The setting `sampler` of a TrainPhase."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,6 +27,19 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.row_alignment import Combination
 from anyaccel.phases.samplers import Samplers
+from anyaccel.phases.setting import (
+    UNCHANGED,
+    UNSAVED,
+    Setting,
+    choice,
+    config,
+    flag,
+    optional,
+    read,
+    read_list,
+    unless,
+    unsaved,
+)
 from anyaccel.precision import LossScale, checked_precision
 from anyaccel.suggestions import did_you_mean
 
@@ -48,9 +62,133 @@ def _unknown(owner: Any, name: str) -> PhaseError:
     return _unknown_setting(cls, name)
 
 
-def known_settings(init: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]:
-    """For a constructor of a kind of phase: a setting that it does not have is an error with the one that is meant."""
-    return call_hints(init, unknown=_unknown)
+def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]:
+    """For `__init__` of a kind of phase, which is a signature: settings are checked and kept as `settings` of it says.
+
+    One that it does not have is an error with the one that is meant.
+    """
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def take(*args: _Settings.args, **given: _Settings.kwargs) -> None:
+        bound = signature.bind(*args, **given)
+        bound.apply_defaults()
+        phase: Any = bound.arguments.pop("self")
+        for name, value in bound.arguments.items():
+            kept = phase.settings.get(name, _PLAIN).check(phase, name, value)
+            if kept is not UNCHANGED:
+                setattr(phase, name, kept)
+        phase.check_settings()
+
+    return call_hints(take, unknown=_unknown)
+
+
+def of_split(function: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]:
+    """For `from_split` of a kind of phase, which is a signature: as the constructor, with a split in place of data."""
+    default = inspect.signature(function).parameters["label"].default
+
+    @functools.wraps(function)
+    def make(cls: Any, label: str = default, *, split: Any, **settings: Any) -> Any:
+        name = arguments.text(PhaseError, f"phase {label!r}: ", "split", split, "the name of a split", "'train'")
+        return cls(label, data=name, **settings)
+
+    hinted: Any = call_hints(make, unknown=_unknown)
+    return hinted  # type: ignore[no-any-return]
+
+
+_PLAIN = Setting()
+_CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
+
+
+def _checked_data(phase: Any, name: str, given: Any) -> Data:
+    """Data, which are looked at with the graph; a mapping must have labels as its keys."""
+    if isinstance(given, Mapping) and not all(isinstance(label, str) for label in given):
+        problem = f"phase {phase.label!r}: data={shown(given)} must have the labels of feature sets as its keys"
+        raise PhaseError(problem, hint="write data={'LABEL': 'train'}")
+    return given
+
+
+def _data_config(phase: Any, data: Data) -> Any:
+    if isinstance(data, str):
+        return data
+    if isinstance(data, Mapping):
+        return {label: _data_config(phase, part) for label, part in data.items()}
+    name = getattr(data, "name", None)
+    registered = getattr(getattr(data, "feature_set", None), "splits", {}).get(name)
+    if registered is None or registered is not data:
+        raise ConfigError(
+            f"the data of phase {phase.label!r} have no name to save",
+            hint="register a split and pass its name as data=",
+        )
+    return {data.label: name}
+
+
+def _as_tuple(whose: str, name: str, value: Any, example: str) -> tuple[Any, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
+        raise PhaseError(f"{whose}: {name} must be a list, got {shown(value)}", hint=f"write {name}=[{example}]")
+    return tuple(value)
+
+
+def _checked_losses(phase: Any, name: str, given: Any) -> tuple[AppliedLoss, ...]:
+    given = (given,) if isinstance(given, AppliedLoss) else given
+    losses = _as_tuple(f"phase {phase.label!r}", name, given, "AppliedLoss('mse', on='NODE')")
+    for loss in losses:
+        if not isinstance(loss, AppliedLoss):
+            raise PhaseError(
+                f"phase {phase.label!r}: losses must be AppliedLoss objects, got {shown(loss)}",
+                hint=f"write losses=[AppliedLoss({loss if isinstance(loss, str) else 'mse'!r}, on='NODE')]",
+            )
+    labels = [loss.label for loss in losses]
+    duplicates = {label for label in labels if labels.count(label) > 1}
+    if duplicates:
+        raise PhaseError(
+            f"phase {phase.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
+            hint="give each its own: AppliedLoss(..., label='NAME')",
+        )
+    return losses
+
+
+def _compared_losses(losses: Iterable[AppliedLoss]) -> dict[str, Any]:
+    compared = {}
+    for loss in losses:
+        try:
+            compared[loss.label] = loss.get_config()
+        except ConfigError:  # a function has only its name
+            inputs = list(loss.inputs)
+            compared[loss.label] = {"loss": loss.loss.name, "on": loss.on, "inputs": inputs, "weight": loss.weight}
+    return compared
+
+
+def _accelerator(phase: Any, name: str, given: Any) -> Accelerator | None:
+    phase.chooses_device = isinstance(given, str) and given == AUTO
+    return None if given is None or phase.chooses_device else Accelerator.of(given)
+
+
+def _matmul_precision(phase: Any, name: str, given: Any) -> Any:
+    """A setting for matrix products, which the frameworks of the graph check."""
+    if given is None or isinstance(given, (str, bool)):
+        return given
+    where, example = f"phase {phase.label!r}: ", "'high'"
+    by_framework = arguments.mapping(PhaseError, where, name, given, example)
+    fits = lambda it: bool(it) and all(isinstance(value, (str, bool)) for value in it.values())  # noqa: E731
+    return arguments.check(PhaseError, where, name, by_framework, fits, "a setting, or a dict of settings", example)
+
+
+def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
+    """Callbacks from the argument of a phase or experiment.
+
+    Raises:
+        PhaseError: not a list of Callback objects.
+    """
+    callbacks = _as_tuple(whose, "callbacks", given, "EarlyStopping()")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            is_class = isinstance(callback, type) and issubclass(callback, Callback)
+            hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
+            same = next((name for name in _CALLBACKS if name in (type(callback).__name__, callback)), None)
+            hint = hint if same is None else f"write anyaccel.{same}()"
+            raise PhaseError(f"{whose}: {shown(callback)} is not a Callback", hint=hint)
+    return callbacks
 
 
 @constructor_hints
@@ -91,6 +229,19 @@ class PhaseSettings(AttributeHints, Runnable):
     devices: tuple[Device, ...] = ()
     """What a phase that is bound to a graph has got of its request, or for its replicas; the first has the nodes."""
 
+    label: str
+    data: Data
+    losses: tuple[AppliedLoss, ...]
+    accelerator: Accelerator | None
+    chooses_device: bool
+    strict: bool
+    policy: str | None
+    callbacks: tuple[Callback, ...]
+    final_device: Accelerator | None
+    compile: str
+    residency: str
+    precision: str | None
+    matmul_precision: Any
     # Settings that only some kinds of phases have, with what holds for all others.
     trains: ClassVar[bool] = False
     """Whether its steps change parameters."""
@@ -117,6 +268,40 @@ class PhaseSettings(AttributeHints, Runnable):
     outputs: tuple[str, ...] | None
     nodes: tuple[str, ...] | None
 
+    settings: ClassVar[Mapping[str, Setting]] = {
+        "label": Setting(lambda phase, name, given: check_label(given, "a phase")),
+        "data": Setting(_checked_data, _data_config),
+        "losses": Setting(
+            _checked_losses,
+            lambda phase, losses: [loss.get_config() for loss in losses],
+            read_list("losses", AppliedLoss.from_config),
+            _compared_losses,
+        ),
+        "accelerator": Setting(
+            _accelerator,
+            lambda phase, kept: AUTO if phase.chooses_device else config(phase, kept),
+            lambda saved: saved if saved in (None, AUTO) else Accelerator.from_config(saved),
+        ),
+        "strict": Setting(flag),
+        "policy": Setting(
+            optional(lambda phase, name, given: arguments.text(PhaseError, f"phase {phase.label!r}: ", name, given))
+        ),
+        "callbacks": Setting(
+            lambda phase, name, given: checked_callbacks(f"phase {phase.label!r}", given), save=unsaved
+        ),
+        "final_device": Setting(
+            optional(lambda phase, name, given: Accelerator.of(given)), config, read(Accelerator.from_config)
+        ),
+        "compile": Setting(choice(*MODES, hints={False: "write compile='off'"})),
+        "residency": Setting(choice(*RESIDENCIES)),
+        "precision": Setting(
+            optional(lambda phase, name, given: checked_precision(PhaseError, f"phase {phase.label!r}: ", given)),
+            save=unless(None),
+        ),
+        "matmul_precision": Setting(_matmul_precision, save=unless(None)),
+    }
+    """How each setting of this kind of phase is checked, saved and compared; names and defaults are in `__init__`."""
+
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "device": "write accelerator='gpu:0'",
         "split": "write data='train'",
@@ -142,7 +327,7 @@ class PhaseSettings(AttributeHints, Runnable):
             function = vars(cls)["from_split"].__func__
             function.__doc__ = _with_setting_texts(function.__doc__, cls.__doc__)
 
-    @known_settings
+    @takes_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         label: str,
@@ -159,40 +344,17 @@ class PhaseSettings(AttributeHints, Runnable):
         precision: str | None = None,
         matmul_precision: Any = None,
     ) -> None:
-        self.label = check_label(label, "a phase")
-        self.data = _checked_data(label, data)
-        own = (losses,) if isinstance(losses, AppliedLoss) else losses
-        self.losses = _as_tuple(f"phase {label!r}", "losses", own)
-        self.chooses_device = isinstance(accelerator, str) and accelerator == AUTO
-        self.accelerator = None if accelerator is None or self.chooses_device else Accelerator.of(accelerator)
-        where = f"phase {label!r}: "
-        self.strict = arguments.flag(PhaseError, where, "strict", strict)
-        self.policy = None if policy is None else arguments.text(PhaseError, where, "policy", policy)
-        self.callbacks = checked_callbacks(f"phase {label!r}", callbacks)
-        self.final_device = None if final_device is None else Accelerator.of(final_device)
-        self.compile = one_of(label, "compile", compile, MODES)
-        self.residency = one_of(label, "residency", residency, RESIDENCIES)
-        self.precision = None if precision is None else checked_precision(PhaseError, where, precision)
-        self.matmul_precision = _matmul_precision(where, matmul_precision)
-        self._check()
+        """Check the settings, and keep them."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.label!r})"
 
-    def _check(self) -> None:
-        for loss in self.losses:
-            if not isinstance(loss, AppliedLoss):
-                raise PhaseError(
-                    f"phase {self.label!r}: losses must be AppliedLoss objects, got {shown(loss)}",
-                    hint=f"write losses=[AppliedLoss({loss if isinstance(loss, str) else 'mse'!r}, on='NODE')]",
-                )
-        labels = [loss.label for loss in self.losses]
-        duplicates = {label for label in labels if labels.count(label) > 1}
-        if duplicates:
-            raise PhaseError(
-                f"phase {self.label!r} has several losses with the label {', '.join(sorted(duplicates))}",
-                hint="give each its own: AppliedLoss(..., label='NAME')",
-            )
+    def check_settings(self) -> None:
+        """Check what concerns several settings.
+
+        Raises:
+            PhaseError: some do not go together.
+        """
 
     # -- what a phase answers when it is planned and run; a kind of phase overrides what it does otherwise ------------
 
@@ -257,20 +419,8 @@ class PhaseSettings(AttributeHints, Runnable):
         Raises:
             ConfigError: data, a loss or a metric has no name.
         """
-        return {
-            "type": self.kind,
-            "label": self.label,
-            "data": _data_config(self.label, self.data),
-            "losses": [loss.get_config() for loss in self.losses],
-            "accelerator": AUTO if self.chooses_device else self.accelerator and self.accelerator.get_config(),
-            "strict": self.strict,
-            "policy": self.policy,
-            "final_device": self.final_device.get_config() if self.final_device else None,
-            "compile": self.compile,
-            "residency": self.residency,
-            **({} if self.precision is None else {"precision": self.precision}),
-            **({} if self.matmul_precision is None else {"matmul_precision": self.matmul_precision}),
-        }
+        saved = {name: setting.save(self, getattr(self, name, None)) for name, setting in self.settings.items()}
+        return {"type": self.kind, **{name: value for name, value in saved.items() if value is not UNSAVED}}
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> PhaseSettings:
@@ -289,13 +439,6 @@ class PhaseSettings(AttributeHints, Runnable):
                 error = _unknown_setting(PhaseSettings.kinds[kind], key)
                 raise ConfigError(error.problem, available=error.available, hint=error.hint)
         try:
-            for key in ("losses", "metrics"):
-                if not isinstance(settings.get(key, []), (list, tuple)):
-                    raise TypeError(f"{key} must be a list, got {shown(settings[key])}")
-            settings["losses"] = [AppliedLoss.from_config(loss) for loss in settings.get("losses", ())]
-            for key in ("accelerator", "final_device"):
-                if settings.get(key) not in (None, AUTO):
-                    settings[key] = Accelerator.from_config(settings[key])
             return PhaseSettings.kinds[kind](**PhaseSettings.kinds[kind].read_settings(settings))
         except TypeError as error:
             problem = f"the configuration of a phase of type {kind!r} does not fit: {getattr(error, 'problem', error)}"
@@ -303,8 +446,8 @@ class PhaseSettings(AttributeHints, Runnable):
 
     @classmethod
     def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Turn a configuration into keyword arguments; those common to all phases are converted already."""
-        return settings
+        """Turn a configuration into keyword arguments."""
+        return {name: cls.settings.get(name, _PLAIN).load(value) for name, value in settings.items()}
 
 
 def _with_setting_texts(doc: str | None, whose: str | None) -> str:
@@ -315,93 +458,23 @@ def _with_setting_texts(doc: str | None, whose: str | None) -> str:
     return "\n    ".join([inspect.cleandoc(doc or "").rstrip(), *kept]) + "\n"
 
 
-def split_name(label: str, split: Any) -> str:
-    """The name of a split from the argument of a phase.
-
-    Raises:
-        PhaseError: not text.
-    """
-    return arguments.text(PhaseError, f"phase {label!r}: ", "split", split, "the name of a split", "'train'")
-
-
-def _checked_data(label: str, data: Any) -> Data:
-    """Data, which are looked at with the graph; a mapping must have labels as its keys."""
-    if isinstance(data, Mapping) and not all(isinstance(name, str) for name in data):
-        problem = f"phase {label!r}: data={shown(data)} must have the labels of feature sets as its keys"
-        raise PhaseError(problem, hint="write data={'LABEL': 'train'}")
-    return data
-
-
-def one_of(label: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """A setting that must be one of `choices`.
-
-    Raises:
-        PhaseError: it is not.
-    """
-    if value in choices:
-        return str(value)
-    hint = did_you_mean(value, choices, "use one of these")
-    hint = "write compile='off'" if name == "compile" and value is False else hint
-    raise PhaseError(
-        f"phase {label!r}: unknown {name}={shown(value)}", available=", ".join(map(repr, choices)), hint=hint
-    )
-
-
-_EXAMPLES = {"losses": "AppliedLoss('mse', on='NODE')", "callbacks": "EarlyStopping()"}
-
-
-_CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
-
-
-def _matmul_precision(where: str, given: Any) -> Any:
-    """A setting for matrix products, which the frameworks of the graph check."""
-    if given is None or isinstance(given, (str, bool)):
-        return given
-    example = "'high'"
-    by_framework = arguments.mapping(PhaseError, where, "matmul_precision", given, example)
-    fits = lambda it: bool(it) and all(isinstance(value, (str, bool)) for value in it.values())  # noqa: E731
-    return arguments.check(
-        PhaseError, where, "matmul_precision", by_framework, fits, "a setting, or a dict of settings", example
-    )
-
-
-def checked_callbacks(whose: str, given: Any) -> tuple[Callback, ...]:
-    """Callbacks from the argument of a phase or experiment.
-
-    Raises:
-        PhaseError: not a list of Callback objects.
-    """
-    callbacks = _as_tuple(whose, "callbacks", given)
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            is_class = isinstance(callback, type) and issubclass(callback, Callback)
-            hint = f"create an instance: {callback.__name__}()" if is_class else "derive it from anyaccel.Callback"
-            same = next((name for name in _CALLBACKS if name in (type(callback).__name__, callback)), None)
-            hint = hint if same is None else f"write anyaccel.{same}()"
-            raise PhaseError(f"{whose}: {shown(callback)} is not a Callback", hint=hint)
-    return callbacks
-
-
-def _as_tuple(whose: str, name: str, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
-        raise PhaseError(
-            f"{whose}: {name} must be a list, got {shown(value)}", hint=f"write {name}=[{_EXAMPLES[name]}]"
-        )
-    return tuple(value)
-
-
-def node_labels(nodes: Sequence[str] | str | None) -> tuple[str, ...] | None:
+def node_labels(phase: Any, name: str, given: Any) -> tuple[str, ...] | None:
     """Labels of nodes from the argument of a phase; a string is one label.
 
     Raises:
         PhaseError: a label is not a string.
     """
-    if nodes is None or isinstance(nodes, str):
-        return None if nodes is None else (nodes,)
-    labels = tuple(nodes) if isinstance(nodes, Iterable) else (nodes,)
+    if given is None or isinstance(given, str):
+        return None if given is None else (given,)
+    labels = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(isinstance(label, str) for label in labels):
-        raise PhaseError(f"labels of nodes must be strings, got {shown(nodes)}", hint="write ['encoder', 'head']")
+        raise PhaseError(f"labels of nodes must be strings, got {shown(given)}", hint="write ['encoder', 'head']")
     return labels
+
+
+def save_labels(phase: Any, kept: tuple[str, ...] | None) -> list[str] | None:
+    """Labels as plain data."""
+    return None if kept is None else list(kept)
 
 
 def _settings_of(cls: type) -> list[str]:
@@ -423,17 +496,3 @@ def _unknown_setting(cls: type[PhaseSettings], name: str) -> PhaseError:
         return PhaseError(f"{cls.__name__} has no setting {name!r}", hint=misplaced[name])
     hint = did_you_mean(name, known, "use one of these", cutoff=0.6)
     return PhaseError(f"{cls.__name__} has no setting {name!r}", available=", ".join(known), hint=hint)
-
-
-def _data_config(label: str, data: Data) -> Any:
-    if isinstance(data, str):
-        return data
-    if isinstance(data, Mapping):
-        return {name: _data_config(label, part) for name, part in data.items()}
-    name = getattr(data, "name", None)
-    registered = getattr(getattr(data, "feature_set", None), "splits", {}).get(name)
-    if registered is None or registered is not data:
-        raise ConfigError(
-            f"the data of phase {label!r} have no name to save", hint="register a split and pass its name as data="
-        )
-    return {data.label: name}

@@ -13,22 +13,17 @@ from anyaccel.phases.executor.stage import Losses
 # A call may last half a second; this is what is aimed at.
 _AIM_SECONDS = 0.2
 _POLL_SECONDS = 0.0005
-_UNLIMITED = 2**31
 
 
 class StepPacing:
-    """How many steps one call should take: few at first, then as many as fit into the aimed time.
+    """How many steps one call should take: few at first, then as many as fit into the aimed time."""
 
-    `limit` is the most steps of a call: 1 where every step is to be seen.
-    """
-
-    def __init__(self, limit: int | None = None) -> None:
-        self._limit = limit or _UNLIMITED
+    def __init__(self) -> None:
         self._n_steps = 1
 
     def next(self) -> int:
         """Steps for the next call."""
-        return min(self._n_steps, self._limit)
+        return self._n_steps
 
     def record(self, n_steps: int, seconds: float) -> None:
         """Learn from a call. Grows by doubling only, as the first calls are slow and say little.
@@ -40,11 +35,6 @@ class StepPacing:
             return
         fitting = int(n_steps * _AIM_SECONDS / max(seconds, 1e-9))
         self._n_steps = min(self._n_steps * 2, 1 << max(fitting.bit_length() - 1, 0))
-
-    @property
-    def max_steps(self) -> int:
-        """The most steps that a call may ever take."""
-        return self._limit
 
 
 class PendingCalls:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data import Rows, Sampler
@@ -17,34 +16,78 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.distributed.row_shares import check_shares
+from anyaccel.phases.distributed.settings import SETTINGS as REPLICATION
 from anyaccel.phases.estimator_partial_fit import learning_nodes
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import trained_as
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
+from anyaccel.phases.loop_factory import train_loop
 from anyaccel.phases.monitoring import unknown_value
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
-from anyaccel.phases.samplers import (
-    Samplers,
-    check_samplers,
-    check_schedule,
-    samplers_config,
-    samplers_from,
-    samplers_of,
-)
-from anyaccel.phases.settings import Data, PhaseSettings, known_settings, one_of, split_name
-from anyaccel.phases.train_loop import TrainLoop
+from anyaccel.phases.samplers import SAMPLER, Samplers, check_schedule
+from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, choice, config, integer, read, same
+from anyaccel.phases.settings import Data, of_split, takes_settings
 from anyaccel.precision import LossScale
 from anyaccel.results import TrainResults
 from anyaccel.results.records import EvaluationValues
 
 MICROBATCHING = ("exact", "approximate")
 ON_NAN = ("warn", "stop", "ignore")
-SHARDING = ("full", "full offload")
+
+
+def _checkpoint(phase: Any, name: str, given: Any) -> Checkpoint | None:
+    if given is None or isinstance(given, Checkpoint):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return Checkpoint(given)
+    problem = f"phase {phase.label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(given)}"
+    raise PhaseError(problem, hint="write checkpoint=Checkpoint('runs/a')")
+
+
+def _loss_scale(phase: Any, name: str, given: Any) -> LossScale:
+    if given is None or isinstance(given, LossScale):
+        return given or LossScale()
+    try:
+        return LossScale(given)
+    except SpecError:
+        problem = f"phase {phase.label!r}: loss_scale must be a LossScale or a positive number, got {shown(given)}"
+        raise PhaseError(problem, hint="write loss_scale=LossScale(initial=1024.0)") from None
+
+
+def _validation(phase: Any, name: str, given: Any) -> Any:
+    """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
+    if not isinstance(given, str):
+        return given
+    split, samplers = given, phase.sampler
+    by_label = samplers if isinstance(samplers, Mapping) else {"": samplers}
+    tuples = {name: part for name, part in by_label.items() if isinstance(part, Sampler) and len(part.streams) > 1}
+    if not tuples:
+        return EvalPhase.from_split(split, split=split)
+    return EvalPhase.from_split(split, split=split, sampler=tuples.get("", tuples))
+
+
+def _refuse_to_save(phase: Any, step: Any) -> Any:
+    if step is not None:
+        problem = f"phase {phase.label!r} has a step of its own, which has no configuration"
+        raise ConfigError(problem, hint="save the graph, and create the phase in code")
+    return UNSAVED
+
+
+def _saved_loss_scale(phase: Any, scale: LossScale) -> Any:
+    return UNSAVED if scale == LossScale() else scale.get_config()
+
+
+def _read_checkpoint(saved: Any) -> Any:
+    return Checkpoint(**saved) if isinstance(saved, Mapping) else saved
+
+
+def _read_loss_scale(saved: Any) -> Any:
+    return LossScale.from_config(saved) if isinstance(saved, Mapping) else saved
 
 
 @constructor_hints
@@ -123,6 +166,21 @@ class TrainPhase(Phase):
 
     kind = "train"
     trains = True
+    settings: ClassVar[Mapping[str, Setting]] = {
+        **Phase.settings,
+        "sampler": SAMPLER,
+        "schedule": Setting(check_schedule, compare=same),
+        "n_epochs": Setting(integer(0), compare=same, on_resume=False),
+        "validation": Setting(_validation, config, read(Phase.from_config)),
+        "validate_every": Setting(integer(1), compare=same, on_resume=False),
+        "accumulate": Setting(integer(1), compare=same),
+        "microbatching": Setting(choice(*MICROBATCHING)),
+        "on_nan": Setting(choice(*ON_NAN)),
+        "step": Setting(lambda phase, name, given: UNCHANGED if given is None else given, _refuse_to_save),
+        "loss_scale": Setting(_loss_scale, _saved_loss_scale, _read_loss_scale),
+        "checkpoint": Setting(_checkpoint, config, _read_checkpoint),
+        **REPLICATION,
+    }
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "batch_size batchsize": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
         "shuffle": "write sampler=SimpleSampler(16, shuffle=True)",
@@ -156,7 +214,7 @@ class TrainPhase(Phase):
         "outputs": "run an EvalPhase(..., outputs=[...]) to keep outputs",
     }
 
-    @known_settings
+    @takes_settings
     def __init__(  # noqa: PLR0913 - keywords, each documented
         self,
         label: str = "train",
@@ -189,32 +247,11 @@ class TrainPhase(Phase):
         precision: str | None = None,
         matmul_precision: Any = None,
     ) -> None:
-        self.sampler: Samplers = samplers_of(sampler)
-        self.schedule = schedule
-        where = f"phase {label!r}: "
-        self.n_epochs = arguments.integer(PhaseError, where, "n_epochs", n_epochs, 0)
-        self.validation = _validation_of(validation, self.sampler) if isinstance(validation, str) else validation
-        self.validate_every = arguments.integer(PhaseError, where, "validate_every", validate_every, 1)
-        self.accumulate = arguments.integer(PhaseError, where, "accumulate", accumulate, 1)
-        self.microbatching = one_of(label, "microbatching", microbatching, MICROBATCHING)
-        self.on_nan = one_of(label, "on_nan", on_nan, ON_NAN)
-        if step is not None:
-            self.step = step
-        self.replicas = None if replicas is None else arguments.integer(PhaseError, where, "replicas", replicas, 1)
-        self.per_replica = arguments.flag(PhaseError, where, "per_replica", per_replica)
-        self.deterministic = arguments.flag(PhaseError, where, "deterministic", deterministic)
-        self.loss_scale = _loss_scale_of(label, loss_scale)
-        self.sharding = None if sharding is None else one_of(label, "sharding", sharding, SHARDING)
-        self.sync_batchnorm = arguments.flag(PhaseError, where, "sync_batchnorm", sync_batchnorm)
-        self.checkpoint = _checkpoint_of(label, checkpoint)
-        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
-        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        running |= {"precision": precision, "matmul_precision": matmul_precision}
-        super().__init__(label, data=data, losses=losses, **placing, **running)
+        """Check the settings, and keep them."""
 
     @classmethod
-    @known_settings
-    def from_split(  # noqa: PLR0913 - keywords, each documented
+    @of_split
+    def from_split(  # type: ignore[empty-body]  # noqa: PLR0913 - keywords, each documented
         cls,
         label: str = "train",
         *,
@@ -252,21 +289,13 @@ class TrainPhase(Phase):
             label: name of the phase.
             split: name of the split.
         """
-        drawing: Any = {"sampler": sampler, "schedule": schedule, "n_epochs": n_epochs, "accumulate": accumulate}
-        checking: Any = {"validation": validation, "validate_every": validate_every, "on_nan": on_nan}
-        own: Any = {"checkpoint": checkpoint, **({} if step is None else {"step": step})}
-        sharing: Any = {"replicas": replicas, "sharding": sharding, "sync_batchnorm": sync_batchnorm}
-        sharing |= {"loss_scale": loss_scale, "per_replica": per_replica, "deterministic": deterministic}
-        placing: Any = {"accelerator": accelerator, "strict": strict, "policy": policy, "final_device": final_device}
-        running: Any = {"callbacks": callbacks, "compile": compile, "residency": residency}
-        running |= {"precision": precision, "matmul_precision": matmul_precision}
-        settings: Any = {**drawing, **checking, **own, **sharing, **placing, **running, "microbatching": microbatching}
-        return cls(label, data=split_name(label, split), losses=losses, **settings)
 
-    def _check(self) -> None:
-        super()._check()
-        check_samplers(self.label, self.sampler)
-        check_schedule(self.label, self.schedule, self.sampler)
+    @classmethod
+    def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """As of every phase; a configuration without a sampler is refused."""
+        return super().read_settings({"sampler": {}, **settings})
+
+    def check_settings(self) -> None:
         if self.accumulate > 1:
             check_accumulation(self.label, self.losses)
         if self.step is not None:
@@ -335,93 +364,10 @@ class TrainPhase(Phase):
         return EvaluationRows(rows), TrainingEpochs(self.label, batches, self.accumulate)
 
     def compute(self, programs: PhasePrograms) -> None:
-        TrainLoop(
-            phase=self,
-            run=programs.run,
-            pipeline=programs.pipeline,
-            policy=programs.policies[0],
-            hooks=programs.hooks,
-            progress=programs.progress,
-            learners=programs.learners,
-            validation=programs.evaluations[0] if programs.evaluations else None,
-            nan_in_data=programs.nan_in_data,
-            checkpointer=programs.checkpointer,
-            group=programs.group,
-        ).run()
+        train_loop(self, programs).run()
 
     def results_of(self, run: Run, values: EvaluationValues | None, record: Mapping[str, Any]) -> TrainResults:
         return TrainResults(epochs=tuple(run.history), stop_reason=run.stop_reason, **record)
-
-    # -- configuration ---------------------------------------------------------------------------------------------
-
-    def get_config(self) -> dict[str, Any]:
-        """The phase as plain data; see Phase.
-
-        Raises:
-            ConfigError: as there; or the phase has a step of its own.
-        """
-        if self.step is not None:
-            problem = f"phase {self.label!r} has a step of its own, which has no configuration"
-            raise ConfigError(problem, hint="save the graph, and create the phase in code")
-        return {
-            **super().get_config(),
-            "sampler": samplers_config(self.sampler),
-            "schedule": self.schedule,
-            "n_epochs": self.n_epochs,
-            "validation": self.validation.get_config() if self.validation else None,
-            "validate_every": self.validate_every,
-            "accumulate": self.accumulate,
-            "microbatching": self.microbatching,
-            "on_nan": self.on_nan,
-            "replicas": self.replicas,
-            "per_replica": self.per_replica,
-            "deterministic": self.deterministic,
-            "sharding": self.sharding,
-            "sync_batchnorm": self.sync_batchnorm,
-            "checkpoint": self.checkpoint.get_config() if self.checkpoint else None,
-            **({} if self.loss_scale == LossScale() else {"loss_scale": self.loss_scale.get_config()}),
-        }
-
-    @classmethod
-    def read_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """See Phase."""
-        validation, checkpoint = settings.get("validation"), settings.get("checkpoint")
-        scale = settings.get("loss_scale")
-        return {
-            **settings,
-            **({"loss_scale": LossScale.from_config(scale)} if isinstance(scale, Mapping) else {}),
-            "sampler": samplers_from(settings.get("sampler", {})),
-            "validation": None if validation is None else PhaseSettings.from_config(validation),
-            "checkpoint": Checkpoint(**checkpoint) if isinstance(checkpoint, Mapping) else checkpoint,
-        }
-
-
-def _checkpoint_of(label: str, given: Any) -> Checkpoint | None:
-    if given is None or isinstance(given, Checkpoint):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return Checkpoint(given)
-    problem = f"phase {label!r}: checkpoint must be a Checkpoint or the name of a folder, got {shown(given)}"
-    raise PhaseError(problem, hint="write checkpoint=Checkpoint('runs/a')")
-
-
-def _loss_scale_of(label: str, given: Any) -> LossScale:
-    if given is None or isinstance(given, LossScale):
-        return given or LossScale()
-    try:
-        return LossScale(given)
-    except SpecError:
-        problem = f"phase {label!r}: loss_scale must be a LossScale or a positive number, got {shown(given)}"
-        raise PhaseError(problem, hint="write loss_scale=LossScale(initial=1024.0)") from None
-
-
-def _validation_of(split: str, samplers: Samplers) -> EvalPhase:
-    """The evaluation of a split: row by row, or in the pairs or triplets of the training's samplers."""
-    by_label = samplers if isinstance(samplers, Mapping) else {"": samplers}
-    tuples = {name: part for name, part in by_label.items() if isinstance(part, Sampler) and len(part.streams) > 1}
-    if not tuples:
-        return EvalPhase.from_split(split, split=split)
-    return EvalPhase.from_split(split, split=split, sampler=tuples.get("", tuples))
 
 
 def _check_validation(training: TrainPhase, validation: Any, *, custom_step: bool) -> None:

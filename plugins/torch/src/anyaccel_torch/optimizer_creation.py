@@ -9,6 +9,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -186,7 +187,31 @@ def _copy_of(
         vars(made).update(_optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
     else:
         made.register_step_pre_hook(update_groups)
+        made.register_step_post_hook(lambda *_: _with_state_elsewhere.add(own) if any(made.state.values()) else None)
+        if own not in _watched:  # a copy has this hook too, and is never among those with state elsewhere
+            _watched.add(own)
+            own.register_step_pre_hook(_warn_of_own_step)
     return made  # type: ignore[no-any-return]
+
+
+_with_state_elsewhere: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""Objects of the user's of which a copy has done steps, and has the state in their place."""
+_watched: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+
+def warn_of_lost_steps(spec: Optimizer) -> None:
+    """Warn where an object that a graph has trained with begins again without the state of these steps."""
+    if isinstance(spec.own, torch.optim.Optimizer) and spec.own in _with_state_elsewhere:
+        _with_state_elsewhere.discard(spec.own)
+        warnings.warn(
+            f"the {spec.name} that was given has trained a graph, which has what it kept of these steps, such as "
+            "moments: here it begins again without. Hint: train that graph further, or give a new optimizer.",
+            stacklevel=2,
+        )
+
+
+def _warn_of_own_step(own: torch.optim.Optimizer, *_: Any) -> None:
+    warn_of_lost_steps(Optimizer(own))
 
 
 def _check_object(own: torch.optim.Optimizer, spec: Optimizer) -> None:

@@ -15,7 +15,7 @@ from anyaccel_torch import divided_gradients
 from anyaccel_torch.divided_gradients import is_dtensor, lists_of_one_kind
 from anyaccel_torch.keras import constrained_step
 from anyaccel_torch.named_optimizers import counts_steps, slot_names
-from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots, grouped_settings
+from anyaccel_torch.optimizer_creation import create_optimizer, expected_slots, grouped_settings, warn_of_lost_steps
 from anyaccel_torch.optimizer_state import (
     ExpectedSlots,
     OptimizerSnapshot,
@@ -99,6 +99,8 @@ class GroupOptimizer:
         self._diverged = True
         resumed = self._load({node: states[node] for node in members if node in states}, switched_off or {})
         self._steps_before = {node: resumed.get(node, NodeState()).step for node in members}
+        if not any(self._steps_before.values()):
+            warn_of_lost_steps(self.spec)
         self._step = self.stepper(clip=False)
 
     def _created(self, *, sparse: bool) -> torch.optim.Optimizer:

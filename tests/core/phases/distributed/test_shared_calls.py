@@ -9,12 +9,13 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import FrameworkError, PhaseError
+from anyaccel.phases.distributed.loop_extensions import SharedCalls
 from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.distributed.row_shares import GlobalBatches
-from anyaccel.phases.distributed.shared_calls import SharedCalls
 from anyaccel.phases.executor.pipeline import ChunkRunner
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
+from anyaccel.phases.loop_extension import Call
 from anyaccel.replicas import Launched, ReplicaGroup
 
 
@@ -67,12 +68,17 @@ def runner_of(program: Any, one_by_one: Any = None) -> ChunkRunner:
     )
 
 
+def make(calls: SharedCalls, call: Call) -> None:
+    with calls.around_call(call):
+        call.train(call)
+
+
 def test_replicas_take_the_fewest_steps_that_any_proposes() -> None:
-    runner = runner_of(Steps())
-    alike = [2, [[8, 3], [8]]]
-    same, count = SharedCalls(replicas([2, [0, alike[1]]])).agree(runner, 0, 4)
-    assert count == 2 and same is runner
-    assert SharedCalls(replicas([16, [0, alike[1]]])).agree(runner, 0, 4)[1] == 4
+    runner, layout = runner_of(Steps()), [[8, 3], [8]]
+    for offered, taken in ((2, 2), (16, 4)):
+        call = Call(runner, 0, 8, 2, None)
+        SharedCalls(replicas([offered, [0, layout]])).agree(call, 4)
+        assert call.n_steps == taken and call.runner is runner
 
 
 @pytest.mark.parametrize("other", [[4, [0, [[6, 3], [6]]]], [4, [2, [[8, 3], [8]]]]], ids=["shapes", "rows"])
@@ -84,9 +90,9 @@ def test_blocks_that_differ_are_taken_one_by_one(other: Any) -> None:
         return []
 
     program = Steps()
-    calls = SharedCalls(replicas(other))
-    runner, count = calls.agree(runner_of(program, one_by_one), 0, 3)
-    calls.train_steps(runner, 0, count, 2, None)
+    calls, call = SharedCalls(replicas(other)), Call(runner_of(program, one_by_one), 0, 8, 2, None)
+    calls.agree(call, 3)
+    make(calls, call)
     assert (taken, program.calls) == ([(0, 3, 2, None)], [])
 
 
@@ -94,13 +100,13 @@ def test_the_error_of_a_lost_replica_names_the_steps_of_its_call() -> None:
     each = replicas()
     each.begin_epoch(1, 4)
     calls, program = SharedCalls(each), Steps()
-    calls.train_steps(runner_of(program), 0, 3, 2, None)
+    make(calls, Call(runner_of(program), 0, 3, 2, None, n_steps=3))
     assert program.calls == [(0, 3)]
     where = r"phase 'train', epoch 1, steps 7 to 10: replica 0 of 2 could not compute steps"
     with pytest.raises(FrameworkError, match=where):
-        calls.train_steps(runner_of(Steps(fails=True)), 6, 4, 2, None)
+        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, 2, None, n_steps=4))
     with pytest.raises(FrameworkError, match=r"epoch 1, step 7: replica 0"):
-        calls.train_steps(runner_of(Steps(fails=True)), 6, 1, 2, None)
+        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, 2, None, n_steps=1))
 
 
 def epochs_of(batch_size: int, n_rows: int = 27, accumulate: int = 1) -> TrainingEpochs:

@@ -353,10 +353,10 @@ class Checkpointer:
             warnings.warn(f"phase {self._run.phase.label!r}: {message}", RuntimeWarning, stacklevel=2)
 
 
-def checkpointer_for(
+def checkpointers_for(
     run: Run, callbacks: Sequence[Callback], resume: str, learners: Sequence[str], *, writes: bool = True
-) -> Checkpointer | None:
-    """What writes the checkpoints of a run; None without any.
+) -> list[Checkpointer]:
+    """What writes the checkpoints of a run; empty without any.
 
     Args:
         run: whose phase has a Checkpoint, or has none.
@@ -373,14 +373,14 @@ def checkpointer_for(
         if resume == "auto":
             problem = f"phase {run.phase.label!r} has no checkpoint to go on from"
             raise PhaseError(problem, hint="write TrainPhase(..., checkpoint=Checkpoint('runs/a'))")
-        return None
+        return []
     if learners:
         raise PhaseError(
             f"phase {run.phase.label!r} has a checkpoint, and the estimator {learners[0]!r} learns in it, which only "
             "pickle could write",
             hint="leave checkpoint out, or freeze the node",
         )
-    return Checkpointer(checkpoint, run, callbacks, resume, writes=writes)
+    return [Checkpointer(checkpoint, run, callbacks, resume, writes=writes)]
 
 
 def checked_resume(given: Any) -> str:

@@ -13,10 +13,8 @@ from anyaccel.arguments import shown
 from anyaccel.data import Rows
 from anyaccel.errors import ConfigError
 from anyaccel.graph import ModelGraph, serialization
-from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.loading.source_position import is_close
 from anyaccel.phases.run import Run
-from anyaccel.phases.samplers import samplers_config
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.specs import Optimizer
 
@@ -27,14 +25,12 @@ _SAMPLED_VALUES = 64
 
 def settings_of(phase: PhaseSettings) -> dict[str, Any]:
     """What the steps of a phase follow from besides its graph and its data, as plain data by name."""
-    return _as_read(
-        {
-            "sampler": samplers_config(phase.sampler),
-            "schedule": phase.schedule,
-            "accumulate": phase.accumulate,
-            "losses": {loss.label: _loss_settings(loss) for loss in phase.losses},
-        }
-    )
+    settings = {
+        name: setting.compare(getattr(phase, name))
+        for name, setting in phase.settings.items()
+        if setting.compare is not None and setting.on_resume
+    }
+    return _as_read(settings)
 
 
 def sample_of(run: Run) -> dict[str, np.ndarray]:
@@ -92,13 +88,6 @@ def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
     """Plain data as they are read from a file."""
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
-
-
-def _loss_settings(loss: AppliedLoss) -> dict[str, Any]:
-    try:
-        return loss.get_config()
-    except ConfigError:  # a function has only its name
-        return {"loss": loss.loss.name, "on": loss.on, "inputs": list(loss.inputs), "weight": loss.weight}
 
 
 def _optimizer_settings(optimizer: Optimizer | None) -> dict[str, Any] | None:

@@ -23,6 +23,8 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.loading.loader import Chunk
+from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.process_group import ProcessGroup
 from anyaccel.phases.settings import PhaseSettings
@@ -39,7 +41,7 @@ _Found = tuple[str, float, float]
 """A label, the loss over a batch, and the mean of those over its halves."""
 
 
-class MeanCheck:
+class MeanCheck(LoopExtension):
     """Compares losses over some of the first batches with those over their halves, in evaluation mode; once a phase.
 
     Args:
@@ -72,8 +74,10 @@ class MeanCheck:
         """Whether there is something left to check."""
         return bool(self._labels)
 
-    def look(self, runner: ChunkRunner, steps: StepRange) -> None:
+    def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
         """Warn of the first loss of which the mean over two halves of a batch is not that over the batch."""
+        if not self._labels:
+            return
         of_all = self._group.gather([min(steps.batch_size, steps.microbatch_size or steps.batch_size), steps.n_steps])
         n_rows, n_steps = map(min, zip(*of_all, strict=True))
         if n_rows < 2:
@@ -125,15 +129,6 @@ class MeanCheck:
         )
 
 
-def mean_check(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup) -> MeanCheck | None:
-    """The check of the programs of a phase; None where steps are not made of parts."""
-    stages, parted = pipeline.stages, group.size > 1 and not group.reads_all_rows
-    shared = parted or any(isinstance(stage.program, ReplicatedProgram) for stage in stages)
-    if not shared and phase.accumulate == 1:
-        return None
-    return MeanCheck(phase, stages, group, shared=shared)
-
-
 def _is_own(loss: AppliedLoss) -> bool:
     return loss.loss.own is not None or loss.loss.name == FROM_OUTPUT
 
@@ -163,7 +158,7 @@ def _means(runner: ChunkRunner, batches: list[StepRange]) -> dict[str, float]:
 _PREFIX = "buffers/"
 
 
-class BufferCheck:
+class BufferCheck(LoopExtension):
     """Compares buffers before and after the first steps of a phase, and warns once.
 
     Args:
@@ -179,6 +174,7 @@ class BufferCheck:
         self._replicated = [stage.program for stage in pipeline.stages if isinstance(stage.program, ReplicatedProgram)]
         self._is_cut = any(program.has_fixed_shards for program in self._replicated)
         self._before: dict[str, np.ndarray] = {}
+        self._is_over = False
 
     @property
     def is_due(self) -> bool:
@@ -189,13 +185,15 @@ class BufferCheck:
     def _is_parted(self) -> bool:
         return self._phase.accumulate > 1 or self._is_cut
 
-    def begin(self) -> None:
-        """Steps begin; called again before others, until those of a call are done."""
-        if self._is_parted and not self._before:
+    def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
+        if self._is_parted and not self._before and not self._is_over:
             self._before = self._values()
 
-    def end(self) -> None:
-        """They are done: warn of what they changed, of two replicas on devices only of what is not alike in them."""
+    def after_call(self, losses: LossAccumulator) -> None:
+        """Warn of what the first steps changed, of two replicas on devices only of what is not alike in them."""
+        if self._is_over:
+            return
+        self._is_over = True
         if self._is_parted:
             now = self._values()
             names = [name for name, value in self._before.items() if value.tobytes() != now[name].tobytes()]
@@ -237,12 +235,20 @@ class BufferCheck:
         )
 
 
-def buffer_check(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup) -> BufferCheck | None:
-    """The check of a phase; None where nothing is to be checked, and where parameters are divided."""
-    if group.sharded:  # their values are read by all together
-        return None
-    check = BufferCheck(phase, pipeline, is_first=group.rank == 0)
-    return check if check.is_due else None
+def step_checks(phase: PhaseSettings, pipeline: Pipeline, group: ProcessGroup) -> list[LoopExtension]:
+    """The checks of a phase; none where steps are not made of parts."""
+    checks: list[LoopExtension] = []
+    programs = [stage.program for stage in pipeline.stages]
+    shared = not group.reads_all_rows or any(isinstance(program, ReplicatedProgram) for program in programs)
+    if not shared and phase.accumulate == 1:
+        return checks
+    means = MeanCheck(phase, pipeline.stages, group, shared=shared)
+    if means.is_due:
+        checks.append(means)
+    if not group.sharded:  # else values are read by all together
+        buffers = BufferCheck(phase, pipeline, is_first=group.rank == 0)
+        checks += [buffers] if buffers.is_due else []
+    return checks
 
 
 def _has_buffers(stage: PipelineStage, operation: Operation) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph import ModelGraph
-from anyaccel.phases.checkpointing.run_settings import optimizers_of, settings_of
+from anyaccel.phases.checkpointing.run_settings import optimizers_of
 from anyaccel.phases.settings import PhaseSettings
 
 Gather = Callable[[Any], list[Any]]
@@ -130,10 +130,10 @@ def code_digests(phase: PhaseSettings, graph: ModelGraph) -> dict[str, str]:
     """
     digests = dict(_files(graph))
     if phase.trains:
-        settings = {"n_epochs": phase.n_epochs, "validate_every": phase.validate_every}
-        with suppress(ConfigError):  # of a sampler of the user's own, whose rows are compared all the same
-            settings |= settings_of(phase)
-        digests |= {f"the setting {name!r} of the phase": _of_plain(value) for name, value in settings.items()}
+        for name, setting in phase.settings.items():
+            if setting.compare is not None:
+                with suppress(ConfigError):  # of a sampler of the user's own, whose rows are compared all the same
+                    digests[f"the setting {name!r} of the phase"] = _of_plain(setting.compare(getattr(phase, name)))
         digests |= {f"the settings of {name!r}": _of_plain(value) for name, value in optimizers_of(graph).items()}
     return digests
 

@@ -130,6 +130,7 @@ class DeviceGroup(SingleProcess):
 
     def __init__(self, plan: Plan, *, deterministic: bool) -> None:
         self._plan, self._deterministic = plan, deterministic
+        self.keeps_snapshots = not divides(plan)  # parameters are, for want of room
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         return build_replicated(

@@ -18,13 +18,17 @@ from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.phases.distributed.comparison import ReplicaComparison, as_plain, code_digests, digest, from_plain
+from anyaccel.phases.distributed.loop_extensions import AgreedStop, ReplicatedEpochs, SharedCalls
 from anyaccel.phases.distributed.replicated_step import GlobalBatchStep, ReplicatedStep
 from anyaccel.phases.distributed.row_shares import BatchShare, GlobalBatches, ReplicaEpochs, ReplicaEvaluation
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.loading.epoch_batches import RowOrders
 from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.process_group import BatchesShare, LossSums, ProcessGroup
+from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters
@@ -149,6 +153,19 @@ class ReplicatedTraining(ProcessGroup):
         with self._naming_this_replica():
             for framework, program in self._built:
                 self._groups[framework].begin_step([program], sizes)
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Not where parameters are divided for want of room."""
+        return not self.sharded
+
+    def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """See `ProcessGroup`."""
+        return (ReplicatedEpochs(run, pipeline, self),)
+
+    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """See `ProcessGroup`; calls are shared where a program takes several steps."""
+        return (AgreedStop(run, self), *([SharedCalls(self)] if pipeline.multi_step else []))
 
     def share_batches(self, source: str) -> BatchesShare:
         """The share that this replica takes of the batches of a source, which are then compared in every step."""

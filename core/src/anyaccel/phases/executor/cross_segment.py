@@ -71,8 +71,8 @@ class CrossSegmentStep:
         self._loss_scaling = loss_scaling_of(self._stages)
         self._overlapped: set[int] = set()  # `id` of stages whose gradients are handed on, and scaled, as they come
         self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
-        self.watcher: Watcher | None = None
-        """Is called with the values and rows of every training step when it is done."""
+        self.watchers: Sequence[Watcher] = ()
+        """Are called with the values and rows of every training step when it is done."""
         self.is_updating = False
         """Whether a step has begun to change state and has not ended, as after an error between two updates."""
 
@@ -109,12 +109,12 @@ class CrossSegmentStep:
         return self._step(rows, [(partial(_part_of, step, cut), cut[1] - cut[0]) for cut in cuts], step.get)
 
     def try_step(self, rows: StageRows, step: StepRows, microbatch_size: int | None = None) -> None:
-        """As `train_step`, unseen by the watcher; the caller restores a snapshot afterwards."""
-        watcher, self.watcher = self.watcher, None
+        """As `train_step`, unseen by watchers; the caller restores a snapshot afterwards."""
+        watchers, self.watchers = self.watchers, ()
         try:
             self.train_step(rows, step, microbatch_size)
         finally:
-            self.watcher = watcher
+            self.watchers = watchers
             for stage in self._stages:
                 stage.program.zero_grad()
 
@@ -238,9 +238,9 @@ class CrossSegmentStep:
             values.update(zip(stage.segment.outputs, outputs, strict=True))
             losses.append(Losses(stage.backend, 0, tuple(pairs), pairs=pairs))
         self._backward(pullbacks)
-        if self.watcher is not None:
+        for watch in self.watchers:
             self.is_updating = True
-            self.watcher(values, span_of)
+            watch(values, span_of)
         return [stage for stage, _ in pullbacks]
 
     def _backward(self, pullbacks: Sequence[tuple[PipelineStage, Any]]) -> None:

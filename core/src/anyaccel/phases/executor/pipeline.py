@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram
 from anyaccel.backend import MultiStepProgram
 from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
-from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
-from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep, SpanOf
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.loss_scaling import loss_scaling_of
 from anyaccel.phases.executor.stage import Losses, PipelineStage
@@ -130,12 +129,29 @@ class ChunkRunner:
             self.program.compile(self.columns, self.orders, batch_size, n_microbatches)
 
 
+class Restorable(Protocol):
+    """What training steps change beside programs."""
+
+    def snapshot(self) -> Any:
+        """A copy of it."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a copy."""
+
+
+class StepLearner(Restorable, Protocol):
+    """Learns from every training step of the programs, on the host."""
+
+    def step(self, values: Mapping[str, Any], span_of: SpanOf, to_host: Callable[[str, Any], np.ndarray]) -> None:
+        """Learn from a step: the values of nodes by name, which rows it took, and what brings a value to the host."""
+
+
 class Pipeline:
     """The programs of one phase.
 
     Args:
         stages: in the order of computation.
-        learners: estimators that learn from every training step; with some, steps are taken one by one.
+        learners: learn from every training step; with some, steps are taken one by one.
         log_event: is told if values cannot go from one framework to another as planned.
         custom_step: the training step, if it is the user's own.
         make_step: makes what takes steps one by one.
@@ -147,20 +163,19 @@ class Pipeline:
     def __init__(
         self,
         stages: Sequence[PipelineStage],
-        learners: PartialFitEstimators | None = None,
+        learners: Sequence[StepLearner] = (),
         log_event: LogEvent = discard_event,
         custom_step: CustomStep | None = None,
         make_step: Callable[[Sequence[PipelineStage], LogEvent], CrossSegmentStep] = CrossSegmentStep,
     ) -> None:
         self._custom_step = custom_step
         self._stages = tuple(stages)
-        self._learners = learners
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._cross_segment = make_step(self._stages, log_event)
         self.loss_scaling = loss_scaling_of(self._stages)
-        if learners is not None:
-            self._cross_segment.watcher = partial(learners.step, to_host=self.to_host)
-        whole = len(stages) == 1 and learners is None and custom_step is None and self._cross_segment.multi_step
+        self._cross_segment.watchers = [partial(learner.step, to_host=self.to_host) for learner in learners]
+        self._beside: Sequence[Restorable] = learners if custom_step is None else [custom_step]  # never both
+        whole = len(stages) == 1 and not self._beside and self._cross_segment.multi_step
         only = stages[0].program if whole else None
         self._multi_step = only if isinstance(only, MultiStepProgram) else None
 
@@ -295,17 +310,14 @@ class Pipeline:
             OutOfMemoryError: no room for a copy.
             EstimatorError: an estimator that learns cannot be copied.
         """
-        beside = self._learners or self._custom_step  # never both: estimators are no part of such a step
-        learned = None if beside is None else beside.snapshot()
-        return learned, [stage.program.snapshot() for stage in self._stages]
+        return [one.snapshot() for one in self._beside], [stage.program.snapshot() for stage in self._stages]
 
     def restore(self, snapshot: tuple[Any, Sequence[Any]]) -> None:
         """Go back to a snapshot."""
         learned, states = snapshot
         self._cross_segment.is_updating = False
-        beside = self._learners or self._custom_step
-        if beside is not None:
-            beside.restore(learned)
+        for one, state in zip(self._beside, learned, strict=True):
+            one.restore(state)
         for stage, state in zip(self._stages, states, strict=True):
             stage.program.restore(state)
 
@@ -327,7 +339,7 @@ class Pipeline:
         Every program is closed, whatever another raises, and once more if an interrupt came in between: models must
         not be left with values of two steps. The first failure is raised at the end.
         """
-        self._learners = self._cross_segment.watcher = None  # a cycle that would keep the programs until collected
+        self._beside = self._cross_segment.watchers = ()  # a cycle that would keep the programs until collected
         failures: list[BaseException] = []
         for stage in self._stages:
             for _ in range(2):

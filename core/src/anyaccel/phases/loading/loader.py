@@ -29,6 +29,19 @@ class Chunk:
     host_orders: RowOrders
 
 
+@dataclass(slots=True)
+class LoadedRows:
+    """The rows of a phase, or of its validation, as they are taken now; both change where they do not fit.
+
+    Attributes:
+        loader: what gives them.
+        microbatch_size: rows that are computed at once, at most; None for whole steps.
+    """
+
+    loader: BatchLoader
+    microbatch_size: int | None = None
+
+
 class BatchLoader(ABC):
     """The rows of a phase, or of its validation, epoch by epoch.
 

@@ -1,0 +1,156 @@
+"""Loop extension: the moments of a training loop at which a feature can act, and what it is handed there.
+
+A feature is one class that overrides the moments that it needs. Moments come for each call of a program, which takes
+many steps, never for each step; who overrides none of a kind is not called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.loading.loader import Chunk
+from anyaccel.phases.loss_accumulator import LossAccumulator
+
+UNLIMITED = 2**31
+"""Steps: more than any call takes."""
+
+
+@dataclass(slots=True)
+class CallInProgress:
+    """What is known of the call that is running, and stays when it fails: numbers alone, nothing on devices.
+
+    Attributes:
+        n_steps: that the run has not counted yet; 0 between calls.
+        rows_at_once: that it computes; 0 before the first of an attempt at an epoch.
+        is_whole: whether values and records are those of whole steps.
+    """
+
+    n_steps: int = 0
+    rows_at_once: int = 0
+    is_whole: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a program for some steps.
+
+    Attributes:
+        runner: of the chunk.
+        start: row of its first step.
+        n_left: steps of this size that are left in the chunk.
+        batch_size: rows of a step.
+        microbatch_size: rows that are computed at once, at most; None for all.
+        n_steps: how many it takes; 0 until that is decided.
+        n_notified: of these, how many `run.step` has counted while it ran.
+        train: makes it.
+    """
+
+    runner: ChunkRunner
+    start: int
+    n_left: int
+    batch_size: int
+    microbatch_size: int | None
+    n_steps: int = 0
+    n_notified: int = 0
+    train: Callable[[Call], list[Losses]] = lambda call: call.runner.train_steps(
+        call.start, call.n_steps, call.batch_size, call.microbatch_size
+    )
+
+
+class LoopExtension:
+    """A feature of the training loop; each method is a moment, and by itself does nothing."""
+
+    def run_begins(self) -> None:
+        """The loop begins; `run.history` and `run.step` say where, once all were called."""
+
+    def epoch_begins(self) -> None:
+        """An epoch begins, of which `run.step` steps are done; it may be asked to stop."""
+
+    def steps_begin(self, losses: LossAccumulator) -> None:
+        """The steps of an epoch begin: random streams are seeded, and `losses` will have what they give."""
+
+    def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
+        """Some steps of a chunk come next."""
+
+    def agree(self, call: Call, n_steps: int) -> None:
+        """All processes make a call of equal steps next, of which this one would take so many."""
+
+    def before_call(self, call: Call) -> None:
+        """A call of equal steps comes next, and may be changed."""
+
+    def most_steps(self, call: Call) -> int:
+        """How many steps the next call may take at most."""
+        return UNLIMITED
+
+    def around_call(self, call: Call) -> AbstractContextManager[object]:
+        """Is entered for a call."""
+        return nullcontext()
+
+    def call_done(self, call: Call, first: int, step_losses: list[Losses]) -> None:
+        """A call has done its steps, from number `first` of the epoch on; they count, whatever is raised here."""
+
+    def after_call(self, losses: LossAccumulator) -> None:
+        """They are counted by `run.step`: values, losses and records are those of whole steps."""
+
+    def call_timed(self, n_steps: int, seconds: float) -> None:
+        """It is known how long a call took, which may be later."""
+
+    def rows_end(self) -> None:
+        """All rows of an epoch were taken; steps may still be computed."""
+
+    def failed(self, failure: BaseException, losses: LossAccumulator) -> bool:
+        """An attempt at the steps of an epoch has failed. True if the run went back, and goes on from `run.step`."""
+        return False
+
+    def went_back(self, n_steps: int) -> None:
+        """So many steps are done once more."""
+
+    def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
+        """All steps of an epoch are computed, and these are the means of the losses."""
+
+    def epoch_ends(self) -> None:
+        """An epoch is recorded as the last of `run.history`."""
+
+    def run_ends(self) -> None:
+        """The loop ends without an error; models still have the values of the last step."""
+
+    def run_fails(self, error: BaseException) -> None:
+        """An error ends the loop."""
+
+    def ended(self) -> None:
+        """The loop has ended, with or without an error; in the reverse order of the others."""
+
+
+class Moments:
+    """What is called at each moment: the methods of those who override it, in the order of the extensions."""
+
+    def __init__(self, extensions: Sequence[LoopExtension]) -> None:
+        def overriding(moment: str) -> tuple[Callable[..., Any], ...]:
+            plain = getattr(LoopExtension, moment)
+            return tuple(getattr(each, moment) for each in extensions if getattr(type(each), moment) is not plain)
+
+        self.run_begins = overriding("run_begins")
+        self.epoch_begins = overriding("epoch_begins")
+        self.steps_begin = overriding("steps_begin")
+        self.before_steps = overriding("before_steps")
+        self.agree = overriding("agree")
+        self.before_call = overriding("before_call")
+        self.most_steps: tuple[Callable[[Call], int], ...] = overriding("most_steps")
+        self.around_call = overriding("around_call")
+        self.call_done = overriding("call_done")
+        self.after_call = overriding("after_call")
+        self.call_timed = overriding("call_timed")
+        self.rows_end = overriding("rows_end")
+        self.failed = overriding("failed")
+        self.went_back = overriding("went_back")
+        self.steps_end = overriding("steps_end")
+        self.epoch_ends = overriding("epoch_ends")
+        self.run_ends = overriding("run_ends")
+        self.run_fails = overriding("run_fails")
+        self.ended = overriding("ended")[::-1]

@@ -1,0 +1,85 @@
+"""Loop factory: the training loop of a phase with the features that are asked for; what is not costs nothing."""
+
+from __future__ import annotations
+
+from anyaccel.phases.checkpointing.extension import CheckpointWrites, Resumption
+from anyaccel.phases.checkpointing.position import Position
+from anyaccel.phases.compile_policy import CompilePolicy
+from anyaccel.phases.distributed.checks import step_checks
+from anyaccel.phases.hooks import EpochHooks
+from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtension
+from anyaccel.phases.loss_scale_report import LossScaleReport
+from anyaccel.phases.non_finite_losses import NonFiniteLosses
+from anyaccel.phases.oom_recovery import EpochRecovery
+from anyaccel.phases.profile import profile_sessions
+from anyaccel.phases.progress import Progress
+from anyaccel.phases.progress.reports import ProgressReports
+from anyaccel.phases.runner import PhasePrograms
+from anyaccel.phases.settings import PhaseSettings
+from anyaccel.phases.step_listeners import StepListeners, StepNotifier
+from anyaccel.phases.train_loop import TrainLoop
+from anyaccel.phases.validation_run import Validation
+
+
+def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:
+    """The loop of a TrainPhase."""
+    in_progress = CallInProgress()
+    return TrainLoop(
+        phase=phase,
+        run=programs.run,
+        pipeline=programs.pipeline,
+        rows=programs.policies[0].rows,
+        group=programs.group,
+        in_progress=in_progress,
+        extensions=loop_extensions(phase, programs, in_progress),
+    )
+
+
+def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: CallInProgress) -> list[LoopExtension]:
+    """The features of a loop, in the order in which they act; when it has ended, in the reverse one."""
+    run, pipeline, group, recovery = programs.run, programs.pipeline, programs.group, programs.policies[0]
+    hooks, progress, checkpointers, rows = programs.hooks, programs.progress, programs.checkpointers, recovery.rows
+    resumed = [(one, one.resumed) for one in checkpointers if one.resumed is not None]
+    begins = next((position for _, position in resumed), Position(phase=phase.label, epoch=0, number=0))
+    non_finite = NonFiniteLosses(run, warned=programs.nan_in_data)
+    writes = [CheckpointWrites(run, one, pipeline, rows, in_progress) for one in checkpointers]
+    scaling = pipeline.loss_scaling
+    if hooks.max_call_steps == 1 and pipeline.notifies_steps:
+        listeners: list[LoopExtension] = [StepNotifier(run, hooks, pipeline, progress, in_progress)]
+    else:
+        listens = hooks.step_listeners or hooks.has_steps_done_listeners
+        listeners = [StepListeners(run, hooks, pipeline)] if listens else []
+    return [
+        *(Validation(run, evaluation, non_finite, progress) for evaluation in programs.evaluations),
+        *([] if type(progress) is Progress else [ProgressReports(run, progress, rows, begins)]),
+        *profile_sessions(hooks.callbacks, run, pipeline),
+        *group.before_hooks(run, pipeline),
+        EpochHooks(run, hooks, pipeline),
+        *listeners,
+        *group.after_hooks(run, pipeline),
+        *(Resumption(run, begins, writes[0], one, pipeline, rows) for one, _ in resumed),
+        *([programs.learners] if programs.learners else []),
+        *step_checks(phase, pipeline, group),
+        CompilePolicy(
+            run,
+            pipeline,
+            rows.loader,
+            recovery.batch_size,
+            max_call_steps=hooks.max_call_steps or UNLIMITED,
+            may_stop_early=hooks.may_stop,
+            on_activity=progress.doing,
+        ),
+        EpochRecovery(
+            run,
+            pipeline,
+            recovery,
+            hooks.callbacks,
+            in_progress,
+            steps_before=sum(epoch.steps for epoch in begins.history) + begins.step,
+            takes_snapshots=group.keeps_snapshots,
+            goes_on=group.size == 1,
+        ),
+        *([] if phase.on_nan == "ignore" else [non_finite]),
+        *([] if scaling is None else [LossScaleReport(run, scaling, begins.loss_scale)]),
+        *writes,
+    ]

@@ -1,0 +1,60 @@
+"""Loss scale report: goes on with the scale of an earlier run, and tells of steps that were skipped for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from anyaccel.errors import NaNWarning
+from anyaccel.phases.executor.loss_scaling import LossScaling
+from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.run import Run
+from anyaccel.precision import LossScaleState
+from anyaccel.printable import printable
+from anyaccel.user_level import user_level
+
+
+class LossScaleReport(LoopExtension):
+    """Counts the steps whose scaled gradients were not finite, epoch by epoch.
+
+    Args:
+        run: is told of them.
+        scaling: by what losses are scaled in all programs.
+        resumed: where an earlier run was; None where this one begins anew, or losses were not scaled then.
+    """
+
+    def __init__(self, run: Run, scaling: LossScaling, resumed: LossScaleState | None) -> None:
+        self._run, self._scaling, self._resumed = run, scaling, resumed
+        self._skipped_before = self._n_skipped = 0
+
+    def run_begins(self) -> None:
+        if self._resumed is not None:
+            self._scaling.load(self._resumed)
+
+    def steps_begin(self, losses: LossAccumulator) -> None:
+        self._skipped_before = self._scaling.state.skipped
+
+    def steps_end(self, losses: LossAccumulator, means: Mapping[str, float]) -> None:
+        n_skipped = self._scaling.state.skipped - self._skipped_before
+        if n_skipped > 0:
+            self._n_skipped += n_skipped
+            self._run.log_event(
+                "precision",
+                f"{n_skipped} of {self._run.step} steps were skipped, as gradients were not finite; losses are now "
+                f"scaled by {self._scaling.scale:g}",
+            )
+
+    def run_ends(self) -> None:
+        """Warn where all steps were skipped."""
+        n_steps = sum(epoch.steps for epoch in self._run.history)
+        if self._n_skipped < n_steps or not n_steps or self._run.phase.on_nan == "ignore":
+            return
+        label = self._run.phase.label
+        problem = f"phase {label!r}: all of its {n_steps} steps were skipped, as gradients were not finite in float16"
+        hint = (
+            "Hint: train for more steps, as each that is skipped halves the scale, or write a smaller loss_scale=; "
+            "where values are beyond 65504, scale the data, or write precision='bf16-mixed', which has the range of "
+            "float32"
+        )
+        warnings.warn(printable(f"{problem}: nothing was learned. {hint}"), NaNWarning, stacklevel=user_level())
