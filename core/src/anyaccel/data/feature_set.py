@@ -1,8 +1,8 @@
 """Feature sets, the views of their rows, and references to their columns.
 
-The three classes know each other and therefore share this module. What they do is elsewhere: `readers` make tables of
-what a user has, `column_store` holds the columns, `row_filters` and `splitting` choose rows, `table_casting` and
-`transforms` make new columns, `column_reference` checks references, and `display` shows them all.
+The three classes know each other and therefore share this module, with the store of their columns. What else they do is
+elsewhere: `readers` make tables of what a user has, `row_filters` and `splitting` choose rows, `transforms` make new
+columns, and `display` shows them all.
 """
 
 from __future__ import annotations
