@@ -116,7 +116,14 @@ class FittedModel:
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
         if not outputs:
-            self._check_decodable()
+            encoded = [each for each in self._data.transforms if isinstance(each.transform, ClassEncoder)]
+            if encoded and (self.loss is None or self.loss.name not in (_CLASSES, _YES_OR_NO)):
+                raise DataError(
+                    f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
+                    f"{_CLASSES!r} and {_YES_OR_NO!r} only",
+                    available=f"its classes: {listed(encoded[0].transform.classes_)}",
+                    hint="write predict(data, outputs=True) for what the model gives",
+                )
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
         values: np.ndarray = results.prediction(self._node)
         return values if outputs else self._decoded(values)
@@ -161,16 +168,6 @@ class FittedModel:
             values = values.reshape(len(values))
         original = self._data.inverse(values, targets) if targets else values
         return np.array(original.tolist()) if original.dtype == np.object_ else original
-
-    def _check_decodable(self) -> None:
-        encoded = [each for each in self._data.transforms if isinstance(each.transform, ClassEncoder)]
-        if encoded and (self.loss is None or self.loss.name not in (_CLASSES, _YES_OR_NO)):
-            raise DataError(
-                f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
-                f"{_CLASSES!r} and {_YES_OR_NO!r} only",
-                available=f"its classes: {listed(encoded[0].transform.classes_)}",
-                hint="write predict(data, outputs=True) for what the model gives",
-            )
 
     # -- rows ------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,16 @@ class BatchSchema:
             SourceError: columns that are missing, new, without rows, of unequal length, or of another shape or dtype.
         """
         parts = batch_parts(position, batch, list(self._roles))
-        self._check_keys(position, parts.keys)
+        if self._keys is None:
+            self._keys = parts.keys
+        new = sorted(parts.keys - self._keys)
+        if new:
+            known = listed(sorted(self._keys)) if self._keys else "its columns by position"
+            raise SourceError(
+                f"{position} has a new column {new[0]!r}",
+                cause=f"the first batch has {known}",
+                hint="give every batch the same columns",
+            )
         _check_batched(position, parts.values)
         with error_context(position):
             arrays = {name: self._array(name, position, value) for name, value in parts.values.items()}
@@ -52,18 +61,6 @@ class BatchSchema:
         if name in self._padded.pads:
             return self._padded.batch(name, position, value)
         return tag_array(name, value) if self._roles[name] == "tag" else number_array(name, value)
-
-    def _check_keys(self, position: object, keys: frozenset[str]) -> None:
-        if self._keys is None:
-            self._keys = keys
-        new = sorted(keys - self._keys)
-        if new:
-            known = listed(sorted(self._keys)) if self._keys else "its columns by position"
-            raise SourceError(
-                f"{position} has a new column {new[0]!r}",
-                cause=f"the first batch has {known}",
-                hint="give every batch the same columns",
-            )
 
     def _check_specs(self, position: object, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items():
