@@ -19,11 +19,14 @@ import pytest
 import anyaccel as aa
 from anyaccel import hookimpl
 from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
+from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import DeviceInfo
 from anyaccel.cli.conform import find_plugin
 from anyaccel.errors import CapabilityError, StateError
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.capabilities import NumpyPrecision, NumpyTransfers
 from anyaccel.plugin_loader import Plugin
+from anyaccel.precision import ComputesPrecision
 from anyaccel.registry import Registry
 from anyaccel.replicas.launch_options import find_launcher
 from anyaccel.requests import RequestedAccelerator, machine_of
@@ -183,17 +186,22 @@ def test_versions_of_folders(hint: Any, tmp_path: Path) -> None:
     assert aa.ModelGraph.load(tmp_path / "graph", feature_sets=[DATA])
 
 
+class HalfSeen(NumpyTransfers):
+    """Not those in kernels."""
+
+    def unobserved_transfers(self) -> list[str]:
+        return ["copies inside kernels"]
+
+
 class Half(NumpyBackend):
     """A framework some of whose transfers cannot be seen."""
 
     framework = "half"
     import_roots = ("numpy",)
+    capabilities = {**NumpyBackend.capabilities, ObservesTransfers: HalfSeen}
 
     def owns(self, obj: Any) -> bool:
         return False
-
-    def unobserved_transfers(self) -> list[str]:
-        return ["copies inside kernels"]
 
 
 def test_the_ledger_of_transfers(hint: Any, serve: Any) -> None:
@@ -251,13 +259,19 @@ def test_plugins_that_are_slow(hint: Any, cli: Any, serve: Any, monkeypatch: pyt
     assert cli("plugins", "--timeout", "300").exit_code == 0
 
 
+class TwoPrecisions(NumpyPrecision):
+    """Not all that NumPy has."""
+
+    precisions = ("float32", "bf16-mixed")
+
+
 class Twin(NumpyBackend):
     """NumPy under another name, for nodes that say `framework="twin"`."""
 
     framework = "twin"
     import_roots = ("twin_models",)
     kinds = ("cpu",)
-    precisions = ("float32", "bf16-mixed")
+    capabilities = {**NumpyBackend.capabilities, ComputesPrecision: TwoPrecisions}
 
     def devices(self) -> list[aa.Device]:
         return [aa.Device("cpu")]

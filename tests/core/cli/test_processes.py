@@ -123,15 +123,18 @@ FAILURES = {
 
 EXPECTING = """
 from contextlib import nullcontext
-from anyaccel.backend import DeviceInfo
+from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import ExpectedDevices
 from anyaccel.hookspecs import hookimpl
 
-class Foreseen(ExpectedDevices):
-    framework, kinds, import_roots = "foreseen", ("gpu",), ("foreseen",)
+class Expected(ExpectedDevices):
     def expected_of_kind(self, kind, machine):
         {body}
+
+class Foreseen(Backend):
+    framework, kinds, import_roots = "foreseen", ("gpu",), ("foreseen",)
+    capabilities = {{ExpectedDevices: Expected}}
     def devices(self):
         return [Device("gpu"), Device("gpu", 1)]
     def device_info(self, device):

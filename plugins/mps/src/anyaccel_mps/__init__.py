@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.device import Device
 from anyaccel.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ def phase_end(plan: Any) -> None:
     """After a phase that used the Apple GPU, return the memory that torch caches there to the system."""
     if plan is None or not any(node.framework == "torch" and node.device.kind == "mps" for node in plan.assignments):
         return
-    from anyaccel_mps.backend import MpsBackend
+    import torch
 
-    MpsBackend().release_memory(Device("mps"))
+    torch.mps.empty_cache()
 
 
 def __getattr__(name: str) -> Any:
