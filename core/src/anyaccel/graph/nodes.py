@@ -420,7 +420,7 @@ def _entries(where: str, given: Mapping[Any, Any]) -> dict[str, str | int]:
 def _limits(where: str, given: Any) -> dict[str | int, int]:
     fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
     check(GraphError, where, "max_memory", given, fits, "bytes for each device", "{'gpu:0': '20GiB', 'cpu': '60GiB'}")
-    from anyaccel.planner import values as memory_size  # may not be installed
+    from anyaccel.planner import memory_size  # may not be installed
 
     return {
         _place(where, "max_memory", name): memory_size(GraphError, where, f"max_memory[{name!r}]", size)

@@ -73,7 +73,7 @@ def _problem(blocks: Any, devices: Any, edges: Any, settings: Settings) -> Probl
     for block in blocks:
         if not any(np.isfinite(block.seconds_on(kind)) for kind in kinds):
             raise ConfigError(
-                f"{WHERE}block {block.name!r} has seconds for {', '.join(sorted(block.seconds or ()))} only",  # type: ignore[arg-type]
+                f"{WHERE}block {block.name!r} has seconds for {', '.join(sorted(block.seconds or ()))} only",
                 available=", ".join(sorted(kinds)),
                 hint="give its seconds on a kind of device that there is",
             )

@@ -78,7 +78,7 @@ class MapSource(Source):
             raise SourceError(
                 f"source {label!r}: collate={shown(collate)} is not a function", hint="write collate=lambda items: ..."
             )
-        self.collate = collate  # type: ignore[no-any-return]
+        self.collate = collate
         self._batches = BatchSchema(self._roles, self.pads)
         self._dataset = dataset
         hint = "" if has_table(dataset) else data_hint(dataset)
