@@ -345,7 +345,8 @@ class Registry:
         if candidates is None:
             found, roots = self._served.values(), _roots(cls)
             candidates = self._candidates[cls] = [pair for pair in found if roots.intersection(pair[0].import_roots)]
-        imported, owners = sys.modules.keys(), {}
+        owners: dict[str, None] = {}
+        imported = sys.modules.keys()
         for backend, asks in candidates:
             if not imported.isdisjoint(backend.import_roots) and (not asks or self._owns(backend, obj)):
                 owners[backend.framework] = None
