@@ -39,7 +39,7 @@ class TorchPlacement(Backend):
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset()  # that its devices cannot hold, by NumPy's names
 
     def devices(self) -> Sequence[Device]:
-        """As `Backend.devices`; GPUs are counted by NVML where it is installed, which does not initialize CUDA."""
+        """GPUs are counted by NVML where it is installed, which does not initialize CUDA."""
         listed: list[Device] = []
         for kind in self.kinds:
             listed += _devices_of(kind, self._count(kind))
@@ -54,11 +54,11 @@ class TorchPlacement(Backend):
             return 0
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.unavailable_reason`: how this torch was built, or how many devices it sees."""
+        """How this torch was built, or how many devices it sees."""
         return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """As `Backend.device_info`; an accelerator's memory space is its UUID, as nvidia-smi writes it for NVIDIA."""
+        """An accelerator's memory space is its UUID, as nvidia-smi writes it for NVIDIA."""
         return describe(self.native_device(device))
 
     def device_string(self, device: Device) -> str:
@@ -67,7 +67,7 @@ class TorchPlacement(Backend):
         return word if word in ("cpu", "meta") and device.index == 0 else f"{word}:{device.index}"
 
     def native_device(self, device: Device) -> Any:
-        """As `Backend.native_device`: a `torch.device`."""
+        """A `torch.device`."""
         import torch
 
         return torch.device(self.device_string(device))
@@ -78,7 +78,7 @@ class TorchPlacement(Backend):
         return None if first is None else Device.parse(first.device)
 
     def place(self, obj: Any, device: Device) -> Any:
-        """As `Backend.place`; a module is moved in place, an optimizer's state to the devices of its parameters.
+        """A module is moved in place, an optimizer's state to the devices of its parameters.
 
         Parameters stay the objects that they are, with their hooks and attributes, and tied tensors stay tied.
         """
@@ -116,7 +116,7 @@ class TorchPlacement(Backend):
             raise_translated(error, f"{type(obj).__name__} on {device}")
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
+        """Pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
         if not hasattr(tensor, "shape"):  # a module, a packed sequence, the named tuple of an operator
             return self.place(tensor, device)
         if self.unsupported_dtypes:
@@ -129,11 +129,11 @@ class TorchPlacement(Backend):
             raise_translated(error, f"a tensor of shape {list(tensor.shape)} on {device}")
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """As `Backend.scope`; it slows every call of torch inside it, so keep it out of loops."""
+        """It slows every call of torch inside it, so keep it out of loops."""
         return self.native_device(device)  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
-        """As `Backend.synchronize`; nothing to wait for on the CPU."""
+        """Nothing to wait for on the CPU."""
         if device.kind != "cpu":
             import torch
 
