@@ -6,10 +6,13 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
+from itertools import repeat
 from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
+from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel.errors import CapabilityError
 from anyaccel_torch.device_info import describe, unavailable_reason
 from anyaccel_torch.error_translation import raise_translated
@@ -28,6 +31,9 @@ def _devices_of(kind: str, count: int) -> list[Device]:
     return [Device(kind, index) for index in range(count)]
 
 
+_device = cache(Device)  # they are listed each time something is placed
+
+
 class TorchPlacement(Backend):
     """Placement over torch's devices. A subclass for another chip overrides these attributes."""
 
@@ -39,19 +45,25 @@ class TorchPlacement(Backend):
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset()  # that its devices cannot hold, by NumPy's names
 
     def devices(self) -> Sequence[Device]:
-        """GPUs are counted by NVML where it is installed, which does not initialize CUDA."""
-        listed: list[Device] = []
+        """Until torch is imported, those expected where these are certain.
+
+        GPUs are counted by NVML where it is installed, which does not initialize CUDA.
+        """
+        expects = None if "torch" in sys.modules else self.capability(ExpectedDevices)
+        expected = None if expects is None else expects.expected_devices(Machine.detect())
+        if expected is not None:
+            return list(expected)
+        found: list[Device] = []
         for kind in self.kinds:
-            listed += _devices_of(kind, self._count(kind))
-        return listed
+            try:
+                import torch
 
-    def _count(self, kind: str) -> int:
-        try:
-            import torch
-
-            return 1 if kind == "cpu" else int(torch.get_device_module(self.torch_types.get(kind, kind)).device_count())
-        except (Exception, SystemExit):  # whatever is broken, no device can be listed; `unavailable_reason` says why
-            return 0
+                word = self.torch_types.get(kind, kind)
+                count = 1 if kind == "cpu" else int(torch.get_device_module(word).device_count())
+                found += map(_device, repeat(kind), range(count))
+            except (Exception, SystemExit):  # whatever is broken, none can be listed; `unavailable_reason` says why
+                continue
+        return found
 
     def unavailable_reason(self, device: Device) -> str:
         """How this torch was built, or how many devices it sees."""
