@@ -268,7 +268,7 @@ TOYS = {
         "assert heard == ['plugin', 'train', 'epoch'], heard\n",
     ),
     "a dtype of saved arrays": Toy(
-        edits={"saved_folder/dtype_codes.py": (('    "C64": "<c8",', '    "C64": "<c8",\n    "C128": "<c16",'),)},
+        edits={"saved_folder/tensor_file.py": (('    "C64": "<c8",', '    "C64": "<c8",\n    "C128": "<c16",'),)},
         program="import io\nimport numpy as np\nfrom anyaccel.saved_folder import tensor_file\n"
         "stream, arrays = io.BytesIO(), {'z': np.array([1 + 2j, 3.5], 'complex128'), 'x': np.ones(3, 'float32')}\n"
         "digests, size = tensor_file.write(stream, arrays)\n"

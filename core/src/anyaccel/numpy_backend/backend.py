@@ -76,7 +76,15 @@ class NumpyBackend(Backend, Exchange, Compute):
             DeviceMismatchError: a module's values are on several devices.
         """
         if isinstance(obj, Module):
-            return _common_device(obj)
+            arrays = [*obj.parameters.values(), *obj.buffers.values()]
+            devices = sorted({array.device if isinstance(array, SimArray) else HOST for array in arrays})
+            if len(devices) > 1:
+                raise DeviceMismatchError(
+                    f"the values of a {type(obj).__name__} are on several devices",
+                    available=", ".join(map(str, devices)),
+                    hint="put them on one with anyaccel.place(module, device)",
+                )
+            return devices[0] if devices else obj.home
         if isinstance(obj, SimArray):
             return obj.device
         return HOST if isinstance(obj, (np.ndarray, np.generic)) else None
@@ -224,15 +232,3 @@ class NumpyBackend(Backend, Exchange, Compute):
         cls = spec.own if isinstance(spec.own, type) else type(spec.own)
         foreign = {str(base.__module__).partition(".")[0] for base in cls.__mro__} & set(HINTS)
         return f"it belongs to {', '.join(sorted(foreign))}" if foreign else ""
-
-
-def _common_device(module: Module) -> Device | None:
-    arrays = [*module.parameters.values(), *module.buffers.values()]
-    devices = sorted({array.device if isinstance(array, SimArray) else HOST for array in arrays})
-    if len(devices) > 1:
-        raise DeviceMismatchError(
-            f"the values of a {type(module).__name__} are on several devices",
-            available=", ".join(map(str, devices)),
-            hint="put them on one with anyaccel.place(module, device)",
-        )
-    return devices[0] if devices else module.home

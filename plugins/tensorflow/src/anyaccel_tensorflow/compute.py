@@ -53,7 +53,6 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return infer_outputs(model, inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """As `Compute.signature`."""
         from anyaccel_tensorflow.functional_call import signature
 
         return signature(model)
