@@ -20,8 +20,8 @@ class Capability(ABC):  # noqa: B024 - those of each kind have abstract methods
         backend: whose capability it is, also an attribute.
     """
 
-    def __init__(self, backend: Any = None) -> None:
-        self.backend: Any = self if backend is None else backend  # a backend that derives from it is its own
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
 
 
 def lazy(reference: str) -> Callable[[Any], Any]:

@@ -122,6 +122,7 @@ class Registry:
             loaded, hint = self._plugins[plugin.name], f"uninstall one, or rename the entry point of {plugin.source}"
             raise PluginError(f"two plugins are called {plugin.name!r}", cause=f"{loaded} is loaded", hint=hint)
         loader.check_hooks(plugin, module)
+        loader.check_contract(plugin, module)
         backends = loader.offered(plugin, module, "backends", list, [])
         policies = loader.offered(plugin, module, "policies", dict, {})
         plugin = replace(plugin, backends=tuple(backends))

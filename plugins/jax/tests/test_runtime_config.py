@@ -231,6 +231,6 @@ def test_the_vendor_is_told_where_the_system_does_not_tell_more(monkeypatch: pyt
     gpu = SystemDevice(kind="gpu", name="NVIDIA L4", vendor="nvidia", identity="GPU-7")
     monkeypatch.setattr(device_info, "expected_count", lambda kind: {"gpu": 2}.get(kind, 1))
     with plugin(monkeypatch, "cuda"):
-        found = device_info.JaxExpectedDevices().expected_of_kind("gpu", Machine(devices=(gpu,), visible=(gpu,)))
+        found = device_info.JaxExpectedDevices(None).expected_of_kind("gpu", Machine(devices=(gpu,), visible=(gpu,)))
     assert [(info.name, info.vendor) for info in found or ()] == [("NVIDIA L4", "nvidia"), ("gpu:1", "nvidia")]
-    assert device_info.JaxExpectedDevices().expected_of_kind("neuron", Machine()) is None
+    assert device_info.JaxExpectedDevices(None).expected_of_kind("neuron", Machine()) is None

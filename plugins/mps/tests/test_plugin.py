@@ -99,6 +99,7 @@ def test_the_cache_is_emptied_after_a_phase_that_used_it(metal: list[str], plan:
 def loaded(cpu_backend: Any, metal: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A registry with the torch plugin, and this one with the CPU as its device."""
     plugin, registry = ModuleType("mps_on_cpu"), Registry(NumpyBackend, list)
+    plugin.contract = 2  # type: ignore[attr-defined]
     plugin.backends = aa.hookimpl(lambda: [cpu_backend])  # type: ignore[attr-defined]
     plugin.phase_end = anyaccel_mps.phase_end  # type: ignore[attr-defined]
     registry.register(anyaccel_torch, "torch")

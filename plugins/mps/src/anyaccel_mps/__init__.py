@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MpsBackend", "backends", "phase_end"]
 
+contract = 2
+"""The version of the contract of backends that this plugin is written for."""
+
 
 @hookimpl
 def backends() -> list[Any]:

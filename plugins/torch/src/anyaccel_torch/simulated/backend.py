@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.capability import Capabilities
 from anyaccel.device import Device
-from anyaccel.hookspecs import hookimpl
+from anyaccel.hookspecs import CONTRACT, hookimpl
 from anyaccel.registry import registry
 from anyaccel_torch.backend import TorchBackend
 from anyaccel_torch.simulated.sim_device import KIND, observers, running, unavailable_reason
@@ -65,5 +65,6 @@ def add_to_registry() -> None:
     if registry().serves("torch", KIND):
         return
     plugin = ModuleType(_PLUGIN)
+    plugin.contract = CONTRACT  # type: ignore[attr-defined]
     plugin.backends = hookimpl(lambda: [SimulatedBackend()])  # type: ignore[attr-defined]
     registry().register(plugin, _PLUGIN)
