@@ -233,7 +233,7 @@ class NumpyBackend(Backend, Exchange, Compute):
     def dtype_of(self, model: Any) -> str | None:
         """`Module.dtype`, else the dtype of its first floating parameter."""
         if model.dtype is not None:
-            return model.dtype
+            return str(model.dtype)
         return next((array.dtype.name for array in model.parameters.values() if array.dtype.kind == "f"), None)
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
