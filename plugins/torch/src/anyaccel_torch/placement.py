@@ -6,8 +6,6 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
-from itertools import repeat
 from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
@@ -29,9 +27,6 @@ def find_offload(obj: Any) -> Any:
 @functools.cache
 def _devices_of(kind: str, count: int) -> list[Device]:
     return [Device(kind, index) for index in range(count)]
-
-
-_device = cache(Device)  # they are listed each time something is placed
 
 
 class TorchPlacement(Backend):
@@ -60,7 +55,7 @@ class TorchPlacement(Backend):
 
                 word = self.torch_types.get(kind, kind)
                 count = 1 if kind == "cpu" else int(torch.get_device_module(word).device_count())
-                found += map(_device, repeat(kind), range(count))
+                found += _devices_of(kind, count)
             except (Exception, SystemExit):  # whatever is broken, none can be listed; `unavailable_reason` says why
                 continue
         return found
