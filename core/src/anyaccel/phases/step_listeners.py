@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyaccel import interrupts
-from anyaccel.phases.compiled_changes import refuse_changes_between_steps
+from anyaccel.phases.compile_policy import refuse_changes_between_steps
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.finished_steps import FinishedSteps
