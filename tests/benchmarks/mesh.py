@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402 - JAX counts its devices once
 
 import anyaccel as aa  # noqa: E402
 from anyaccel_jax import SequentialMLP  # noqa: E402
-from anyaccel_jax.backend import JaxBackend  # noqa: E402
+from anyaccel_jax.device_replicas import JaxReplicas  # noqa: E402
 
 ROUNDS, STEPS, BATCH = 4, 20, 256
 
@@ -36,7 +36,7 @@ def main() -> None:
     """Measure all ways in turns."""
     x = np.random.default_rng(0).normal(size=(BATCH * STEPS, 64)).astype(np.float32)
     rows = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1].copy()}, ["x"], ["y"])
-    over = JaxBackend.build_over
+    over = JaxReplicas.build_over
     ways: dict[str, dict[str, Any]] = {
         "one device": {"replicas": 1},
         "mesh": {"replicas": N_DEVICES},
@@ -46,7 +46,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, settings in ways.items():
-            JaxBackend.build_over = (lambda *_, **__: None) if name == "a program for each" else over  # type: ignore[method-assign]
+            JaxReplicas.build_over = (lambda *_, **__: None) if name == "a program for each" else over  # type: ignore[method-assign]
             seconds[name].append(seconds_of_step(rows, **settings))
     for name, each in seconds.items():
         print(f"{name}: {1e6 * min(each):.0f} us")

@@ -26,7 +26,7 @@ import anyaccel as aa
 from anyaccel.phases.distributed.replicated_step import GlobalBatchStep
 from anyaccel.replicas import join
 from anyaccel_jax import SequentialMLP
-from anyaccel_jax.backend import JaxBackend
+from anyaccel_jax.sharding import JaxSharding
 
 PLACE = join("jax")
 ROUNDS, STEPS, BATCH = 5, 60, 256
@@ -129,11 +129,11 @@ def compare(width: int, hidden: int) -> None:
             GlobalBatchStep.__init__ = made  # type: ignore[method-assign]
 
     def program_of_each() -> float:
-        JaxBackend.computes_together = False
+        JaxSharding.computes_together = False
         try:
             return ours(None)
         finally:
-            JaxBackend.computes_together = True
+            JaxSharding.computes_together = True
 
     ways: dict[str, Callable[[], float]] = {
         "divided, several a call": lambda: ours("full"),

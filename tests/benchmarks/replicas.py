@@ -30,6 +30,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import anyaccel as aa
+from anyaccel.replicas import Replicate
 from anyaccel_torch import TorchBackend
 
 
@@ -107,7 +108,7 @@ def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | Non
     phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(case.batch), n_epochs=2)
 
     def run() -> float:
-        group: Any = TorchBackend().replica_group(RANK, SIZE)
+        group: Any = TorchBackend().required(Replicate).replica_group(RANK, SIZE)
         default = group.bucket_bytes
         group.bucket_bytes = default if bucket_bytes is None else bucket_bytes
         results = experiment.run_phase(phase)

@@ -15,7 +15,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.adapter import TracedOps, TracedProgram
 from anyaccel.adapter.loss_scaling import steps_behind
-from anyaccel.adapter.step_profiler import SpanRecorder, write_trace
+from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, write_trace
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.rounding import rounded_vjp
 from anyaccel.numpy_backend.sim_array import place_of
@@ -271,13 +271,8 @@ class DonatingOps(TapedOps):
         return run
 
 
-class TapedBackend(NumpyBackend):
-    """NumPy as a framework that differentiates and compiles whole functions."""
-
-    ops = TapedOps
-
-    def build(self, segment):
-        return TracedProgram(segment, self.ops())
+class TapedProfiler(ProfilesSteps):
+    """Records what the ops are asked to compute."""
 
     @contextmanager
     def profile_steps(self, path, nodes, devices):
@@ -287,6 +282,16 @@ class TapedBackend(NumpyBackend):
         finally:
             TapedOps.recorder = None
             write_trace(path, recorder.events)
+
+
+class TapedBackend(NumpyBackend):
+    """NumPy as a framework that differentiates and compiles whole functions."""
+
+    ops = TapedOps
+    capabilities = {**NumpyBackend.capabilities, ProfilesSteps: TapedProfiler}
+
+    def build(self, segment):
+        return TracedProgram(segment, self.ops())
 
 
 class DonatingBackend(TapedBackend):

@@ -10,7 +10,7 @@ import sys
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,14 @@ import pytest
 import anyaccel as aa
 from anyaccel import hookimpl
 from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
+from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import DeviceInfo
 from anyaccel.cli.conform import find_plugin
 from anyaccel.errors import CapabilityError, StateError
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.capabilities import NumpyPrecision, NumpyTransfers
 from anyaccel.plugin_loader import Plugin
+from anyaccel.precision import ComputesPrecision
 from anyaccel.registry import Registry
 from anyaccel.replicas.launch_options import find_launcher
 from anyaccel.requests import RequestedAccelerator, machine_of
@@ -51,7 +54,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     def exchange(*backends: Any) -> Registry:
         registry = Registry(NumpyBackend, lambda: ())
         for i, backend in enumerate(backends):
-            module = SimpleNamespace(backends=hookimpl(lambda backend=backend: [backend]))
+            module = SimpleNamespace(contract=2, backends=hookimpl(lambda backend=backend: [backend]))
             registry.register(module, f"p{i}")
         monkeypatch.setattr("anyaccel.registry._registry", [registry])
         return registry
@@ -183,17 +186,22 @@ def test_versions_of_folders(hint: Any, tmp_path: Path) -> None:
     assert aa.ModelGraph.load(tmp_path / "graph", feature_sets=[DATA])
 
 
+class HalfSeen(NumpyTransfers):
+    """Not those in kernels."""
+
+    def unobserved_transfers(self) -> list[str]:
+        return ["copies inside kernels"]
+
+
 class Half(NumpyBackend):
     """A framework some of whose transfers cannot be seen."""
 
     framework = "half"
     import_roots = ("numpy",)
+    capabilities = {**NumpyBackend.capabilities, ObservesTransfers: HalfSeen}
 
     def owns(self, obj: Any) -> bool:
         return False
-
-    def unobserved_transfers(self) -> list[str]:
-        return ["copies inside kernels"]
 
 
 def test_the_ledger_of_transfers(hint: Any, serve: Any) -> None:
@@ -251,13 +259,19 @@ def test_plugins_that_are_slow(hint: Any, cli: Any, serve: Any, monkeypatch: pyt
     assert cli("plugins", "--timeout", "300").exit_code == 0
 
 
+class TwoPrecisions(NumpyPrecision):
+    """Not all that NumPy has."""
+
+    precisions = ("float32", "bf16-mixed")
+
+
 class Twin(NumpyBackend):
     """NumPy under another name, for nodes that say `framework="twin"`."""
 
     framework = "twin"
     import_roots = ("twin_models",)
     kinds = ("cpu",)
-    precisions = ("float32", "bf16-mixed")
+    capabilities = {**NumpyBackend.capabilities, ComputesPrecision: TwoPrecisions}
 
     def devices(self) -> list[aa.Device]:
         return [aa.Device("cpu")]
@@ -298,7 +312,7 @@ def test_loss_scales_between_frameworks(hint: Any, serve: Any) -> None:
 def test_subjects_that_cannot_be_imported(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = (
         "from anyaccel import hookimpl\nfrom anyaccel.testing.tiny import TinyBackend\n\n\n"
-        "@hookimpl\ndef backends():\n    return [TinyBackend('odd')]\n"
+        "contract = 2\n\n@hookimpl\ndef backends():\n    return [TinyBackend('odd')]\n"
     )
     right = "from anyaccel.testing.subject_selection import DerivedSubject as OddSubject\n"
     modules = {"odd_plugin": plugin, "odd_kit": "raise ImportError('no kit')"}
@@ -363,3 +377,68 @@ class Leaves(LeavesContexts):
 
     def leave_contexts(self) -> Any:
         return nullcontext(OuterContexts())
+
+
+CHIP = """
+from anyaccel import hookimpl
+from anyaccel.testing.tiny import TinyBackend
+{}
+
+@hookimpl
+def backends():
+    return [TinyBackend("chip")]
+"""
+
+
+def test_a_plugin_of_another_contract(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "chip")
+
+    def loaded(source: str) -> Registry:
+        module = ModuleType("chip")
+        exec(source, vars(module))  # noqa: S102 - the source of a plugin
+        registry = Registry(NumpyBackend, lambda: [entry("chip", module)])
+        if registry.plugins[-1].error is not None:
+            raise registry.plugins[-1].error
+        return registry
+
+    with hint("write contract = {} into its module once its capabilities are objects; {}"):
+        loaded(CHIP.format(""))
+    assert loaded(CHIP.format("contract = 2")).find("chip")  # write contract = 2
+    assert (ROOT / "docs/how-to/migrate-plugins.md").exists()  # see docs/how-to/migrate-plugins.md
+
+
+class OldStyle(TinyBackend, LeavesContexts):
+    """Has a capability as a base, as in 0.1."""
+
+    def leave_contexts(self) -> Any:
+        return nullcontext(OuterContexts())
+
+
+class NewStyle(TinyBackend):
+    """Names it."""
+
+    capabilities = {LeavesContexts: Leaves}
+
+
+class Between(NewStyle):
+    """Names it, and has the method still."""
+
+    leave_contexts = OldStyle.leave_contexts
+
+
+class Misnamed(TinyBackend):
+    """Names it by a text."""
+
+    capabilities = {"leaves_contexts": Leaves}  # type: ignore[dict-item]
+
+
+def test_a_backend_with_capabilities_as_its_bases(hint: Any, serve: Any) -> None:
+    with hint("enter a class of its own in capabilities = {{}: ...}; {}"):
+        serve(OldStyle("old"))
+    with hint("write capabilities = {Memory: ChipMemory}; {}"):
+        serve(Misnamed("old"))
+    with hint("move it into the class that capabilities names; {}"):
+        serve(Between("old"))
+    new = NewStyle("new")
+    serve(new)  # capabilities = {LeavesContexts: Leaves}, as {Memory: ChipMemory}
+    assert isinstance(new.capability(LeavesContexts), Leaves)

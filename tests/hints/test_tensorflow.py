@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.adapter.step_costs import StepCosts
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -256,7 +257,7 @@ def test_memory_of_steps(hint: Any) -> None:
     backend, model = TensorFlowBackend(), keras.Sequential([layers.GRU(2), layers.Dense(1)])
     backend.infer(model, [TensorSpec((4, 3), "float32")], 0)
     with hint("measure the memory while it runs, by run.stats"):
-        backend.step_cost(segment_of(model), 8)
+        backend.required(StepCosts).step_cost(segment_of(model), 8)
     seen = []
 
     class Memory(aa.Callback):

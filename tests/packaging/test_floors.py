@@ -104,7 +104,7 @@ ONLY: dict[str, set[str]] = {
         *("printable", "errors", "arguments", "suggestions", "call_hints", "host_memory", "install_hints"),
         *("device", "rng"),
         *("specs", "segment", "program", "precision"),
-        *("backend", "hookspecs", "adapter", "estimators"),
+        *("backend", "capability", "hookspecs", "adapter", "estimators"),
     },
 }
 

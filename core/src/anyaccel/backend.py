@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import numpy as np
 
+from anyaccel.capability import Capabilities as Capabilities
 from anyaccel.capability import Capability as Capability
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
@@ -60,7 +61,7 @@ class Backend(ABC):
     """Environment variables that decide how the framework sees and uses devices; `anyaccel env` shows them."""
     fork_safe: ClassVar[bool] = True
     """Whether a process that has used the framework may be forked: False if its runtime has threads."""
-    capabilities: ClassVar[Mapping[type[Any], Callable[[Any], Any]]] = {}
+    capabilities: ClassVar[Capabilities] = {}
     """Capability classes (`Memory`), each with what makes the object from the backend: a class derived from it.
 
     A derived backend inherits them, or has others: `{**TorchBackend.capabilities, Memory: ChipMemory}`.
@@ -78,15 +79,15 @@ class Backend(ABC):
         Raises:
             PluginError: two other plugins bring it.
         """
-        if isinstance(self, kind):
-            return self
-        declared = next((declared for declared in self.capabilities if issubclass(declared, kind)), None)
-        if declared is None:
-            return None if self.brought is None else self.brought(self, kind)
         made: dict[type[Any], Any] = self.__dict__.setdefault("_made_capabilities", {})
-        if declared not in made:
-            made.setdefault(declared, self.capabilities[declared](self))
-        found: Kind = made[declared]
+        if kind not in made:
+            if isinstance(self, kind):
+                return self
+            declared = next((declared for declared in self.capabilities if issubclass(declared, kind)), None)
+            if declared is None:
+                return None if self.brought is None else self.brought(self, kind)
+            made.setdefault(kind, made.get(declared) or made.setdefault(declared, self.capabilities[declared](self)))
+        found: Kind = made[kind]
         return found
 
     @final

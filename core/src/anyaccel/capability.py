@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
+
+Capabilities = Mapping[type[Any], Callable[[Any], Any]]
+"""Capability classes, each with what makes the object from the backend: a class derived from it, or a function."""
 
 
 class Capability(ABC):  # noqa: B024 - those of each kind have abstract methods
@@ -15,5 +20,14 @@ class Capability(ABC):  # noqa: B024 - those of each kind have abstract methods
         backend: whose capability it is, also an attribute.
     """
 
-    def __init__(self, backend: Any = None) -> None:
-        self.backend = self if backend is None else backend  # a backend that derives from it is its own
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+
+
+def lazy(reference: str) -> Callable[[Any], Any]:
+    """What makes the object of a capability by the class `"MODULE:CLASS"`, whose module is imported only then.
+
+    For modules that import the framework, where the capability is asked for only when the framework is in use.
+    """
+    module, _, name = reference.partition(":")
+    return lambda backend: getattr(import_module(module), name)(backend)

@@ -12,6 +12,8 @@ from typing import Any
 import pluggy
 
 PROJECT = "anyaccel"
+CONTRACT = 2
+"""The version of the contract of backends and capabilities; a plugin that offers these says it: `contract = 2`."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 

@@ -22,6 +22,7 @@ import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, ConfigError, PluginError
 from anyaccel.printable import printable
@@ -124,12 +125,43 @@ def check_hooks(plugin: Plugin, module: Any) -> None:
     manager.check_pending()
 
 
+def check_contract(plugin: Plugin, module: Any) -> None:
+    """Raise PluginError for a module that offers backends or capabilities, and not for this version of the contract."""
+    declared, current = getattr(module, "contract", None), hookspecs.CONTRACT
+    if declared == current or not any(hasattr(module, hook) for hook in ("backends", "capabilities")):
+        return
+    if isinstance(declared, int) and declared > current:
+        problem = f"plugin {plugin.name} is written for contract {declared}, and this anyaccel has contract {current}"
+        raise PluginError(problem, hint="update anyaccel")
+    written = (
+        "does not say for which contract it is written" if declared is None else f"has contract = {declared!r:.50}"
+    )
+    problem = f"plugin {plugin.name} {written}, and this anyaccel has contract {current}, with capabilities as objects"
+    hint = f"write contract = {current} into its module once its capabilities are objects; {_PAGE}"
+    raise _refused(plugin, problem, hint)
+
+
 def check_backends(plugin: Plugin) -> None:
-    """Raise PluginError for an object that is no Backend, core's own framework, or an attribute of another type."""
+    """Raise PluginError for what is no Backend, core's own framework, wrong attributes, or capabilities as bases."""
     for backend in plugin.backends:
         if not isinstance(backend, Backend):
             problem = f"plugin {plugin.name} offers {type(backend).__name__}, which is not a Backend"
             raise _refused(plugin, problem, "derive it from anyaccel.Backend")
+        bases = [base.__name__ for base in type(backend).__mro__ if Capability in base.__bases__]
+        if bases:
+            problem = f"plugin {plugin.name} offers {type(backend).__name__}, which derives from {', '.join(bases)}"
+            hint = f"enter a class of its own in capabilities = {{{bases[0]}: ...}}; {_PAGE}"
+            raise _refused(plugin, problem, hint)
+        declared = backend.capabilities
+        if not isinstance(declared, Mapping) or not all(_is_capability(kind) for kind in declared):
+            problem = f"plugin {plugin.name} offers a backend with capabilities={declared!r:.200}"
+            hint = f"write capabilities = {{Memory: ChipMemory}}; {_PAGE}"
+            raise _refused(plugin, problem, hint)
+        left = [name for kind in declared for name in vars(kind) if name[0] != "_" and hasattr(backend, name)]
+        if left:
+            problem = f"plugin {plugin.name} offers {type(backend).__name__} with {left[0]}, which a capability has"
+            hint = f"move it into the class that capabilities names; {_PAGE}"
+            raise _refused(plugin, problem, hint)
         facts = {name: getattr(backend, name) for name in _FACTS}
         wrong = [f"{name}={value!r:.200}" for name, value in facts.items() if not _FACTS[name](value)]
         # A property could give another value, or raise, whenever anybody's backend is looked for.
@@ -139,6 +171,13 @@ def check_backends(plugin: Plugin) -> None:
             raise _refused(plugin, problem, "write them so, as attributes of the class", available=_FORMS)
         if backend.framework == BUILT_IN:
             raise PluginError(f"plugin {plugin.name} offers the framework {BUILT_IN!r}, core's own", hint="rename it")
+
+
+_PAGE = "see docs/how-to/migrate-plugins.md"
+
+
+def _is_capability(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Capability)
 
 
 def _refused(plugin: Plugin, problem: str, hint: str, available: str = "") -> PluginError:

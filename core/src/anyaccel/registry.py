@@ -122,6 +122,7 @@ class Registry:
             loaded, hint = self._plugins[plugin.name], f"uninstall one, or rename the entry point of {plugin.source}"
             raise PluginError(f"two plugins are called {plugin.name!r}", cause=f"{loaded} is loaded", hint=hint)
         loader.check_hooks(plugin, module)
+        loader.check_contract(plugin, module)
         backends = loader.offered(plugin, module, "backends", list, [])
         policies = loader.offered(plugin, module, "policies", dict, {})
         plugin = replace(plugin, backends=tuple(backends))
@@ -344,7 +345,8 @@ class Registry:
         if candidates is None:
             found, roots = self._served.values(), _roots(cls)
             candidates = self._candidates[cls] = [pair for pair in found if roots.intersection(pair[0].import_roots)]
-        imported, owners = sys.modules.keys(), {}
+        owners: dict[str, None] = {}
+        imported = sys.modules.keys()
         for backend, asks in candidates:
             if not imported.isdisjoint(backend.import_roots) and (not asks or self._owns(backend, obj)):
                 owners[backend.framework] = None

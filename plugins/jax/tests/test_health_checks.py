@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from anyaccel.doctor import Machine
+from anyaccel.doctor import HealthChecks, Machine
 from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_jax import JaxBackend
 
@@ -17,7 +17,7 @@ def machine(packages, **facts):
 
 
 def checks(given):
-    return {check.name: check for check in JaxBackend().health_checks(given)}
+    return {check.name: check for check in JaxBackend().required(HealthChecks).health_checks(given)}
 
 
 def test_jax_for_cpus_beside_a_gpu_fails_with_what_to_install():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.device import Device
 from anyaccel.segment import Operation, Segment
 from anyaccel_jax import array_trees
@@ -91,5 +92,6 @@ def test_layers_of_keras_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(array_trees, "is_keras", lambda obj: True)
     operation = Operation("net", object(), ("x",), ("y",), Device("cpu"))
     segment = Segment(label="s", operations=(operation,), inputs={}, outputs=("y",))
-    assert JaxBackend().undividable_reason(segment) == "node 'net' has Keras layers, whose variables cannot be divided"
-    assert JaxBackend().undividable_reason(segment, whole=["net"]) == ""
+    replicas = JaxBackend().required(DeviceReplicas)
+    assert replicas.undividable_reason(segment) == "node 'net' has Keras layers, whose variables cannot be divided"
+    assert replicas.undividable_reason(segment, whole=["net"]) == ""

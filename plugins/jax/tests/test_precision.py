@@ -13,6 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.precision import ComputesPrecision
 from anyaccel_jax import JaxBackend, Linen, SequentialMLP
 
 N, BATCH = 96, 16
@@ -184,7 +185,7 @@ def test_a_model_that_is_computed_again_gives_the_same_numbers(precision: str | 
 
 
 def test_products_in_tf32_by_default_are_said() -> None:
-    note, model = JaxBackend().float32_note, mlp()
+    note, model = JaxBackend().required(ComputesPrecision).float32_note, mlp()
     with jax.default_matmul_precision("default"):
         assert "JAX multiplies float32 in TF32 on gpu:0 by default" in note(model, aa.Device("gpu"))
         assert note(model, aa.Device("cpu")) == ""

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from anyaccel.adapter.device_description import NvidiaGpu
+from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.doctor import Machine
 from anyaccel.requests.system_devices import SystemDevice
@@ -111,14 +112,16 @@ def test_after_the_start_it_is_too_late(monkeypatch: pytest.MonkeyPatch, backend
     for name in MEMORY:
         monkeypatch.delenv(name, raising=False)
     jax.devices()
-    assert "set XLA_PYTHON_CLIENT_PREALLOCATE=false" in backend.share(GPU, 0.5)
+    assert "set XLA_PYTHON_CLIENT_PREALLOCATE=false" in backend.required(Memory).share(GPU, 0.5)
     assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    assert backend.share(GPU, 0.5) == ""
+    assert backend.required(Memory).share(GPU, 0.5) == ""
 
 
 def test_the_cpu_is_shared_anyway(backend: JaxBackend) -> None:
-    assert backend.share(Device("cpu"), 0.5) == "" == backend.share(Device("tpu"), 0.5)
+    assert (
+        backend.required(Memory).share(Device("cpu"), 0.5) == "" == backend.required(Memory).share(Device("tpu"), 0.5)
+    )
 
 
 # -- NVIDIA's library, and drivers -------------------------------------------------------------------------------------
@@ -183,10 +186,10 @@ def test_other_accelerators_are_described_by_jax(monkeypatch: pytest.MonkeyPatch
     assert (result.name, result.vendor, result.identity, result.total_memory) == ("TPU v9", "google", "", 5)
     backend = JaxBackend()
     monkeypatch.setattr(backend, "jax_device", lambda device: Chip())
-    figures = backend.memory(Device("tpu"))
+    figures = backend.required(Memory).memory(Device("tpu"))
     assert (figures.total, figures.free, figures.used, figures.peak) == (5, 3, 2, 3)
     monkeypatch.setattr(Chip, "memory_stats", lambda self: None)
-    assert backend.memory(Device("tpu")).total == 0
+    assert backend.required(Memory).memory(Device("tpu")).total == 0
 
 
 def test_amd_gpus_are_nodes_that_compute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -199,7 +202,7 @@ def test_amd_gpus_are_nodes_that_compute(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_the_cpu_has_the_machines_memory(backend: JaxBackend) -> None:
-    figures = backend.memory(Device("cpu"))
+    figures = backend.required(Memory).memory(Device("cpu"))
     assert figures.total == backend.device_info(Device("cpu")).total_memory > figures.free > 0
 
 
@@ -228,6 +231,6 @@ def test_the_vendor_is_told_where_the_system_does_not_tell_more(monkeypatch: pyt
     gpu = SystemDevice(kind="gpu", name="NVIDIA L4", vendor="nvidia", identity="GPU-7")
     monkeypatch.setattr(device_info, "expected_count", lambda kind: {"gpu": 2}.get(kind, 1))
     with plugin(monkeypatch, "cuda"):
-        found = device_info.expected_of_kind("gpu", Machine(devices=(gpu,), visible=(gpu,)))
+        found = device_info.JaxExpectedDevices(None).expected_of_kind("gpu", Machine(devices=(gpu,), visible=(gpu,)))
     assert [(info.name, info.vendor) for info in found or ()] == [("NVIDIA L4", "nvidia"), ("gpu:1", "nvidia")]
-    assert device_info.expected_of_kind("neuron", Machine()) is None
+    assert device_info.JaxExpectedDevices(None).expected_of_kind("neuron", Machine()) is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 import torchgen
 
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
 from anyaccel.device import Device
 from anyaccel.segment import LossTerm, Operation, ParameterGroup, Segment, TensorSpec
 from anyaccel.specs import Loss, Optimizer
@@ -33,6 +35,8 @@ def cpu_backend_class() -> type[MpsBackend]:
     class CpuBackend(MpsBackend):
         """Lists mps:0 and computes on the CPU; queries the CPU's operators in place of those of MPS."""
 
+        capabilities = {**MpsBackend.capabilities, ObservesTransfers: NoTransfers}
+
         def devices(self) -> list[Device]:
             return [MPS]
 
@@ -42,13 +46,20 @@ def cpu_backend_class() -> type[MpsBackend]:
         def device_of(self, obj: Any) -> Device | None:
             return None if super().device_of(obj) is None else MPS
 
-        def unobserved_transfers(self) -> list[str]:
-            return ["nothing is copied where the CPU stands in"]
-
         def operator_support(self) -> OperatorSupport | None:
             return OperatorSupport("CPU")
 
     return CpuBackend
+
+
+class NoTransfers(ObservesTransfers):
+    """Nothing is copied where the CPU stands in."""
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+    def unobserved_transfers(self) -> list[str]:
+        return ["nothing is copied where the CPU stands in"]
 
 
 class PublishedSupport(OperatorSupport):

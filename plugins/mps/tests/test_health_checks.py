@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.device import Device
-from anyaccel.doctor import Machine
+from anyaccel.doctor import HealthChecks, Machine
 from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_mps import MpsBackend
 
@@ -11,7 +11,10 @@ APPLE = SystemDevice(kind="mps", name="Apple GPU", vendor="apple")
 
 
 def checks(**facts):
-    return {check.name: check for check in MpsBackend().health_checks(Machine(system="darwin", **facts))}
+    return {
+        check.name: check
+        for check in MpsBackend().required(HealthChecks).health_checks(Machine(system="darwin", **facts))
+    }
 
 
 def test_float64_is_warned_of_on_an_apple_gpu():
@@ -26,4 +29,4 @@ def test_falling_back_to_the_cpu_is_warned_of():
 
 
 def test_elsewhere_there_is_nothing_to_check():
-    assert checks() == {} and list(MpsBackend().device_checks(Device("mps"))) == []
+    assert checks() == {} and list(MpsBackend().required(HealthChecks).device_checks(Device("mps"))) == []

@@ -13,9 +13,9 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyaccel.backend import DeviceInfo, MemoryInfo
+from anyaccel.backend import DeviceInfo, Memory, MemoryInfo
 from anyaccel.device import Device
-from anyaccel.doctor import Machine
+from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel.errors import MoveError
 from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_mps import MpsBackend, dtype_support
@@ -102,14 +102,14 @@ def test_an_older_torch_has_no_name(backend: MpsBackend, metal: list[str], monke
 
 
 def test_memory_is_from_torch_and_metal(backend: MpsBackend, metal: list[str]) -> None:
-    assert backend.memory(MPS) == MemoryInfo(total=11 * GIB, free=8 * GIB, used=2 * GIB, peak=0)
-    backend.release_memory(MPS)
+    assert backend.required(Memory).memory(MPS) == MemoryInfo(total=11 * GIB, free=8 * GIB, used=2 * GIB, peak=0)
+    backend.required(Memory).release_memory(MPS)
     assert metal[-1] == "empty_cache"
 
 
 def test_free_memory_is_never_negative(backend: MpsBackend, metal: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 12 * GIB)  # above what Metal recommends
-    assert backend.memory(MPS).free == 0
+    assert backend.required(Memory).memory(MPS).free == 0
 
 
 def test_synchronize_calls_torch(backend: MpsBackend, metal: list[str]) -> None:
@@ -279,4 +279,7 @@ def test_the_gpu_is_expected_where_system_and_torch_support_it(
 ) -> None:
     gpu = SystemDevice(kind="mps", name="Apple GPU", vendor="apple")
     monkeypatch.setattr("platform.mac_ver", lambda: (release, ("", "", ""), "arm64"))
-    assert backend.expected_devices(Machine(system=system, devices=(gpu,), visible=(gpu,))) == expected
+    assert (
+        backend.required(ExpectedDevices).expected_devices(Machine(system=system, devices=(gpu,), visible=(gpu,)))
+        == expected
+    )

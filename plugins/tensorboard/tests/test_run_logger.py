@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.backend import Memory
 from anyaccel.phases import Run, execute
 from anyaccel.registry import registry as process_registry
 
@@ -112,7 +113,7 @@ def test_memory_of_every_device_of_the_plan_is_written(logged, read, experiment,
 
     class Look(aa.Callback):
         def epoch_end(self, run):
-            seen.append(process_registry().find("numpy", "sim").memory(aa.Device("sim", 1)))
+            seen.append(process_registry().find("numpy", "sim").required(Memory).memory(aa.Device("sim", 1)))
 
     with aa.simulate(2, capacity=2**20):
         experiment().run_phase(train(accelerator="sim:1", callbacks=[Look()]))

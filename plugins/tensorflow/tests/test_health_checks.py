@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from anyaccel.doctor import Machine
+from anyaccel.doctor import HealthChecks, Machine
 from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_tensorflow import TensorFlowBackend
 
@@ -20,7 +20,7 @@ def machine(packages, device=NVIDIA, system="linux"):
 
 
 def check(given):
-    (found,) = TensorFlowBackend().health_checks(given)
+    (found,) = TensorFlowBackend().required(HealthChecks).health_checks(given)
     return found
 
 
@@ -44,4 +44,4 @@ def test_builds(given, status, message, fix):
 
 
 def test_no_gpu_is_nothing_to_check():
-    assert list(TensorFlowBackend().health_checks(replace(machine(CUDA), devices=()))) == []
+    assert list(TensorFlowBackend().required(HealthChecks).health_checks(replace(machine(CUDA), devices=()))) == []

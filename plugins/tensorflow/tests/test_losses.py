@@ -14,7 +14,7 @@ from anyaccel.device import Device
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel_tensorflow import SequentialMLP
 from anyaccel_tensorflow.backend import TensorFlowBackend
-from anyaccel_tensorflow.losses import scalar_loss
+from anyaccel_tensorflow.ops import scalar_loss
 
 CPU = Device("cpu")
 

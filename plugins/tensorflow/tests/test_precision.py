@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import anyaccel as aa
 from anyaccel.errors import CapabilityError
+from anyaccel.precision import ComputesPrecision
 from anyaccel_tensorflow import SequentialMLP, TensorFlowBackend
 
 N, BATCH = 96, 16
@@ -164,7 +165,9 @@ def test_a_model_that_is_computed_again_gives_the_same_numbers(compile_: str) ->
 
 def test_products_in_tf32_by_default_are_said() -> None:
     backend = TensorFlowBackend()
-    assert "TensorFlow multiplies float32 in TF32 on gpu:0 by default" in backend.float32_note(None, aa.Device("gpu"))
-    assert backend.float32_note(None, aa.Device("cpu")) == ""
-    with backend.matmul_precision(False):
-        assert backend.float32_note(None, aa.Device("gpu")) == ""
+    assert "TensorFlow multiplies float32 in TF32 on gpu:0 by default" in backend.required(
+        ComputesPrecision
+    ).float32_note(None, aa.Device("gpu"))
+    assert backend.required(ComputesPrecision).float32_note(None, aa.Device("cpu")) == ""
+    with backend.required(ComputesPrecision).matmul_precision(False):
+        assert backend.required(ComputesPrecision).float32_note(None, aa.Device("gpu")) == ""

@@ -24,8 +24,7 @@ import anyaccel as aa
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.replicas import join
 from anyaccel_tensorflow import runtime_config
-from anyaccel_tensorflow.cluster import join_cluster
-from anyaccel_tensorflow.rendezvous import addresses_of_all
+from anyaccel_tensorflow.cluster import addresses_of_all, join_cluster
 
 SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from anyaccel.backend import DeviceInfo
+from anyaccel.backend import DeviceInfo, Memory
 from anyaccel.device import Device
 from anyaccel_tensorflow import runtime_config
 from anyaccel_tensorflow.backend import TensorFlowBackend
@@ -233,7 +233,7 @@ def test_memory_of_a_gpu_is_that_of_the_allocator(
         return {"current": 5, "peak": 7}
 
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", info)
-    result = backend.memory(Device("gpu", 1))
+    result = backend.required(Memory).memory(Device("gpu", 1))
     assert (result.total, result.free, result.used, result.peak, asked) == (0, 0, 5, 7, ["GPU:1"])
     assert set(machine.growth.values()) == {True}  # asking starts TensorFlow, so that growth was set before
 
@@ -243,7 +243,7 @@ def test_memory_growth_is_set_on_every_gpu_before_the_first_tensor(
 ) -> None:
     backend.move(tf.constant([1.0]), Device("cpu", 1))
     assert machine.growth == {"/physical_device:GPU:0": True, "/physical_device:GPU:1": True}
-    assert backend.share(GPU, 0.5) == ""
+    assert backend.required(Memory).share(GPU, 0.5) == ""
 
 
 @pytest.mark.parametrize("way", ["growth off", "parts", "environment"])
@@ -257,16 +257,16 @@ def test_the_users_memory_configuration_stays(
     else:
         monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
     before = dict(machine.growth)
-    assert backend.share(GPU, 0.5) == ""
+    assert backend.required(Memory).share(GPU, 0.5) == ""
     assert machine.growth == before
 
 
 def test_too_late_for_memory_growth_has_a_hint(backend: TensorFlowBackend, machine: Machine) -> None:
     machine.started = True
-    message = backend.share(GPU, 0.5)
+    message = backend.required(Memory).share(GPU, 0.5)
     assert "was started before anyaccel could let its memory grow" in message
     assert "set_memory_growth(gpu, True)" in message and "TF_FORCE_GPU_ALLOW_GROWTH=true" in message
-    assert backend.share(CPU, 0.5) == ""
+    assert backend.required(Memory).share(CPU, 0.5) == ""
 
 
 def test_memory_growth_is_set_once(machine: Machine) -> None:

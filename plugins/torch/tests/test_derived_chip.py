@@ -29,6 +29,7 @@ class Chip(TorchBackend):
 
 def test_graph_trains_on_a_chip_that_only_defines_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin, torch_plugin = ModuleType("chip"), ModuleType("torch_plugin")
+    plugin.contract = torch_plugin.contract = 2  # type: ignore[attr-defined]
     plugin.backends = aa.hookimpl(lambda: [Chip()])  # type: ignore[attr-defined]
     torch_plugin.backends = aa.hookimpl(lambda: [TorchBackend()])  # type: ignore[attr-defined]
     registry = Registry(NumpyBackend, lambda: ())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel_torch.backend import TorchBackend
 
@@ -90,7 +91,7 @@ def test_device_info_of_a_gpu(
 def test_device_info_of_the_cpu(backend: TorchBackend) -> None:
     info = backend.device_info(CPU)
     assert info.name and (info.vendor, info.memory_space) == ("", "host")
-    assert info.total_memory == backend.memory(CPU).total > 2**20
+    assert info.total_memory == backend.required(Memory).memory(CPU).total > 2**20
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyaccel.backend import MemoryInfo
+from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, OutOfMemoryError
 from anyaccel.host_memory import HostMemory
@@ -175,16 +175,16 @@ def test_scalars_of_several_dtypes_keep_their_values(backend: TorchBackend) -> N
 
 
 def test_memory_of_the_cpu(backend: TorchBackend) -> None:
-    result = backend.memory(CPU)
+    result = backend.required(Memory).memory(CPU)
     assert result.total >= result.free > 0 and (result.used, result.peak) == (0, 0)
-    backend.release_memory(CPU)
+    backend.required(Memory).release_memory(CPU)
 
 
 def test_memory_of_the_cpu_where_the_system_does_not_say(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anyaccel_torch.memory.host_memory", lambda: HostMemory(0, 0))
-    assert backend.memory(CPU) == MemoryInfo(0, 0, 0, 0)
+    assert backend.required(Memory).memory(CPU) == MemoryInfo(0, 0, 0, 0)
 
 
 def test_memory_of_a_gpu(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +196,8 @@ def test_memory_of_a_gpu(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch)
         empty_cache=lambda: released.append(True),
     )
     monkeypatch.setattr(torch, "get_device_module", lambda device: cuda)
-    assert backend.memory(GPU) == MemoryInfo(total=100, free=60, used=30, peak=50)
-    backend.release_memory(GPU)
+    assert backend.required(Memory).memory(GPU) == MemoryInfo(total=100, free=60, used=30, peak=50)
+    backend.required(Memory).release_memory(GPU)
     assert released == [True]
 
 

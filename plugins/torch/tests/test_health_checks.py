@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anyaccel.device import Device
-from anyaccel.doctor import Machine, worst
+from anyaccel.doctor import HealthChecks, Machine, worst
 from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_torch import TorchBackend
 from anyaccel_torch.health_checks import architecture_check, machine_checks
@@ -86,5 +86,7 @@ def test_kernels_for_an_architecture(needed, built, expected):
 
 
 def test_the_backend_offers_these_checks():
-    assert "torch's compiled steps" in {check.name for check in TorchBackend().health_checks(SERVER)}
-    assert list(TorchBackend().device_checks(Device("cpu"))) == []
+    assert "torch's compiled steps" in {
+        check.name for check in TorchBackend().required(HealthChecks).health_checks(SERVER)
+    }
+    assert list(TorchBackend().required(HealthChecks).device_checks(Device("cpu"))) == []

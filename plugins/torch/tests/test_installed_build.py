@@ -11,7 +11,7 @@ import pytest
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import Machine
+from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_torch import TorchBackend, installed_build
 
@@ -25,7 +25,7 @@ SERVER = Machine(devices=(H100, H100), visible=(H100,), driver_versions={"nvidia
 
 def expected(build, machine=SERVER, kinds=KINDS):
     with mock.patch.object(installed_build, "build_facts", lambda: build):
-        return type("Chip", (TorchBackend,), {"kinds": kinds})().expected_devices(machine)
+        return type("Chip", (TorchBackend,), {"kinds": kinds})().required(ExpectedDevices).expected_devices(machine)
 
 
 def names(build, machine=SERVER, kinds=KINDS):

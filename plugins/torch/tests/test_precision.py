@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
-from anyaccel.precision import LossScale
+from anyaccel.precision import ComputesPrecision, LossScale
 from anyaccel_torch.backend import TorchBackend
 
 N, BATCH = 96, 16
@@ -435,7 +435,7 @@ def test_a_model_without_such_parts_is_refused() -> None:
 
 
 def test_convolutions_in_tf32_by_default_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    note = TorchBackend().float32_note
+    note = TorchBackend().required(ComputesPrecision).float32_note
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv1d(3, 2, 1)), torch.nn.Flatten())
     assert "torch computes convolutions of float32 in TF32 on gpu:1 by default" in note(model, aa.Device("gpu", 1))
     assert note(model, aa.Device("cpu")) == "" == note(torch.nn.Linear(3, 1), aa.Device("gpu"))

@@ -12,6 +12,7 @@ import torch
 import anyaccel as aa
 from anyaccel.errors import PhaseError
 from anyaccel.phases.planning.advice import advise
+from anyaccel.testing import TinyBackend
 from anyaccel_torch.settings import BOOLEANS
 
 X = np.ones((8, 3, 4, 4), "float32")
@@ -153,5 +154,6 @@ def test_a_framework_without_settings_is_told():
     plan = SimpleNamespace(
         assignments=(SimpleNamespace(framework="f", backend=SimpleNamespace(capability=lambda kind: None)),)
     )
+    plan = SimpleNamespace(assignments=(SimpleNamespace(framework="f", backend=TinyBackend("f")),))
     with pytest.raises(PhaseError, match=r"no framework of its graph has the setting 'x\.y'\. Hint: leave it out"):
         callback.before_placement(phase, plan, object())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
 from anyaccel.numpy_backend import NumpyBackend, SimArray
@@ -41,6 +42,11 @@ class FrameworkInCapitals(NumpyBackend):
 @fault("backend", "test_facts_are_well_formed")
 class KindIsAnAlias(NumpyBackend):
     kinds = ("cpu", "sim", "cuda")
+
+
+@fault("backend", "test_capabilities_are_what_they_are_entered_as")
+class SettingsThatAreNone(NumpyBackend):
+    capabilities = {**NumpyBackend.capabilities, HasSettings: lambda backend: backend}
 
 
 @fault("backend", "test_devices_are_of_its_kinds")

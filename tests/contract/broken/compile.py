@@ -5,6 +5,7 @@ from __future__ import annotations
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import CompileEstimate
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.precision import ComputesPrecision
 
 from .faults import fault
 from .multi_step import SwitchedOps
@@ -115,7 +116,7 @@ class CompiledProgramWithoutBuffers(ArrayProgram):
 
 @fault("multi_step", "test_compiled_microbatched_steps_carry_buffers")
 class CompiledStepsKeepBuffers(NumpyBackend):
-    precisions = ()
+    capabilities = {kind: make for kind, make in NumpyBackend.capabilities.items() if kind is not ComputesPrecision}
 
     def build(self, segment):
         return CompiledProgramWithoutBuffers(segment, SwitchedOps())

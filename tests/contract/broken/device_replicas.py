@@ -6,33 +6,33 @@ import random
 
 import numpy as np
 
-from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.adapter.device_replicas import DeviceReplicas
 
 from .faults import fault
 
 
 @fault("compute", "test_copies_of_models_have_values_of_their_own")
-class CopiesThatAreTheModels(NumpyBackend):
+class CopiesThatAreTheModels(DeviceReplicas):
     def copy_models(self, models, device):
-        return [self.place(model, device) for model in models]
+        return [self.backend.place(model, device) for model in models]
 
 
 @fault("compute", "test_replicas_train_like_one_program[4]")
-class SharesOfEqualWeight(NumpyBackend):
+class SharesOfEqualWeight(DeviceReplicas):
     def weighted_sums(self, tensors, weights):
         equal = weights if set(weights) == {1.0} else [1.0 / len(weights)] * len(weights)
         return super().weighted_sums(tensors, equal)
 
 
 @fault("compute", "test_devices_that_divide_parameters_train_like_one")
-class DivisionsThatLeaveTheModelElsewhere(NumpyBackend):
+class DivisionsThatLeaveTheModelElsewhere(DeviceReplicas):
     """One program that trains on the first device, and leaves the model on the last."""
 
     def undividable_reason(self, segment):
         return ""
 
     def build_over(self, segment, devices, *, divided=False):
-        return closed_elsewhere(self, segment, devices) if divided else None
+        return closed_elsewhere(self.backend, segment, devices) if divided else None
 
 
 def closed_elsewhere(backend, segment, devices):
@@ -49,7 +49,7 @@ def closed_elsewhere(backend, segment, devices):
 
 
 @fault("compute", "test_nodes_that_stay_whole_train_like_one")
-class NodesThatStayElsewhere(NumpyBackend):
+class NodesThatStayElsewhere(DeviceReplicas):
     divides_nodes = True
 
     def undividable_reason(self, segment, *, whole=()):
@@ -58,17 +58,17 @@ class NodesThatStayElsewhere(NumpyBackend):
     def build_over(self, segment, devices, *, divided=False, whole=()):
         if not divided:
             return None
-        return closed_elsewhere(self, segment, devices) if whole else self.build(segment)
+        return closed_elsewhere(self.backend, segment, devices) if whole else self.backend.build(segment)
 
 
 @fault("compute", "test_replicas_stay_equal")
-class ReplicasThatKeepTheirGradients(NumpyBackend):
+class ReplicasThatKeepTheirGradients(DeviceReplicas):
     def set_gradients(self, program, gradients):
         """Each steps with its own."""
 
 
 @fault("compute", "test_a_fixed_order_of_sums_gives_the_same_bits")
-class SumsInAnyOrder(NumpyBackend):
+class SumsInAnyOrder(DeviceReplicas):
     draws = random.Random(0)
 
     def weighted_sums(self, tensors, weights):
@@ -78,7 +78,7 @@ class SumsInAnyOrder(NumpyBackend):
 
 
 @fault("compute", "test_a_step_that_is_not_finite_in_one_replica_is_skipped_by_all")
-class SumsOfWhatIsFinite(NumpyBackend):
+class SumsOfWhatIsFinite(DeviceReplicas):
     def weighted_sums(self, tensors, weights):
         finite = [[x if x is None or np.isfinite(np.asarray(x)).all() else None for x in each] for each in tensors]
         return super().weighted_sums(finite, weights)

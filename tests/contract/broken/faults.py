@@ -13,12 +13,14 @@ import pytest
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.backend import Program
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend, simulate, zeros
 from anyaccel.numpy_backend.layers import Activation, BatchNorm, Dense
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.numpy_backend.subject import squared_error
+from anyaccel.replicas import ShardParameters
 from anyaccel.segment import Segment
 from anyaccel.testing import Subject
 
@@ -63,7 +65,7 @@ def all_faults() -> dict[str, Fault]:
 
 
 def fault(capability: str, test: str, also: str = "") -> Callable[[Any], Any]:
-    """Register a wrong backend, or a wrong program, wrong ops or a function that corrupts segments, in a right backend.
+    """Register a wrong backend, or a wrong part of a right one: a capability, a program, ops, a function over segments.
 
     Args:
         capability: the capability that the fault violates; tests of others must pass, except of `also`.
@@ -76,6 +78,8 @@ def fault(capability: str, test: str, also: str = "") -> Callable[[Any], Any]:
         if not isinstance(wrong, type):
             title = title.title().replace("_", "")
             cls = _backend_class(title, lambda segment: ArrayProgram(wrong(segment), NumpyOps()))
+        elif issubclass(wrong, Capability):
+            cls = having(wrong)
         elif issubclass(wrong, ArrayProgram):
             cls = _backend_class(title, lambda segment: wrong(segment, NumpyOps()))
         elif issubclass(wrong, NumpyOps):
@@ -85,6 +89,16 @@ def fault(capability: str, test: str, also: str = "") -> Callable[[Any], Any]:
         return wrong
 
     return register
+
+
+def having(*wrong: type[Capability], base: type[NumpyBackend] = NumpyBackend, **facts: Any) -> type[NumpyBackend]:
+    """A backend with these classes in place of its own for the capabilities that they implement."""
+    kinds = {next(kind for kind in cls.__mro__ if _is_of_the_contract(kind)): cls for cls in wrong}
+    return type(wrong[0].__name__, (base,), {"capabilities": {**base.capabilities, **kinds}, **facts})
+
+
+def _is_of_the_contract(cls: type) -> bool:
+    return cls.__module__.startswith("anyaccel.") and not cls.__module__.startswith("anyaccel.numpy_backend")
 
 
 def _backend_class(name: str, build: Callable[[Segment], Program]) -> type[NumpyBackend]:
@@ -174,7 +188,7 @@ class BrokenSubject(Subject):
 
         from .replicas import Threads, perform
 
-        if not issubclass(self.cls, Threads):
+        if not issubclass(self.cls.capabilities.get(ShardParameters, object), Threads):
             pytest.skip("the backend does not declare replicate")
         if self.cls not in _folders:
             _folders[self.cls] = tmp_path_factory.mktemp("replicas")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.errors import ConfigError
-from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.planner import OffloadModels, OffloadPlan, PlacedBlock
 
-from .faults import SECOND, fault
+from .faults import SECOND, fault, having
 
 
-class OneBlock(NumpyBackend, OffloadModels):
+class OneBlock(OffloadModels):
     """All of a model is one block, which is copied in each step and rests where it is."""
 
     def plan_offload(self, model, device, request):
         unknown = [name for name in request.device_map if name]
         if unknown:
             raise ConfigError(f"device_map names {unknown[0]!r}, which the model has not")
-        nbytes = sum(spec.nbytes for spec in self.parameters(model).values())
+        nbytes = sum(spec.nbytes for spec in self.backend.parameters(model).values())
         return OffloadPlan(blocks=(PlacedBlock(name="", device=device, tier="cpu", nbytes=nbytes, step_bytes=nbytes),))
 
     def offload(self, model, device, plan):
@@ -38,7 +38,7 @@ class PlansThatForgetAByte(OneBlock):
 @fault("compute", "test_planning_an_offload_moves_nothing")
 class PlansThatMove(OneBlock):
     def plan_offload(self, model, device, request):
-        self.place(model, SECOND)
+        self.backend.place(model, SECOND)
         return super().plan_offload(model, device, request)
 
 
@@ -51,26 +51,30 @@ class MapsOfAnything(OneBlock):
 @fault("compute", "test_an_offloaded_model_keeps_its_values")
 class WeightsRoundedAtRest(OneBlock):
     def offload(self, model, device, plan):
-        rounded = {name: value.astype("float16").astype(value.dtype) for name, value in self.state(model).items()}
-        self.load_state(model, rounded)
+        rounded = {
+            name: value.astype("float16").astype(value.dtype) for name, value in self.backend.state(model).items()
+        }
+        self.backend.load_state(model, rounded)
+        return model
+
+
+class Resting(OneBlock):
+    def offload(self, model, device, plan):
+        self.backend.resting.append(model)
         return model
 
 
 @fault("compute", "test_an_offloaded_model_trains_like_a_resident_one")
-class OffloadedModelsThatAreNotTrained(OneBlock):
+class OffloadedModelsThatAreNotTrained(having(Resting)):
     """As Accelerate's: the steps go to copies."""
 
     def __init__(self):
-        super().__init__()
         self.resting = []
-
-    def offload(self, model, device, plan):
-        self.resting.append(model)
-        return model
 
     def build(self, segment):
         if any(operation.model is each for operation in segment.operations for each in self.resting):
-            copies = self.copy_models([each.model for each in segment.operations], segment.operations[0].device)
+            models = [operation.model for operation in segment.operations]
+            copies = self.required(DeviceReplicas).copy_models(models, segment.operations[0].device)
             operations = (replace(o, model=m) for o, m in zip(segment.operations, copies, strict=True))
             segment = replace(segment, operations=tuple(operations))
         return super().build(segment)
@@ -80,15 +84,15 @@ class OffloadedModelsThatAreNotTrained(OneBlock):
 class EndsThatGoBack(OneBlock):
     """The model has the values again that it had before it was offloaded."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, backend):
+        super().__init__(backend)
         self.kept = {}
 
     def offload(self, model, device, plan):
-        self.kept.setdefault(id(model), self.state(model))
+        self.kept.setdefault(id(model), self.backend.state(model))
         return model
 
     def end_offload(self, model):
         if id(model) in self.kept:
-            self.load_state(model, self.kept.pop(id(model)))
+            self.backend.load_state(model, self.kept.pop(id(model)))
         return model

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.capabilities import NumpyPrecision
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.precision import LossScaleState
 
-from .faults import FAULTS, Fault, fault
+from .faults import FAULTS, Fault, fault, having
 
 
 @fault("compute", "test_a_precision_shows_in_the_outputs[bf16-mixed]")
@@ -73,10 +73,12 @@ class AgainOps(NumpyOps):
         return applied._replace(pullback=lambda cotangents: applied.pullback(tuple(2 * each for each in cotangents)))
 
 
-class Recomputes(NumpyBackend):
+class Whole(NumpyPrecision):
     def remat_blocks(self, model, remat):
         return ("",)
 
+
+class Recomputes(having(Whole)):
     def build(self, segment):
         return ArrayProgram(segment, AgainOps())
 

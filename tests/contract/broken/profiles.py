@@ -6,20 +6,21 @@ import contextlib
 
 from anyaccel.adapter.step_costs import StepCost
 from anyaccel.adapter.step_profiler import read_trace, write_trace
-from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
+from anyaccel.numpy_backend.step_cost import NumpyStepCosts
+from anyaccel.numpy_backend.step_profile import NumpyProfiler
 
-from .faults import fault
+from .faults import fault, having
 
 
 @fault("compute", "test_a_profile_is_a_trace_with_names")
-class ProfilesWithoutNodes(NumpyBackend):
+class ProfilesWithoutNodes(NumpyProfiler):
     def profile_steps(self, path, nodes, devices):
         return super().profile_steps(path, {}, devices)
 
 
 @fault("compute", "test_profiled_steps_have_the_same_numbers")
-class ProfiledModelsGiveTwice(NumpyBackend):
+class ProfiledModelsGiveTwice(NumpyProfiler):
     """Doubles what models give while somebody looks."""
 
     @contextlib.contextmanager
@@ -39,7 +40,7 @@ class ProfiledModelsGiveTwice(NumpyBackend):
 
 
 @fault("compute", "test_an_error_ends_a_profile")
-class ProfilesLostWithAnError(NumpyBackend):
+class ProfilesLostWithAnError(NumpyProfiler):
     @contextlib.contextmanager
     def profile_steps(self, path, nodes, devices):
         with super().profile_steps(path, nodes, devices) as mark:
@@ -54,28 +55,30 @@ class ProfilesLostWithAnError(NumpyBackend):
             raise failure
 
 
-@fault("compute", "test_steps_outside_a_profile_are_not_recorded")
-class ProfilesOfWhatWasBefore(NumpyBackend):
-    def build(self, segment):
-        self.built = [operation.label for operation in segment.operations]
-        return super().build(segment)
-
+class WritesWhatWasBefore(NumpyProfiler):
     @contextlib.contextmanager
     def profile_steps(self, path, nodes, devices):
         with super().profile_steps(path, nodes, devices) as mark:
             yield mark
-        earlier = [{"name": name, "ph": "X", "ts": 1e15, "dur": 0.0, "pid": 1, "tid": 1} for name in self.built]
+        earlier = [{"name": name, "ph": "X", "ts": 1e15, "dur": 0.0, "pid": 1, "tid": 1} for name in self.backend.built]
         write_trace(path, [*read_trace(path), *(earlier if nodes and len(read_trace(path)) == 0 else [])])
 
 
+@fault("compute", "test_steps_outside_a_profile_are_not_recorded")
+class ProfilesOfWhatWasBefore(having(WritesWhatWasBefore)):
+    def build(self, segment):
+        self.built = [operation.label for operation in segment.operations]
+        return super().build(segment)
+
+
 @fault("compute", "test_costs_grow_with_the_rows")
-class CostsOfOneRow(NumpyBackend):
+class CostsOfOneRow(NumpyStepCosts):
     def step_cost(self, segment, batch_size):
         return super().step_cost(segment, 64)
 
 
 @fault("compute", "test_telling_costs_changes_nothing")
-class CostsThatTrain(NumpyBackend):
+class CostsThatTrain(NumpyStepCosts):
     def step_cost(self, segment, batch_size):
         for operation in segment.operations:
             for name, array in operation.model.parameters.items():

@@ -135,14 +135,13 @@ def gradients_of(program):
     return found
 
 
-class Threads(NumpyBackend, ShardParameters):
+class Threads(ShardParameters):
     """NumPy whose replicas are threads."""
 
     group, program = ThreadGroup, DividedProgram
-    meeting = None
 
     def replica_group(self, rank, size):
-        return self.group(rank, size, self.meeting)
+        return self.group(rank, size, self.backend.meeting)
 
     def unshardable_reason(self, segment, *, offload):
         return ""
@@ -167,7 +166,7 @@ def perform(cls, folder):
         backend = cls()
         backend.meeting = meeting
         harness = Harness(backend, Device("cpu"), np.copy, lambda tensor: np.array(np.asarray(tensor)))
-        group = backend.replica_group(rank, scenarios.SIZE)
+        group = backend.required(ShardParameters).replica_group(rank, scenarios.SIZE)
         scenarios.perform(scenarios.Replica(harness, group, scenarios.standard_model(backend), folder))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(scenarios.SIZE)]

@@ -6,12 +6,12 @@ import contextlib
 from dataclasses import replace
 from typing import ClassVar
 
-from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.capabilities import NumpyTransfers
 
-from .faults import fault
+from .faults import fault, having
 
 
-class _Telling(NumpyBackend):
+class _Telling(NumpyTransfers):
     def told(self, event):
         return [event]
 
@@ -42,7 +42,7 @@ class OtherThreadsGoUnseen(_Telling):
 
 
 @fault("exchange", "test_nothing_is_told_afterwards")
-class ObserversThatStay(NumpyBackend):
+class ObserversThatStay(NumpyTransfers):
     left: ClassVar[list] = []
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class ObserversThatStay(NumpyBackend):
 
 
 @fault("exchange", "test_what_is_told_may_stop_the_transfer")
-class RefusalsAreSwallowed(NumpyBackend):
+class RefusalsAreSwallowed(NumpyTransfers):
     @contextlib.contextmanager
     def observe_transfers(self, record):
         def told(event):
@@ -72,16 +72,18 @@ class RefusalsAreSwallowed(NumpyBackend):
             yield
 
 
-@fault("exchange", "test_what_stays_where_it_is_is_not_told")
-class ViewsAreTold(NumpyBackend):
-    record = None
-
+class TellsTheBackend(NumpyTransfers):
     @contextlib.contextmanager
     def observe_transfers(self, record):
-        self.record = record
+        self.backend.record = record
         with super().observe_transfers(record):
             yield
-        self.record = None
+        self.backend.record = None
+
+
+@fault("exchange", "test_what_stays_where_it_is_is_not_told")
+class ViewsAreTold(having(TellsTheBackend)):
+    record = None
 
     def gather_rows(self, column, start, stop, order=None):
         if self.record is not None:

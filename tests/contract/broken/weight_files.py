@@ -9,18 +9,17 @@ import numpy as np
 
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.errors import StateError
-from anyaccel.numpy_backend import NumpyBackend
 
-from .faults import fault
+from .faults import fault, having
 
 
-class ArchiveBackend(NumpyBackend, WeightFiles):
+class Archive(WeightFiles):
     """A right one, whose files are NumPy's archives."""
 
     weight_suffixes = (".npz",)
 
     def weight_names(self, model):
-        return {name.replace("/", "."): name for name in self.state(model)}
+        return {name.replace("/", "."): name for name in self.backend.state(model)}
 
     def read_weights(self, path):
         try:
@@ -38,20 +37,23 @@ class ArchiveBackend(NumpyBackend, WeightFiles):
             np.savez(stream, **arrays)
 
 
+ArchiveBackend = having(Archive)
+
+
 @fault("compute", "test_every_value_of_a_model_has_a_weight_name[buffered_model]")
-class NamesParametersAlone(ArchiveBackend):
+class NamesParametersAlone(Archive):
     def weight_names(self, model):
         return {name: key for name, key in super().weight_names(model).items() if key.startswith("parameters")}
 
 
 @fault("compute", "test_every_value_of_a_model_has_a_weight_name[tied_model]")
-class NamesWhatIsNotThere(ArchiveBackend):
+class NamesWhatIsNotThere(Archive):
     def weight_names(self, model):
         return {**super().weight_names(model), "head.weight": "parameters/head.weight"}
 
 
 @fault("compute", "test_a_model_comes_back_from_a_file_of_its_weights")
-class NamesOtherValues(ArchiveBackend):
+class NamesOtherValues(Archive):
     """Two of the same shape change places when they are read."""
 
     def read_weights(self, path):
@@ -60,23 +62,23 @@ class NamesOtherValues(ArchiveBackend):
 
 
 @fault("compute", "test_weight_suffixes_are_endings_of_names_of_files")
-class SuffixWithoutDot(ArchiveBackend):
+class SuffixWithoutDot(Archive):
     weight_suffixes = ("npz",)
 
 
 @fault("compute", "test_weight_suffixes_are_endings_of_names_of_files")
-class TakesSafetensors(ArchiveBackend):
+class TakesSafetensors(Archive):
     weight_suffixes = (".npz", ".safetensors")
 
 
 @fault("compute", "test_arrays_come_back_from_a_file")
-class WritesFloat32(ArchiveBackend):
+class WritesFloat32(Archive):
     def write_weights(self, path, arrays):
         super().write_weights(path, {name: array.astype(np.float32) for name, array in arrays.items()})
 
 
 @fault("compute", "test_arrays_come_back_from_a_file")
-class AddsAnEnding(ArchiveBackend):
+class AddsAnEnding(Archive):
     def write_weights(self, path, arrays):
         np.savez(path, **arrays)
 
@@ -85,13 +87,13 @@ class AddsAnEnding(ArchiveBackend):
 
 
 @fault("compute", "test_arrays_come_back_from_a_file")
-class ScalarsGetAnAxis(ArchiveBackend):
+class ScalarsGetAnAxis(Archive):
     def read_weights(self, path):
         return {name: np.atleast_1d(array) for name, array in super().read_weights(path).items()}
 
 
 @fault("compute", "test_arrays_stay_when_their_file_is_written_over")
-class MapsTheFile(ArchiveBackend):
+class MapsTheFile(Archive):
     def read_weights(self, path):
         arrays = super().read_weights(path)
         with zipfile.ZipFile(path) as archive:
@@ -114,20 +116,20 @@ class MapsTheFile(ArchiveBackend):
 
 
 @fault("compute", "test_a_damaged_file_is_a_state_error[cut]")
-class ErrorsOfTheLibrary(ArchiveBackend):
+class ErrorsOfTheLibrary(Archive):
     def read_weights(self, path):
         with path.open("rb") as stream:
             return self.arrays_in(stream)
 
 
 @fault("compute", "test_a_damaged_file_is_a_state_error[empty]")
-class NothingIsNoWeights(ArchiveBackend):
+class NothingIsNoWeights(Archive):
     def read_weights(self, path):
         return super().read_weights(path) if path.stat().st_size else {}
 
 
 @fault("compute", "test_a_damaged_file_is_a_state_error[text]")
-class DoesNotSayWhichFile(ArchiveBackend):
+class DoesNotSayWhichFile(Archive):
     def read_weights(self, path):
         try:
             return super().read_weights(path)
@@ -136,7 +138,7 @@ class DoesNotSayWhichFile(ArchiveBackend):
 
 
 @fault("compute", "test_no_code_of_a_file_is_run")
-class UnpicklesWhatIsNoArchive(ArchiveBackend):
+class UnpicklesWhatIsNoArchive(Archive):
     def arrays_in(self, stream):
         if zipfile.is_zipfile(stream):
             stream.seek(0)

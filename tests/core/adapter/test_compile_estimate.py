@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anyaccel.adapter.compile_estimate import CompileEstimator
+from anyaccel.adapter.traced_program import CompileEstimator
 
 
 def test_estimates_learn_from_compilations_and_from_plain_steps():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyaccel.adapter import update_rule
-from anyaccel.adapter.parameter_flattening import MAX_SIZE, plan_flattening
+from anyaccel.adapter.segment_functions import MAX_SIZE, plan_flattening
 from anyaccel.specs import Optimizer
 
 ADAM = update_rule(Optimizer("adam"))

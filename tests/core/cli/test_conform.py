@@ -28,6 +28,8 @@ from anyaccel.testing.tiny import TinyBackend
 class Odd(TinyBackend):
     {body}
 
+contract = 2
+
 @hookimpl
 def backends():
     return [{made}]

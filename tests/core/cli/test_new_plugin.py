@@ -292,10 +292,9 @@ def test_the_project_metadata_are_those_of_the_plugin(kind, made):
 
 
 def test_a_chip_plugin_is_short(made):
-    """A chip for a known framework is under 100 lines, and the stand-in under 120."""
+    """A chip for a known framework is a class of some lines, beside the stand-in."""
     package = made("chip") / "src/anyaccel_chip"
     assert len((package / "backend.py").read_text("utf-8").splitlines()) < 40
-    assert len((package / "stand_in.py").read_text("utf-8").splitlines()) < 120
 
 
 def test_a_base_without_capabilities_gives_a_chip_without_them(monkeypatch):

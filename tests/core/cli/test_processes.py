@@ -32,6 +32,8 @@ class Odd(Backend):
     def scope(self, device): return nullcontext()
     def device_string(self, device): return "odd 0"
 
+contract = 2
+
 @hookimpl
 def backends():
     return [Odd()]
@@ -123,15 +125,18 @@ FAILURES = {
 
 EXPECTING = """
 from contextlib import nullcontext
-from anyaccel.backend import DeviceInfo
+from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.doctor import ExpectedDevices
 from anyaccel.hookspecs import hookimpl
 
-class Foreseen(ExpectedDevices):
-    framework, kinds, import_roots = "foreseen", ("gpu",), ("foreseen",)
+class Expected(ExpectedDevices):
     def expected_of_kind(self, kind, machine):
         {body}
+
+class Foreseen(Backend):
+    framework, kinds, import_roots = "foreseen", ("gpu",), ("foreseen",)
+    capabilities = {{ExpectedDevices: Expected}}
     def devices(self):
         return [Device("gpu"), Device("gpu", 1)]
     def device_info(self, device):
@@ -141,6 +146,8 @@ class Foreseen(ExpectedDevices):
     def move(self, tensor, device, *, pinned=False): return tensor
     def scope(self, device): return nullcontext()
     def device_string(self, device): return f"chip {{device.index}}"
+
+contract = 2
 
 @hookimpl
 def backends():

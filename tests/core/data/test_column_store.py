@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from anyaccel.data.column_store import ColumnStore
+from anyaccel.data.feature_set import ColumnStore
 from anyaccel.errors import ColumnError
 
 

@@ -13,22 +13,34 @@ from anyaccel.testing import TinyBackend
 MACHINE = Machine(system="linux", cores=2)
 
 
-class Checked(TinyBackend, HealthChecks):
-    """A backend that checks something."""
-
-    def __init__(self, root: str = "json") -> None:
-        super().__init__()
-        self.import_roots = (root, "no_such_package")
+class Cores(HealthChecks):
+    """Checks something."""
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         yield Check(name="tiny", status="WARN", message=f"{machine.cores} cores", fix="buy more")
 
 
-class Failing(Checked):
-    """A backend whose checks raise."""
+class Raises(HealthChecks):
+    """Checks that raise."""
 
     def health_checks(self, machine: Machine) -> Iterable[Check]:
         raise ZeroDivisionError("nothing to divide")
+
+
+class Checked(TinyBackend):
+    """A backend that checks something."""
+
+    capabilities = {HealthChecks: Cores}
+
+    def __init__(self, root: str = "json") -> None:
+        super().__init__()
+        self.import_roots = (root, "no_such_package")
+
+
+class Failing(Checked):
+    """A backend whose checks raise."""
+
+    capabilities = {HealthChecks: Raises}
 
 
 class Absent(Checked):

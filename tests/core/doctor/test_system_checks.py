@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from anyaccel.doctor import Check, Machine, worst
+from anyaccel.doctor.checkup import system_checks
 from anyaccel.doctor.machine import is_older
-from anyaccel.doctor.system_checks import system_checks
 from anyaccel.requests.system_devices import SystemDevice, visible
 
 GPUS = tuple(

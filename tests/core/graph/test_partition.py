@@ -7,7 +7,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anyaccel.graph.partition import cut
+from anyaccel.graph.resolve import cut
 
 
 @st.composite

@@ -10,11 +10,12 @@ import pytest
 
 from anyaccel import AppliedLoss, Experiment, FeatureSet, ModelGraph, ModelNode, Optimizer, Plan, TrainPhase, errors
 from anyaccel.adapter import ArrayProgram, VjpResult
-from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.backend import Backend, DeviceInfo, Memory
 from anyaccel.device import Device
 from anyaccel.graph.transfers import route
 from anyaccel.install_hints import install_line
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend
+from anyaccel.numpy_backend.capabilities import NumpyMemory
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.phases.executor.transfers import TransferEnd, transfer
 
@@ -78,9 +79,14 @@ class Guest(NumpyBackend):
     def data_format(self, model):
         return self.image
 
+
+class Sharing(NumpyMemory):
     def share(self, device, fraction):
-        self.shares.append((device, fraction))
-        return self.refusal
+        self.backend.shares.append((device, fraction))
+        return self.backend.refusal
+
+
+Guest.capabilities = {**NumpyBackend.capabilities, Memory: Sharing}
 
 
 @pytest.fixture

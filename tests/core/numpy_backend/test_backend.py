@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from anyaccel.backend import capabilities
+from anyaccel.backend import Memory, capabilities
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError, ShapeError, StateError
 from anyaccel.host_memory import HostMemory
@@ -95,23 +95,23 @@ def test_reasons_for_unavailable_devices(backend):
 
 
 def test_memory_figures(backend):
-    assert backend.memory(CPU).total >= backend.memory(CPU).free >= 0
-    backend.release_memory(CPU)
+    assert backend.required(Memory).memory(CPU).total >= backend.required(Memory).memory(CPU).free >= 0
+    backend.required(Memory).release_memory(CPU)
     with simulate(1, capacity=1000):
         kept = backend.from_host(np.zeros(10), SIM0)
         del kept
         kept = backend.from_host(np.zeros(5), SIM0)
-        info = backend.memory(SIM0)
+        info = backend.required(Memory).memory(SIM0)
         assert (info.total, info.free, info.used, info.peak) == (1000, 960, 40, 80)
         assert backend.device_info(SIM0).total_memory == 1000
         assert kept.nbytes == 40
     with simulate(1):
-        assert backend.memory(SIM0).total == backend.memory(SIM0).free == 0
+        assert backend.required(Memory).memory(SIM0).total == backend.required(Memory).memory(SIM0).free == 0
 
 
 def test_memory_of_a_system_that_does_not_report_it(backend, monkeypatch):
-    monkeypatch.setattr("anyaccel.numpy_backend.backend.host_memory", lambda: HostMemory(0, 0))
-    info = backend.memory(CPU)
+    monkeypatch.setattr("anyaccel.numpy_backend.capabilities.host_memory", lambda: HostMemory(0, 0))
+    info = backend.required(Memory).memory(CPU)
     assert (info.total, info.free, info.used, info.peak) == (0, 0, 0, 0)
 
 

@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 
+from anyaccel.backend import Memory
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, DeviceMismatchError, DeviceUnavailableError, MoveError, OutOfMemoryError
 from anyaccel.numpy_backend import SimArray, array, simulate, zeros
@@ -283,7 +284,7 @@ def test_running_out_of_memory_reports_the_sizes(name, backend):
             TOO_MUCH[name](x, backend)
         gc.collect()
         assert sims[0].used == 800
-        assert backend.memory(SIM0).free == 200
+        assert backend.required(Memory).memory(SIM0).free == 200
         x += 1
 
 

@@ -458,6 +458,8 @@ def test_a_fit_needs_no_framework_and_no_accelerator(straight, numpy_only):
 
 def test_estimators_fall_back_to_the_cpu(numpy_only, behind, experiment):
     class Plugin:
+        contract = 2
+
         @hookimpl
         def backends(self):
             return [TinyBackend("tiny", ("tpu:0",))]

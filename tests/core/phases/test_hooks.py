@@ -56,6 +56,17 @@ def names(seen, who):
 # -- order and arguments -----------------------------------------------------------------------------------------------
 
 
+def test_a_callback_names_only_the_arguments_it_wants(line, experiment, train):
+    heard = []
+
+    def hears(moment):
+        return lambda self: heard.append(moment)
+
+    bare = type("Bare", (Callback,), {moment: hears(moment) for moment in HOOKS})()
+    experiment(line()).run_phase(train(callbacks=[bare]))
+    assert set(heard) == set(HOOKS) and heard.count("step_end") == 4
+
+
 def test_moments_are_listed_in_the_order_of_the_file():
     source = inspect.getsource(hookspecs)
     specified = re.findall(r"@hookspec\ndef (\w+)", source)

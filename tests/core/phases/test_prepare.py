@@ -38,6 +38,8 @@ def offer_tpu(registry):
     """Register a device on which another framework computes."""
 
     class Plugin:
+        contract = 2
+
         @hookimpl
         def backends(self):
             return [TinyBackend("tiny", ("tpu:0",))]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.backend import Memory
 from anyaccel.phases import RunStats
 from anyaccel.registry import registry
 
@@ -29,7 +30,7 @@ class Watch(aa.Callback):
 
     def epoch_end(self, run):
         self.seen.append(run.stats)
-        self.memory.append(registry().find("numpy", "sim").memory(aa.Device("sim", 0)))
+        self.memory.append(registry().find("numpy", "sim").required(Memory).memory(aa.Device("sim", 0)))
 
 
 def watched(graph, phase=aa.TrainPhase, **settings):

@@ -133,6 +133,8 @@ def elsewhere(numpy_only: Registry) -> None:
             return [Device("cpu")]
 
     class Plugin:
+        contract = 2
+
         @hookimpl
         def backends(self) -> list[Any]:
             return [Other("one"), Other("two")]

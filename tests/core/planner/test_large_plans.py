@@ -9,7 +9,7 @@ import pytest
 
 from anyaccel.errors import OutOfMemoryError
 from anyaccel.planner import Block, DeviceSpec, plan_blocks
-from anyaccel.planner.feasible_prefixes import OrderedUnits, Table, Transition, prefix_bounds
+from anyaccel.planner.assignment import OrderedUnits, Table, Transition, prefix_bounds
 from anyaccel.planner.problem import Problem, Settings
 
 

@@ -136,6 +136,8 @@ GOOD = """
 from anyaccel.hookspecs import hookimpl
 from anyaccel.testing.tiny import TinyBackend
 
+contract = 2
+
 @hookimpl
 def backends():
     return [TinyBackend("torch", ("cpu", "gpu:0"))]

@@ -13,7 +13,7 @@ from anyaccel import DeviceRequest
 from anyaccel.errors import AnyaccelError, ConfigError, DeviceParseError
 from anyaccel.requests import products
 from anyaccel.requests.exports import FORMATS
-from anyaccel.requests.exports.modal import NAMES
+from anyaccel.requests.exports.export import NAMES
 
 
 def exported(request, to):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -234,25 +231,3 @@ def test_a_graph_gives_phases_callbacks():
 def test_a_graph_without_phases_has_nothing_to_run(phases):
     with pytest.raises(PhaseError, match=r"graph 'g' was given no phases. Hint: write graph.run\(TrainPhase\(...\)\)"):
         fresh().run(*phases)
-
-
-def test_a_graph_from_its_module_says_what_to_import():
-    code = """
-import numpy as np
-from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.numpy_backend import SequentialMLP
-from anyaccel.data import FeatureSet
-from anyaccel.phases import EvalPhase
-data = FeatureSet.from_dict("d", {"x": np.ones((4, 2))}, ["x"])
-graph = ModelGraph([ModelNode("net", SequentialMLP(), data.reference())])
-try:
-    graph.run(EvalPhase("e", data="all"))
-except Exception as error:
-    print(error)
-import anyaccel.experiment
-print(graph.run(EvalPhase("e", data="all"), progress="none").prediction("net").shape)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    problem, shape = done.stdout.splitlines()
-    assert "has not been imported. Hint: write import anyaccel.experiment" in problem
-    assert shape == "(4, 1)"

@@ -261,21 +261,26 @@ def test_a_backend_that_cannot_tell_is_not_covered() -> None:
         del sys.modules[root]
 
 
-class HalfDeaf(TinyBackend, ObservesTransfers):
+class SomeTransfers(ObservesTransfers):
     """Sees some transfers, or none."""
 
-    sees = True
-
     def can_observe_transfers(self):  # type: ignore[no-untyped-def]
-        return self.sees
+        return self.backend.sees
 
     @contextmanager
     def observe_transfers(self, record):  # type: ignore[no-untyped-def]
-        self.record = record
+        self.backend.record = record
         yield
 
     def unobserved_transfers(self):  # type: ignore[no-untyped-def]
         return ["what it whispers"]
+
+
+class HalfDeaf(TinyBackend):
+    """Hears some transfers, or none."""
+
+    sees = True
+    capabilities = {ObservesTransfers: SomeTransfers}
 
 
 def test_what_is_seen_in_part_is_checked_only_if_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     def _apply(self, op: Operation, inputs: tuple[Any, ...]) -> VjpResult:
         if op.model is None:
             return concatenate_vjp(self._ops, op, inputs)
-        owner, key = self._layout.owner[op.label], self._random_key(op)
+        owner, key = self._layout.owner[op.label], rng.key(self._seed, op.label, self._draws)
         applied = self._model_vjp(op, self._state.parameters[owner], self._buffers[owner], inputs, key)
         if op.trainable and applied.buffers is not None:
             self._buffers[owner] = applied.buffers
@@ -139,10 +139,6 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     def _model_vjp(self, op: Operation, parameters: Any, buffers: Any, inputs: tuple[Any, ...], key: Any) -> VjpResult:
         keywords = (self._dataflow.training_calls if op.trainable else self._dataflow.calls)[op.label]
         return self._ops.vjp(op.model, parameters, buffers, inputs, op.trainable, key, **keywords)
-
-    def _random_key(self, op: Operation) -> Any:
-        """The key of an operation in this step, as `vjp` takes it."""
-        return rng.key(self._seed, op.label, self._draws)
 
     def _pull_loss(self, term: LossTerm, loss: LossResult, scale: Any, values: StepValues, sums: CotangentSums) -> None:
         if self._layout.needs_cotangent.isdisjoint(term.inputs):
@@ -178,7 +174,6 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._ops.xp.zeros_like(value) if cotangent is None and value is not None else cotangent
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As of `Program`."""
         return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
@@ -188,18 +183,15 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
     # -- the loss scale --------------------------------------------------------------------------------------------
 
     def loss_scale_state(self) -> LossScaleState:
-        """As of `ScalesLosses`."""
         self._settle_loss_scale()
         return LossScaleState(1.0) if self._loss_scale is None else self._loss_scale.state
 
     def load_loss_scale_state(self, state: LossScaleState) -> None:
-        """As of `ScalesLosses`."""
         self._settle_loss_scale()
         if self._loss_scale is not None:
             self._loss_scale.state = state
 
     def update_loss_scale(self, *, finite: bool) -> None:
-        """As of `ScalesLosses`."""
         self._settle_loss_scale()
         if self._loss_scale is not None:
             self._loss_scale.count(finite=finite)

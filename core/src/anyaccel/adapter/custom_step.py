@@ -231,37 +231,30 @@ class CustomStepProgram(ScopedProgram):
         return list(dict.fromkeys([*own, *super().renew_compiled()]))
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
-        """As in `ScopedProgram`."""
         self._collect()
         return super().forward(inputs)
 
     def synchronize(self) -> None:
-        """As in `ScopedProgram`."""
         self._collect()
         super().synchronize()
 
     def snapshot(self) -> Any:
-        """As in `ScopedProgram`."""
         self._collect()
         return super().snapshot()
 
     def restore(self, snapshot: Any) -> None:
-        """As in `ScopedProgram`."""
         super().restore(snapshot)
         self._own_is_current = False
 
     def optimizer_states(self) -> dict[str, NodeState]:
-        """As in `ScopedProgram`."""
         self._collect()
         return super().optimizer_states()
 
     def sync_models(self) -> None:
-        """As in `ScopedProgram`."""
         self._collect()
         super().sync_models()
 
     def close(self) -> dict[str, NodeState]:
-        """As in `ScopedProgram`."""
         try:
             self._collect()
         finally:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from anyaccel.backend import Backend
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError
 from anyaccel.program import Program
@@ -17,7 +17,7 @@ Gradients = list[Any]
 """A gradient for each trained parameter, in the order of groups, nodes and parameters; None for none."""
 
 
-class DeviceReplicas(Backend):
+class DeviceReplicas(Capability):
     """Capability `device_replicas`: programs of this backend are replicas of each other on several devices.
 
     A program for each device is built over a copy of the models, and each steps with the gradients of all. The defaults
@@ -29,7 +29,7 @@ class DeviceReplicas(Backend):
 
     def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
         """Copies of models on a device, with values of their own; what the models share, the copies share."""
-        return [self.place(model, device) for model in copy.deepcopy(list(models))]
+        return [self.backend.place(model, device) for model in copy.deepcopy(list(models))]
 
     def gradients(self, program: Program) -> Gradients:
         """The gradients that a program has, whose tensors no later step changes.

@@ -10,13 +10,17 @@ from typing import Any
 from anyaccel.adapter.array_ops import ArrayOps, LossFunction, LossResult, at_least_float32
 from anyaccel.adapter.loss_weights import expanded, normalizer, product, target_counts, weight_inputs
 from anyaccel.errors import ShapeError, SpecError
-from anyaccel.formulas import LOSSES, cast, with_axis
+from anyaccel.formulas import LOSSES, LossParts, Settings, cast, with_axis
 from anyaccel.segment import LossTerm
 from anyaccel.specs import FROM_OUTPUT
 
 
-def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
+def loss_function(
+    ops: ArrayOps, term: LossTerm, parts: Callable[[ArrayOps, Any, Any, Settings], LossParts] | None = None
+) -> LossFunction:
     """The function that computes a loss term.
+
+    `parts` stands for `LossRule.parts`: a function of the framework for a named loss.
 
     Raises:
         SpecError: a named loss without outputs and targets, or a custom loss that the framework cannot take.
@@ -31,17 +35,19 @@ def loss_function(ops: ArrayOps, term: LossTerm) -> LossFunction:
             f"and got {len(term.inputs)}: {', '.join(term.inputs)}",
             hint="name these two in inputs=[...]",
         )
-    return NamedLoss(ops, term)
+    return NamedLoss(ops, term, parts or LOSSES[term.loss.name].parts)
 
 
 class NamedLoss:
     """A named loss of a segment. Checks each combination of shapes once; nothing broadcasts."""
 
-    def __init__(self, ops: ArrayOps, term: LossTerm) -> None:
+    def __init__(
+        self, ops: ArrayOps, term: LossTerm, parts: Callable[[ArrayOps, Any, Any, Settings], LossParts]
+    ) -> None:
         self._ops = ops
         self._term = term
         self._settings = term.loss.kwargs
-        self._rule = LOSSES[term.loss.name]
+        self._parts, self._takes_classes = parts, LOSSES[term.loss.name].takes_classes
         self._is_weighted = bool(weight_inputs(term))
         self._checked: set[tuple[Any, ...]] = set()
 
@@ -59,7 +65,7 @@ class NamedLoss:
         outputs = at_least_float32(self._ops, outputs)
         if self._is_weighted:
             return self._weighted(outputs, targets, weights)
-        parts = self._rule.parts(self._ops, outputs, targets, self._settings)
+        parts = self._parts(self._ops, outputs, targets, self._settings)
         total, count = self._ops.xp.sum(parts.losses), math.prod(parts.losses.shape)
         return _result(self._ops, total, count, parts.gradients)
 
@@ -69,10 +75,10 @@ class NamedLoss:
         counts = target_counts(ops, targets, self._settings, outputs)
         factor = product(ops, [*counts, *weights], outputs)
         weight = normalizer(ops, targets, self._settings, factor, outputs)
-        if factor is not None and not self._rule.takes_classes:  # such a target may be NaN
+        if factor is not None and not self._takes_classes:  # such a target may be NaN
             masked = ops.xp.where(expanded(factor, targets.ndim) == 0, 0.0, targets)
             targets = cast(ops, masked, targets.dtype)
-        parts = self._rule.parts(ops, outputs, targets, self._settings)
+        parts = self._parts(ops, outputs, targets, self._settings)
         losses = parts.losses
         if factor is None:
             return LossResult(ops.xp.sum(losses), weight, parts.gradients)
@@ -94,7 +100,7 @@ class NamedLoss:
         self._refuse_complex(outputs, targets)
         shape = list(outputs.shape)
         matches, expected = shape == list(targets.shape), f"targets of shape {shape}"
-        if self._rule.takes_classes:
+        if self._takes_classes:
             positions = list(shape)
             del positions[self._settings.get("class_axis", -1)]
             matches = _are_classes(self._ops, outputs, targets, positions)

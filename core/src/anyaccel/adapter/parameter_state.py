@@ -152,7 +152,11 @@ class ParameterState:
         parameters = {node: {name: self.parameters[node][name] for name in grads} for node, grads in gradients.items()}
         slots = {node: self.slots(group, node, grads) for node, grads in gradients.items()}
         coefficients = {
-            node: {key: ops.scalar(number) for key, number in self._coefficients(group, node).items()} for node in nodes
+            node: {
+                key: ops.scalar(number)
+                for key, number in self.optimizer.rules[group].coefficients(self.states[node].step + 1).items()
+            }
+            for node in nodes
         }
         loss = None if value is None else ops.move(value, device)
         coefficients = self.optimizer.with_value(group, coefficients, loss)
@@ -166,9 +170,6 @@ class ParameterState:
         """The slots of some of a node's parameters: the kept ones, else initial ones."""
         parameters, kept = {name: self.parameters[node][name] for name in names}, self.states[node].slots
         return dict(self.optimizer.rule_of(group, node).slots(self._ops.xp, kept, parameters))
-
-    def _coefficients(self, group: str, node: str) -> dict[str, float]:
-        return self.optimizer.rules[group].coefficients(self.states[node].step + 1)
 
     def table(self, group: str, node: str, later: int, count: int) -> dict[str, np.ndarray]:
         """The scalars of `count` steps of a node, `later` steps after its next one, float64 [count] each."""

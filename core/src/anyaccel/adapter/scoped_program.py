@@ -26,12 +26,10 @@ class ScopedProgram(TracedProgram):
         """
 
     def seed(self, key: int) -> None:
-        """As in `TracedProgram`."""
         with self.scope("a seed"):
             super().seed(key)
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Losses]:
-        """As in `TracedProgram`."""
         with self.scope(f"a batch through segment {self.segment.label!r}"):
             return super().forward(inputs)
 
@@ -50,12 +48,10 @@ class ScopedProgram(TracedProgram):
         return outputs, losses, pullback
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As in `TracedProgram`."""
         with self.scope(f"the weights of losses of segment {self.segment.label!r}"):
             return super().loss_weights(inputs)
 
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As in `TracedProgram`."""
         with self.scope(f"the weights of losses of segment {self.segment.label!r}"):
             return super().summed_weights(inputs)
 
@@ -68,36 +64,29 @@ class ScopedProgram(TracedProgram):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """As in `TracedProgram`."""
         with self.scope(f"steps of {batch_size} rows in segment {self.segment.label!r}"):
             return super().train_steps(columns, orders, start, n_steps, batch_size, n_microbatches)
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
-        """As in `TracedProgram`."""
         with self.scope(f"steps of {batch_size} rows in segment {self.segment.label!r}"):
             super().compile(columns, orders, batch_size, n_microbatches)
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """As in `TracedProgram`."""
         with self.scope("gradient statistics"):
             return super().grad_stats()
 
     def clip_factor(self, limit: float, squares: Sequence[Any]) -> Any:
-        """As in `TracedProgram`."""
         with self.scope("the clipping factor of gradients"):
             return super().clip_factor(limit, squares)
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        """As in `TracedProgram`."""
         with self.scope(f"an update of segment {self.segment.label!r}"):
             super().optimizer_step(scale)
 
     def sync_models(self) -> None:
-        """As in `TracedProgram`."""
         with self.scope("the state of models"):
             super().sync_models()
 
     def close(self) -> dict[str, NodeState]:
-        """As in `TracedProgram`."""
         with self.scope("the state of models"):
             return super().close()

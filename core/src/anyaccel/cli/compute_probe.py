@@ -55,7 +55,11 @@ def _failed(name: str, error: Exception) -> Check:
 
 def _computes(name: str, backend: Backend, device: Device) -> Check:
     if isinstance(backend, Compute) and _MODEL in backend.models():
-        return _trains(name, backend, device)
+        framework: str = getattr(backend, "framework")  # noqa: B009 - every Compute is a Backend
+        losses, expected = _losses(framework, device), _losses(BUILT_IN, Device("cpu"))
+        if not np.allclose(losses, expected, rtol=_TOLERANCE):
+            return _wrong(name, f"a small network has losses {losses}, with NumPy {expected}")
+        return Check(name=name, status="PASS", message=f"a small network trains as with NumPy, loss {losses[-1]:.4f}")
     if isinstance(backend, Exchange):
         sent = np.arange(12, dtype=np.float32).reshape(3, 4)
         back = backend.to_host(backend.gather_rows(backend.from_host(sent, device), 1, 3))
@@ -63,14 +67,6 @@ def _computes(name: str, backend: Backend, device: Device) -> Check:
             return _wrong(name, "rows that were sent there do not come back as they were")
         return Check(name=name, status="PASS", message="arrays go there and come back")
     return Check(name=name, status="PASS", message="listed; its backend only places and moves")
-
-
-def _trains(name: str, backend: Compute, device: Device) -> Check:
-    framework: str = getattr(backend, "framework")  # noqa: B009 - every Compute is a Backend
-    losses, expected = _losses(framework, device), _losses(BUILT_IN, Device("cpu"))
-    if not np.allclose(losses, expected, rtol=_TOLERANCE):
-        return _wrong(name, f"a small network has losses {losses}, with NumPy {expected}")
-    return Check(name=name, status="PASS", message=f"a small network trains as with NumPy, loss {losses[-1]:.4f}")
 
 
 def _wrong(name: str, message: str) -> Check:

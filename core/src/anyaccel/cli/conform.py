@@ -20,7 +20,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from anyaccel.backend import Backend
 from anyaccel.cli.console import console, print_json, print_line, print_table
 from anyaccel.cli.plugin_loading import child_environment
 from anyaccel.cli.plugins import hooks_of
@@ -81,7 +80,19 @@ def run(
         backend = plugin.backends[i]
         with console(stderr=True).status(f"testing {backend.framework} on {', '.join(backend.kinds)} …"):
             report = run_kit(plugin.name, i, published_subject(plugin, backend), target, timeout, chosen)
-        _check_report(report, backend, target)
+        # Raise PluginError if nothing could be tested, and DeviceUnavailableError if the device is not here
+        if report.broken:
+            raise PluginError(
+                f"the kit cannot run on {backend.framework}: {report.broken}",
+                hint=f"fix {report.subject or 'the plugin'}; run `python -m pytest` in its project for details",
+            )
+        if target is not None and str(target) not in report.facts.get("devices", [str(target)]):
+            reason = registry().ask(backend, "unavailable_reason", target)
+            raise DeviceUnavailableError(
+                f"{backend.framework} has no device {target} on this machine" + (f" ({reason})" if reason else ""),
+                available=", ".join(report.facts["devices"]),
+                hint="leave --device out, or name an available device",
+            )
         reports.append(report)
     if as_json:
         print_json(_to_json(plugin, reports))
@@ -168,23 +179,20 @@ class KitReport:
     def add(self, line: dict[str, Any]) -> None:
         """Add one line written by `anyaccel.testing.json_report`."""
         if "test" in line:
-            self._add_result(line)
+            counts = self.counts.setdefault(line["capability"], Counter())
+            if line["outcome"] != "skipped":
+                counts[line["outcome"]] += 1
+            elif line["message"].endswith("is not declared"):
+                counts["not_declared"] += 1
+            else:
+                counts["not_testable_here"] += 1
+                self.skip_reasons[line["message"]] += 1
+            if line["outcome"] == "failed":
+                self.failures.append({"id": line["test"], "capability": line["capability"], "message": line["message"]})
         elif "broken" in line:
             self.broken = line["broken"]
         elif "backend" in line or "device" in line:
             self.facts.update(line)
-
-    def _add_result(self, line: dict[str, str]) -> None:
-        counts = self.counts.setdefault(line["capability"], Counter())
-        if line["outcome"] != "skipped":
-            counts[line["outcome"]] += 1
-        elif line["message"].endswith("is not declared"):
-            counts["not_declared"] += 1
-        else:
-            counts["not_testable_here"] += 1
-            self.skip_reasons[line["message"]] += 1
-        if line["outcome"] == "failed":
-            self.failures.append({"id": line["test"], "capability": line["capability"], "message": line["message"]})
 
     @property
     def missing_fixtures(self) -> list[str]:
@@ -257,22 +265,6 @@ def _add_crash(report: KitReport, lines: Sequence[dict[str, Any]], child: subpro
     elif not report.broken:
         output = (child.stderr.strip() or child.stdout.strip()).splitlines()
         report.broken = output[-1] if output else f"its process ended with status {child.returncode}"
-
-
-def _check_report(report: KitReport, backend: Backend, device: Device | None) -> None:
-    """Raise PluginError if nothing could be tested, and DeviceUnavailableError if the device is not here."""
-    if report.broken:
-        raise PluginError(
-            f"the kit cannot run on {backend.framework}: {report.broken}",
-            hint=f"fix {report.subject or 'the plugin'}; run `python -m pytest` in its project for details",
-        )
-    if device is not None and str(device) not in report.facts.get("devices", [str(device)]):
-        reason = registry().ask(backend, "unavailable_reason", device)
-        raise DeviceUnavailableError(
-            f"{backend.framework} has no device {device} on this machine" + (f" ({reason})" if reason else ""),
-            available=", ".join(report.facts["devices"]),
-            hint="leave --device out, or name an available device",
-        )
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

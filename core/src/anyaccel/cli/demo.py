@@ -26,7 +26,15 @@ def run(framework: str | None, device: str | None, epochs: int, seed: int, as_js
     """Choose framework and device where they are None, train, test, and print plan and results."""
     plugins = registry()
     if framework is not None:
-        _check_framework(plugins, framework)
+        # Raise FrameworkError if the plugin of a framework is installed, and the framework itself is not
+        backend = plugins.find(framework)
+        if not _devices(plugins, framework):
+            reason = plugins.ask(backend, "unavailable_reason", Device("cpu"))
+            raise FrameworkError(
+                f"{framework} has no device here" + (f" ({reason})" if reason else ""),
+                available=", ".join(name for name in plugins.frameworks if name != framework),
+                hint=f"install {framework} itself, or see why it has no device: anyaccel devices",
+            )
     framework = framework or choose_framework(plugins, Device.parse(device) if device else None)
     if launched() is not None:
         join(framework)  # before it starts
@@ -76,18 +84,6 @@ def choose_framework(plugins: Registry, device: Device | None) -> str:
 
 def _devices(plugins: Registry, framework: str) -> list[Device]:
     return [device for _, device in plugins.devices(framework)]
-
-
-def _check_framework(plugins: Registry, framework: str) -> None:
-    """Raise FrameworkError if the plugin of a framework is installed, and the framework itself is not."""
-    backend = plugins.find(framework)
-    if not _devices(plugins, framework):
-        reason = plugins.ask(backend, "unavailable_reason", Device("cpu"))
-        raise FrameworkError(
-            f"{framework} has no device here" + (f" ({reason})" if reason else ""),
-            available=", ".join(name for name in plugins.frameworks if name != framework),
-            hint=f"install {framework} itself, or see why it has no device: anyaccel devices",
-        )
 
 
 def _can_run_demo(plugins: Registry, framework: str) -> bool:

@@ -52,7 +52,11 @@ def run_device_map(
     try:
         plan = backend.required(OffloadModels).plan_offload(model, device, request)
     except OutOfMemoryError as error:
-        return _report_misfit(error, inventory, as_json)
+        if as_json:
+            print_json({"fits": False, "machine": str(inventory), "problem": str(error)})
+        else:
+            print_line(f"for {inventory}: {error}", style="red")
+        return DOES_NOT_FIT
     if not specs:
         note = "blocks are in the order in which they are registered; --input finds that in which they compute"
         plan = replace(plan, notes=(*plan.notes, note))
@@ -120,14 +124,6 @@ def _memory(backend: Any, inventory: Inventory) -> dict[str, int]:
             f"the memory of {unknown[0]} is not known", hint="say it: --on '2x 24GB, cpu 64GB', or --on 'cpu 64GB'"
         )
     return found
-
-
-def _report_misfit(error: OutOfMemoryError, inventory: Inventory, as_json: bool) -> int:
-    if as_json:
-        print_json({"fits": False, "machine": str(inventory), "problem": str(error)})
-    else:
-        print_line(f"for {inventory}: {error}", style="red")
-    return DOES_NOT_FIT
 
 
 def _print(plan: OffloadPlan, inventory: Inventory, as_json: bool) -> None:

@@ -64,7 +64,9 @@ def list_devices(plugin_name: str, index: int, machine: Machine | None = None) -
     before = len(plugin.faults)
     devices = _expected(plugin, backend, machine)
     if devices is None:
-        _import_framework(backend)
+        if backend.capability(ExpectedDevices) is not None:
+            with suppress(Exception):
+                import_module(backend.import_roots[0])
         devices = {d: registry().ask(backend, "device_info", d) for d in registry().ask(backend, "devices")}
     served = {device: info for device, info in devices.items() if device.kind in kinds}
     listing = {
@@ -109,13 +111,6 @@ def _expected(plugin: Plugin, backend: Backend, machine: Machine | None) -> dict
     except Exception as error:
         plugin.add_fault("expected_devices() of its backend", f"raised {type(error).__name__}: {error}")
         return None
-
-
-def _import_framework(backend: Backend) -> None:
-    """Import it where a backend would otherwise say what it expects; why it cannot be, the backend says."""
-    if backend.capability(ExpectedDevices) is not None:
-        with suppress(Exception):
-            import_module(backend.import_roots[0])
 
 
 def _describe(backend: Backend, device: Device, info: DeviceInfo) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from anyaccel.cli.module_object import load_object
 from anyaccel.errors import ConfigError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.graph.plan import activation_line, covered
+from anyaccel.graph.plan import LARGEST, activation_line, covered
 from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
-from anyaccel.graph.plan_json import LARGEST
 from anyaccel.graph.plan_offload import block_rows, offload_summary
 from anyaccel.phases import Phase, plan_for
 from anyaccel.phases.planning.advice import Advice, advise

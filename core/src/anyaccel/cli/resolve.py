@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyaccel.cli.console import print_json, print_line, print_table
 from anyaccel.errors import ConfigError
-from anyaccel.requests import Allocation, DeviceRequest, Inventory
+from anyaccel.requests import DeviceRequest, Inventory
 
 
 def run(request: str, on: str | None, file: str | None, strict: bool, export: str | None, as_json: bool) -> int:
@@ -31,18 +31,14 @@ def run(request: str, on: str | None, file: str | None, strict: bool, export: st
     if as_json:
         print_json(allocation.to_dict())
     else:
-        _print(allocation)
+        rows = [
+            ("*" if each.chosen else "", each.wish, each.label, ", ".join(map(str, each.devices)), each.reason)
+            for each in allocation.candidates
+        ]
+        print_table(("", "wish", "on", "devices", "why"), rows)
+        chosen = allocation.chosen
+        if chosen is None:
+            print_line(f"nothing fits {allocation.request!r}", style="red")
+        else:
+            print_line(f"{allocation.request!r} is {', '.join(map(str, chosen.devices))}")
     return 0 if allocation.chosen else 1
-
-
-def _print(allocation: Allocation) -> None:
-    rows = [
-        ("*" if each.chosen else "", each.wish, each.label, ", ".join(map(str, each.devices)), each.reason)
-        for each in allocation.candidates
-    ]
-    print_table(("", "wish", "on", "devices", "why"), rows)
-    chosen = allocation.chosen
-    if chosen is None:
-        print_line(f"nothing fits {allocation.request!r}", style="red")
-    else:
-        print_line(f"{allocation.request!r} is {', '.join(map(str, chosen.devices))}")

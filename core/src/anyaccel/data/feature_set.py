@@ -1,15 +1,15 @@
 """Feature sets, the views of their rows, and references to their columns.
 
-The three classes know each other and therefore share this module. What they do is elsewhere: `readers` make tables of
-what a user has, `column_store` holds the columns, `row_filters` and `splitting` choose rows, `table_casting` and
-`transforms` make new columns, `column_reference` checks references, and `display` shows them all.
+The three classes know each other and therefore share this module, with the store of their columns. What else they do is
+elsewhere: `readers` make tables of what a user has, `row_filters` and `splitting` choose rows, `transforms` make new
+columns, and `display` shows them all.
 """
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -21,12 +21,19 @@ from anyaccel import arguments
 from anyaccel.arguments import shown
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints, constructor_hints
-from anyaccel.data.arrow_columns import check_complete, contiguous, is_readable, read_only, to_numpy
-from anyaccel.data.column_reference import CONFIG_KEYS, check_config, checked_stream, columns_of_role
-from anyaccel.data.column_store import ColumnStore
+from anyaccel.data.arrow_columns import (
+    check_complete,
+    check_numbers,
+    contiguous,
+    is_readable,
+    read_only,
+    to_arrow,
+    to_numpy,
+)
+from anyaccel.data.casting import cast_array
 from anyaccel.data.display import data_frame, rows_html, summary
-from anyaccel.data.other_names import OTHER_NAMES
-from anyaccel.data.padding import Pad
+from anyaccel.data.padding import Pad, padding_of
+from anyaccel.data.ragged_columns import cast_lists, check_ragged, field_spec, flat_column
 from anyaccel.data.readers import dataframes, hf_datasets, parquet
 from anyaccel.data.readers.csv_files import table_from_csv
 from anyaccel.data.readers.file_discovery import Paths
@@ -37,13 +44,30 @@ from anyaccel.data.splitting.group_keys import group_keys
 from anyaccel.data.splitting.group_split import check_together
 from anyaccel.data.splitting.named_splits import ALL, NamedSplits
 from anyaccel.data.splitting.random_split import split_at_random, split_by_condition
-from anyaccel.data.table_casting import cast_table
 from anyaccel.data.transforms import feature_set_transforms as transforming
 from anyaccel.data.transforms import sklearn_calls
 from anyaccel.data.transforms.fitted_transform import FittedTransform
 from anyaccel.data.transforms.transform_log import FitRequest, Log
-from anyaccel.errors import ColumnError, DataError, SplitError
+from anyaccel.errors import ColumnError, ConfigError, DataError, SamplerError, SplitError
 from anyaccel.printable import printable
+from anyaccel.suggestions import did_you_mean
+
+OTHER_NAMES = {
+    "train_test_split random_split split_train_test": "use split_random({'train': 0.8, 'test': 0.2})",
+    "shuffle batch dataloader loader repeat prefetch": "a phase draws batches: TrainPhase(..., sampler=32)",
+    "map transform scale normalize standardize": "use fit_transform(StandardScaler(), 'COLUMN', fit_on='train')",
+    "x X data": "use array('COLUMN')",
+    "y Y labels": "use array('COLUMN')",
+    "iloc loc sample rows_at": "use take([0, 1, 2])",
+    "head describe info values": "use to_pandas()",
+    "shape": "use len(...) for rows, and array('COLUMN').shape",
+    "query where": "use filter({'COLUMN': value})",
+    "to cuda": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+    "ref refs": "use reference()",
+    "astype": "use cast({'COLUMN': 'float32'})",
+    "to_numpy numpy": "use array('COLUMN')",
+    "df to_df": "use to_pandas()",
+}
 
 
 @class_hints
@@ -405,7 +429,7 @@ class FeatureSet(_SplitRows):
         self._check_rows()
         self._store.check_readable(self.features + self.targets)
 
-    def _check_rows(self) -> None:
+    def _check_rows(self) -> None:  # a schema has none
         if len(self) == 0:
             available = f"columns: {listed(self.columns)}"
             raise DataError(f"{self._label!r} has no rows", available=available, hint="give it data")
@@ -819,3 +843,160 @@ class FeatureSet(_SplitRows):
         if keep_splits:
             copy.add_splits({name: view.rows for name, view in self.splits.items()})
         return copy
+
+
+# -- casts of the columns of a table to other dtypes: what `FeatureSet.cast` does --------------------------------------
+
+
+def cast_table(rows: Rows, dtypes: Mapping[str, Any]) -> Any:
+    """The Arrow table of some rows with columns in other dtypes; the other columns share their memory.
+
+    Args:
+        rows: with the columns.
+        dtypes: NumPy dtype, or its name, by column.
+
+    Raises:
+        ColumnError: not a mapping, an unknown column, one or a dtype that is not numeric, or a value that the dtype
+            cannot represent.
+    """
+    if not isinstance(dtypes, Mapping):
+        raise ColumnError(
+            f"cast({dtypes!r}) of {rows.label!r} does not say which columns",
+            available=f"columns: {listed(rows.columns)}",
+            hint=f"write cast({{{rows.columns[0]!r}: {dtypes if isinstance(dtypes, str) else 'float32'!r}}})",
+        )
+    table = rows.to_arrow()
+    for name, dtype in dtypes.items():
+        field, column = _cast_column(rows, name, dtype)
+        table = table.set_column(table.schema.get_field_index(name), field, column)
+    return table
+
+
+def _cast_column(rows: Rows, name: str, dtype: Any) -> tuple[Any, Any]:
+    """The field and values of a column in another dtype."""
+    rows.role(name)
+    field = rows.schema.field(name)
+    if padding_of(field) is not None:
+        return cast_lists(field, rows.column(name), dtype)
+    column = to_arrow(cast_array(name, rows.array(name), dtype))
+    return field.with_type(column.type), column
+
+
+# -- checks of references: which columns and which stream a `Reference` may name, and its configuration ----------------
+
+
+CONFIG_KEYS = ("feature_set", "features", "targets", "tags", "stream")
+
+
+def columns_of_role(
+    rows: Rows, role: str, columns: tuple[str, ...], given: Names, also: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """The given names, which may be of `also`, too; all `columns` of a role for None."""
+    names = columns if given is None else names_of(given)
+    for position, name in enumerate(names):
+        if name not in columns and name not in also:
+            actual = f", it is a {rows.role(name)}" if name in rows.columns else ""
+            raise ColumnError(
+                f"{rows.label!r} has no {role} {name!r}{actual}",
+                available=f"{role}s: {listed(columns)}",
+                hint=did_you_mean(name, columns) if columns else f"name it in {role}_keys when the feature set is made",
+            )
+        if name in names[:position]:
+            raise ColumnError(f"{role} {name!r} of {rows.label!r} was named twice", hint="name it once")
+    return names
+
+
+def checked_stream(label: str, stream: Any) -> str | None:
+    """The name of a stream: None, or text without an `@`."""
+    if stream is not None and (not isinstance(stream, str) or not stream or "@" in stream):
+        raise SamplerError(
+            f"a reference to {label!r} reads the stream {stream!r}, which is not a valid name",
+            available="streams of samplers, such as anchor, pair, positive and negative",
+            hint="leave it out to read the first stream",
+        )
+    return stream
+
+
+def check_config(config: Any, labels: Iterable[str]) -> None:
+    """Check the configuration of a reference, given the labels of the feature sets it may name."""
+    if not isinstance(config, Mapping) or "feature_set" not in config or set(config) - set(CONFIG_KEYS):
+        raise ConfigError(
+            f"{shown(config)} is not the configuration of a reference",
+            available=f"keys: {listed(CONFIG_KEYS)}",
+            hint="give the dict that get_config() made",
+        )
+    labels = list(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else []
+    if config["feature_set"] not in labels:
+        raise ConfigError(
+            f"a reference names the feature set {config['feature_set']!r}, which was not given",
+            available=listed(labels) if labels else "",
+            hint=did_you_mean(config["feature_set"], labels) if labels else "give it in feature_sets",
+        )
+
+
+# -- columns in Arrow memory, and their values as NumPy arrays on the same memory --------------------------------------
+
+
+class ColumnStore:
+    """Columns of equal length; the array of a column is made once.
+
+    Args:
+        table: Arrow table with the columns.
+        schema: of the columns to keep, in their order.
+    """
+
+    def __init__(self, table: Any, schema: Any) -> None:
+        self._schema = schema
+        self._columns = {name: table.column(name) for name in schema.names}
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns in Arrow memory."""
+        return sum(int(column.nbytes) for column in self._columns.values())
+
+    def check_readable(self, names: tuple[str, ...]) -> None:
+        """Check that these columns can be read as arrays.
+
+        Raises:
+            ColumnError: one has nulls, empty samples or a type that is not numeric, or is not what its padding says.
+        """
+        for name in names:
+            field = self._schema.field(name)
+            if padding_of(field) is None:
+                check_numbers(name, self._columns[name])
+            else:
+                check_ragged(field, self._columns[name])
+
+    def column(self, name: str) -> Any:
+        """A column as an Arrow chunked array."""
+        return self._columns[name]
+
+    def table(self) -> Any:
+        """All columns as an Arrow table, on the same memory."""
+        return pa.table(list(self._columns.values()), schema=self._schema)
+
+    def array(self, name: str) -> np.ndarray:
+        """Values of a column, [n, *shape] in its own dtype, read-only; the same object on every call.
+
+        Raises:
+            ColumnError: it is not numeric, or has nulls.
+        """
+        if name not in self._arrays:
+            self._arrays[name] = self._as_array(name)
+        return self._arrays[name]
+
+    def _as_array(self, name: str) -> np.ndarray:
+        """On Arrow's memory where possible: chunks are combined, bool unpacked, and ragged rows padded, in a copy."""
+        field = self._schema.field(name)
+        ragged = flat_column(field, self._columns[name])
+        if ragged is not None:
+            return read_only(ragged.padded())
+        field_spec(field)
+        check_complete(name, self._columns[name])
+        combined = contiguous(self._columns[name])
+        self._columns[name] = pa.chunked_array([combined])
+        return to_numpy(name, combined)

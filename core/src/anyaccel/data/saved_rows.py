@@ -150,18 +150,14 @@ class SavedRows(Rows):
             reader = PlainReader(arrays, allow)
             rows._transforms = tuple(read_transform(config, reader) for config in parts["transforms"])
         except AnyaccelError as error:
-            rows._error = _cannot_undo(label, error)
+            problem = f"the transforms of {label!r} cannot be undone in loaded results"
+            hint = "undo them by the data: data.inverse(values, columns)"
+            if "pip install" in error.hint:
+                hint = error.hint
+            elif "allow=" in error.hint:
+                hint = f"name the class if you trust it: load(folder, allow=[MyTransform]); or {hint}"
+            rows._error = TransformError(problem, cause=error.problem, available=error.available, hint=hint)
         return rows
-
-
-def _cannot_undo(label: str, error: AnyaccelError) -> TransformError:
-    problem = f"the transforms of {label!r} cannot be undone in loaded results"
-    hint = "undo them by the data: data.inverse(values, columns)"
-    if "pip install" in error.hint:
-        hint = error.hint
-    elif "allow=" in error.hint:
-        hint = f"name the class if you trust it: load(folder, allow=[MyTransform]); or {hint}"
-    return TransformError(problem, cause=error.problem, available=error.available, hint=hint)
 
 
 def saved_rows(

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
-from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.backend import DeviceInfo
 from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.doctor.check import Check
 from anyaccel.doctor.machine import Machine
 
 
-class ExpectedDevices(Backend):
-    """Capability `expected_devices`: a backend tells the devices that its framework will have, without importing it.
+class ExpectedDevices(Capability):
+    """Capability `expected_devices`: tells the devices that the framework will have, without importing it.
 
-    Stands before the class that has `devices`, which is asked once the framework (`import_roots[0]`) is imported.
+    The backend's `devices` gives these until the framework (`import_roots[0]`) is imported.
     """
-
-    def devices(self) -> Sequence[Device]:
-        """As `Backend.devices`; until the framework is imported, those expected where these are known."""
-        expected = None if self.import_roots[0] in sys.modules else self.expected_devices(Machine.detect())
-        return super().devices() if expected is None else list(expected)  # type: ignore[safe-super]
 
     def expected_devices(self, machine: Machine) -> dict[Device, DeviceInfo] | None:
         """What `devices` and `device_info` will say once the framework is imported; None where that is not certain."""
         found: dict[Device, DeviceInfo] = {}
-        for kind in self.kinds:
+        for kind in self.backend.kinds:
             infos = self.expected_of_kind(kind, machine)
             if infos is None:
                 return None

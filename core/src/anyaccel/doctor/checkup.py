@@ -11,9 +11,9 @@ from anyaccel.backend import Backend
 from anyaccel.doctor.capability import HealthChecks
 from anyaccel.doctor.check import Check
 from anyaccel.doctor.machine import Machine
-from anyaccel.doctor.system_checks import system_checks
 from anyaccel.install_hints import install_line
 from anyaccel.plugin_loader import BUILT_IN, Plugin
+from anyaccel.requests.system_devices import SystemDevice
 from anyaccel.suggestions import did_you_mean
 
 _PREFIX = "ANYACCEL_"
@@ -83,3 +83,126 @@ def _asked(checks: HealthChecks, machine: Machine, plugin: Plugin) -> list[Check
     except Exception as error:
         problem = f"its checks of the machine fail: {type(error).__name__}: {error}"
         return [Check(name=f"plugin {plugin.name}", status="FAIL", message=problem, fix=f"update {plugin.source}")]
+
+
+# -- system checks: drivers, masks of devices, and limits of this machine; those that need no plugin -------------------
+
+
+MASKS = {
+    "CUDA_VISIBLE_DEVICES": "nvidia",
+    "HIP_VISIBLE_DEVICES": "amd",
+    "ROCR_VISIBLE_DEVICES": "amd",
+}
+_SHARED_MEMORY = 1 << 30
+"""What containers get by default, 64 MiB, ends the workers of a loader with a bus error."""
+_LOCKED_MEMORY = 64 << 20
+_INSTALL = {"nvidia": "NVIDIA's driver", "amd": "the amdgpu driver and ROCm"}
+
+
+def system_checks(machine: Machine) -> Iterator[Check]:
+    """Every check of the system, in the order in which they are told."""
+    yield from _drivers(machine)
+    yield from _masks(machine)
+    yield from _threads(machine)
+    yield from _shared_memory(machine)
+    yield from _locked_memory(machine)
+
+
+def _drivers(machine: Machine) -> Iterator[Check]:
+    vendors = sorted({*machine.pci_vendors, *(device.vendor for device in machine.devices)} & set(_INSTALL))
+    for vendor in vendors:
+        gpus, version = machine.gpus(vendor), machine.driver_versions.get(vendor, "")
+        if gpus:
+            driver = f", driver {version}" if version else ""
+            yield Check(name=f"{vendor} driver", status="PASS", message=f"{_listed(gpus)}{driver}")
+            continue
+        yield Check(
+            name=f"{vendor} driver",
+            status="FAIL",
+            message=f"a card of {vendor} is on the PCI bus, and its driver does not answer",
+            fix=f"install {_INSTALL[vendor]}, restart, and see that it lists the card"
+            + (": nvidia-smi" if vendor == "nvidia" else ": rocminfo"),
+        )
+    if not vendors:
+        others = [device for device in machine.devices if device.vendor not in _INSTALL]
+        yield Check(name="accelerators", status="PASS", message=_listed(others) if others else "none but the CPU")
+
+
+def _masks(machine: Machine) -> Iterator[Check]:
+    for name, vendor in MASKS.items():
+        mask, every = machine.environment.get(name), machine.gpus(vendor)
+        if mask is None or not every:
+            continue
+        visible = [device for device in machine.visible if device.vendor == vendor]
+        if len(visible) == len(every) and [d.identity for d in visible] == [d.identity for d in every]:
+            yield Check(name=name, status="PASS", message=f"{name}={mask} leaves all of {len(every)}")
+        else:
+            yield Check(name=name, status="WARN", message=_masked(name, mask, every, visible), fix=f"unset {name}")
+
+
+def _masked(name: str, mask: str, every: list[SystemDevice], visible: list[SystemDevice]) -> str:
+    hidden = len(every) - len(visible)
+    told = f"{name}={mask} hides {hidden} of {len(every)} GPUs" if hidden else f"{name}={mask} reorders the GPUs"
+    numbers = [f"gpu:{new} is number {every.index(old)}" for new, old in _renumbered(every, visible)]
+    return f"{told}; {', '.join(numbers)}" if numbers else told
+
+
+def _renumbered(every: list[SystemDevice], visible: list[SystemDevice]) -> list[tuple[int, SystemDevice]]:
+    """The new number of each GPU that another number has in the system, with the GPU there."""
+    by_identity = {device.identity: device for device in every if device.identity}
+    pairs = [(device.index, by_identity.get(device.identity)) for device in visible]
+    return [(new, old) for new, old in pairs if old is not None and every.index(old) != new]
+
+
+def _threads(machine: Machine) -> Iterator[Check]:
+    text = machine.environment.get("OMP_NUM_THREADS", "")
+    if not machine.cores:
+        return
+    if text.isascii() and text.isdigit() and int(text) > machine.cores:
+        yield Check(
+            name="threads",
+            status="WARN",
+            message=f"OMP_NUM_THREADS={text} is more than the {machine.cores} cores that this process may use",
+            fix=f"export OMP_NUM_THREADS={machine.cores}",
+        )
+    else:
+        yield Check(
+            name="threads", status="PASS", message=f"{text or 'as many as frameworks choose'}, {machine.cores} cores"
+        )
+
+
+def _shared_memory(machine: Machine) -> Iterator[Check]:
+    size = machine.shared_memory
+    if not size:
+        return
+    if size < _SHARED_MEMORY:
+        yield Check(
+            name="shared memory",
+            status="WARN",
+            message=f"/dev/shm has {size >> 20} MiB; workers of a loader end with a bus error when it is full",
+            fix="start the container with --shm-size=8g, or with --ipc=host",
+        )
+    else:
+        yield Check(name="shared memory", status="PASS", message=f"/dev/shm has {size / 2**30:.1f} GiB")
+
+
+def _locked_memory(machine: Machine) -> Iterator[Check]:
+    """Of interest where there are GPUs: InfiniBand and ROCm lock host memory, and count it."""
+    limit = machine.locked_memory
+    if not machine.devices or machine.system != "linux":
+        return
+    if limit is not None and limit < _LOCKED_MEMORY:
+        yield Check(
+            name="locked memory",
+            status="WARN",
+            message=f"the limit of locked memory is {limit >> 10} KiB, which InfiniBand and ROCm soon exceed",
+            fix="ulimit -l unlimited, or start the container with --ulimit memlock=-1",
+        )
+    else:
+        told = "no limit" if limit is None else f"{limit >> 20} MiB"
+        yield Check(name="locked memory", status="PASS", message=told)
+
+
+def _listed(devices: Iterable[SystemDevice]) -> str:
+    names = [device.name or device.kind for device in devices]
+    return ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))

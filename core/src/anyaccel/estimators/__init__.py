@@ -4,7 +4,6 @@ Offers `Estimator`, the model that wraps such an object, and what tells them fro
 them as it runs any `Module`. Stands on `adapter` and the kernel.
 """
 
-from anyaccel.estimators.estimator import Estimator, flat
-from anyaccel.estimators.methods import is_estimator, is_fittable, no_predict_error
+from anyaccel.estimators.estimator import Estimator, flat, is_estimator, is_fittable, no_predict_error
 
 __all__ = ["Estimator", "flat", "is_estimator", "is_fittable", "no_predict_error"]

@@ -5,10 +5,9 @@ No machinery of its own: `FittedModel` exposes the graph and the experiment that
 `results`, `phases`, `graph`, `data`, `requests`, `saved_folder` and the kernel.
 """
 
-from anyaccel.fitting.device_loader import DeviceLoader
 from anyaccel.fitting.fit_function import fit
 from anyaccel.fitting.fitted_model import FittedModel, load
 from anyaccel.fitting.learning_rate_finder import RangeTest, find_learning_rate
-from anyaccel.fitting.prepare_function import prepare
+from anyaccel.fitting.prepare_function import DeviceLoader, prepare
 
 __all__ = ["DeviceLoader", "FittedModel", "RangeTest", "find_learning_rate", "fit", "load", "prepare"]

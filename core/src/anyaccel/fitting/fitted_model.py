@@ -116,7 +116,14 @@ class FittedModel:
         """
         arguments.flag(DataError, "predict: ", "outputs", outputs)
         if not outputs:
-            self._check_decodable()
+            encoded = [each for each in self._data.transforms if isinstance(each.transform, ClassEncoder)]
+            if encoded and (self.loss is None or self.loss.name not in (_CLASSES, _YES_OR_NO)):
+                raise DataError(
+                    f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
+                    f"{_CLASSES!r} and {_YES_OR_NO!r} only",
+                    available=f"its classes: {listed(encoded[0].transform.classes_)}",
+                    hint="write predict(data, outputs=True) for what the model gives",
+                )
         results = self._run(EvalPhase("predict", data=self._rows(data, with_target=False), outputs=self._node))
         values: np.ndarray = results.prediction(self._node)
         return values if outputs else self._decoded(values)
@@ -143,7 +150,14 @@ class FittedModel:
         """Classes in place of scores, and everything in the units of the data before their transforms."""
         name, targets = None if self.loss is None else self.loss.name, self._data.targets
         if name in (_CLASSES, _YES_OR_NO):
-            _warn_of_nan(values)
+            # Of a class one would not see that it was made of NaN
+            broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
+            if broken.any():
+                problem = (
+                    f"predict: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
+                )
+                problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
+                warnings.warn(problem, NaNWarning, stacklevel=user_level())
         if self.loss is not None and name == _CLASSES and values.ndim > 1:
             values = values.argmax(axis=self.loss.kwargs.get("class_axis", -1))
             if any("float" in self._data.spec(target).dtype for target in targets):  # one number for each class
@@ -154,16 +168,6 @@ class FittedModel:
             values = values.reshape(len(values))
         original = self._data.inverse(values, targets) if targets else values
         return np.array(original.tolist()) if original.dtype == np.object_ else original
-
-    def _check_decodable(self) -> None:
-        encoded = [each for each in self._data.transforms if isinstance(each.transform, ClassEncoder)]
-        if encoded and (self.loss is None or self.loss.name not in (_CLASSES, _YES_OR_NO)):
-            raise DataError(
-                f"the target {encoded[0].results[0]!r} was text, and what outputs mean is known of the losses "
-                f"{_CLASSES!r} and {_YES_OR_NO!r} only",
-                available=f"its classes: {listed(encoded[0].transform.classes_)}",
-                hint="write predict(data, outputs=True) for what the model gives",
-            )
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -192,15 +196,6 @@ class FittedModel:
         runs = [run for run in self.experiment.history if isinstance(run, TrainResults)]
         results = [results_parts(run, {}) for run in runs]  # these have no arrays
         self.graph.save(folder, extra={_PART: {"loss": loss, "columns": self._columns, "results": results}})
-
-
-def _warn_of_nan(values: np.ndarray) -> None:
-    """Of a class one would not see that it was made of NaN."""
-    broken = np.isnan(values.reshape(len(values), -1)).any(axis=1)
-    if broken.any():
-        problem = f"predict: the outputs are NaN in {int(broken.sum())} of {len(values)} rows, the first in row "
-        problem += f"{int(broken.argmax())}; classes there mean nothing. Hint: see predict(data, outputs=True)"
-        warnings.warn(problem, NaNWarning, stacklevel=user_level())
 
 
 @call_hints

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib import import_module
 from numbers import Real
 from typing import Any
 
@@ -16,7 +17,6 @@ from anyaccel.data.arrow_columns import is_numeric
 from anyaccel.data.roles import Names, listed, names_of
 from anyaccel.data.transforms.class_encoder import ClassEncoder
 from anyaccel.errors import ColumnError, PhaseError
-from anyaccel.fitting.scalers import scaler_of
 from anyaccel.fitting.tables import (
     columns_before_transforms,
     feature_set_of,
@@ -28,6 +28,7 @@ from anyaccel.fitting.tables import (
 )
 from anyaccel.formulas import LOSSES
 from anyaccel.specs import Loss
+from anyaccel.suggestions import did_you_mean
 
 TRAIN, VALIDATION = "train", "validation"
 _ROLES = "say so where the feature set is made: FeatureSet.from_dict(..., feature_keys=[...], target_keys=[...])"
@@ -209,3 +210,35 @@ def _other(given: Any, data: FeatureSet) -> FeatureSet | FeatureSetView:
         problem = f"validation={shown(given)} does not fit a table"
         raise PhaseError(problem, hint="give a share of the rows, the name of a split, or another table")
     return transformed_like(new_rows(given, columns_before_transforms(data)), data)
+
+
+# -- scalers by name: those of scikit-learn, imported when one is asked for --------------------------------------------
+
+
+SCALERS = {
+    "standard": "StandardScaler",
+    "minmax": "MinMaxScaler",
+    "maxabs": "MaxAbsScaler",
+    "robust": "RobustScaler",
+}
+"""Class of `sklearn.preprocessing` for each name."""
+
+
+def scaler_of(given: Any) -> Any:
+    """A new scaler for a name, which may also be that of its class; what is no text as it is.
+
+    Raises:
+        PhaseError: an unknown name, or scikit-learn is not installed.
+    """
+    if not isinstance(given, str):
+        return given
+    name = {own: short for short, own in SCALERS.items()}.get(given, given)
+    if name not in SCALERS:
+        hint = did_you_mean(given, SCALERS, "write scaler='standard'")
+        raise PhaseError(f"fit: there is no scaler {given!r}", available=", ".join(SCALERS), hint=hint)
+    try:
+        preprocessing = import_module("sklearn.preprocessing")
+    except ImportError as error:
+        problem = f"fit: scaler={given!r} is one of scikit-learn, which cannot be imported ({error})"
+        raise PhaseError(problem, hint="python -m pip install scikit-learn") from error
+    return getattr(preprocessing, SCALERS[name])()

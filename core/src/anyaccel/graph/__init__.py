@@ -9,8 +9,7 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.device_assignment import PolicyNode, precedence
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.nodes import ConcatNode, ModelNode
-from anyaccel.graph.plan import Plan
-from anyaccel.graph.plan_diff import PlanDiff
+from anyaccel.graph.plan import Plan, PlanDiff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection
 from anyaccel.graph.plan_figures import Decision, DeviceMemory, NodeActivations
 from anyaccel.graph.resolution import Request, Resolution

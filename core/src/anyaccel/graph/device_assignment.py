@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
-from anyaccel.device import Device
+from anyaccel.device import USUAL, Device
 from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection
-from anyaccel.graph.rejections import LevelRequest, outranked, refused_candidates, unserved
 from anyaccel.graph.shape_inference import Shapes
-from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry
 from anyaccel.suggestions import kind_hint
 
@@ -230,7 +227,15 @@ class DeviceAssigner:
 
     def _by_policy(self, policy: str, models: Iterable[ModelNode]) -> dict[str, Device]:
         nodes = tuple(map(self._policy_node, models))
-        plugin, function = self._offered_policy(policy)
+        self.registry.load()
+        policies = self.registry.policies
+        if policy not in policies:
+            raise PluginError(
+                f"no plugin offers the placement policy {policy!r}",
+                available=", ".join(sorted(policies)),
+                hint="install the plugin that offers it, or leave policy= out",
+            )
+        plugin, function = policies[policy]
         whose, hint = f"the policy {policy!r} of plugin {plugin}", f"update {plugin.source}, or leave policy= out"
         try:
             devices = function(nodes=nodes)
@@ -250,17 +255,6 @@ class DeviceAssigner:
             return {label: Device.parse(device) for label, device in devices.items()}
         except DeviceParseError as error:
             raise PluginError(f"{whose} returns a device that is none: {error.problem}", hint=hint) from None
-
-    def _offered_policy(self, policy: str) -> tuple[Plugin, Callable[..., Any]]:
-        self.registry.load()
-        policies = self.registry.policies
-        if policy not in policies:
-            raise PluginError(
-                f"no plugin offers the placement policy {policy!r}",
-                available=", ".join(sorted(policies)),
-                hint="install the plugin that offers it, or leave policy= out",
-            )
-        return policies[policy]
 
     def _policy_node(self, node: ModelNode) -> PolicyNode:
         framework = self.shapes.frameworks[node.label]
@@ -288,3 +282,43 @@ def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment
             raise GraphError(
                 f"{pair} but differ in device_map, max_memory or offload", hint="give both nodes the same ones"
             )
+
+
+# -- rejections: the devices that a node might have had, and why it has another one ------------------------------------
+
+
+_NAMES = dict(
+    zip(LEVELS, ("the node's own accelerator", "the placement policy", "the phase's accelerator"), strict=False)
+)
+_MOST = 12  # candidates of one request
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRequest:
+    """What a level asks for, as it was written."""
+
+    level: str
+    spec: str
+
+
+def outranked(decider: str, requests: Iterable[LevelRequest]) -> Iterator[Rejection]:
+    """The requests of lower levels than the one that decided."""
+    for request in sorted(requests, key=lambda request: LEVELS.index(request.level)):
+        if LEVELS.index(request.level) > LEVELS.index(decider):
+            yield Rejection(request.level, request.spec, f"{_NAMES[decider]} comes first")
+
+
+def unserved(request: LevelRequest, framework: str, kind: str) -> Rejection:
+    """The request that a node falls back from."""
+    return Rejection(request.level, request.spec, f"no installed plugin runs {framework} on {kind}")
+
+
+def refused_candidates(
+    level: str, accelerator: Accelerator, frameworks: Sequence[str], known: Registry, *, strict: bool
+) -> Iterator[Rejection]:
+    """What a request might have got and did not; nothing if the accelerator is one device."""
+    if USUAL.fullmatch(accelerator.spec):
+        return
+    asked = Accelerator(accelerator.spec)  # again as it was written: this one may have its device by now
+    for candidate, reason in asked.refused(frameworks, known, of_all=level != "phase", strict=strict)[:_MOST]:
+        yield Rejection(level, candidate, reason)

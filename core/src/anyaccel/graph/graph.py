@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel import arguments
+from anyaccel import arguments, saved_folder
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import FeatureSet
-from anyaccel.errors import GraphError, PhaseError, StateError
+from anyaccel.errors import ConfigError, GraphError, PhaseError, StateError
 from anyaccel.graph import (
-    graph_config,
-    graph_folder,
+    data_config,
+    framework_versions,
+    serialization,
     state_dict,
     state_loading,
     state_mapping,
@@ -25,7 +26,6 @@ from anyaccel.graph import (
 )
 from anyaccel.graph.drawing import mermaid, notebook
 from anyaccel.graph.nodes import FROZEN_MODES, ModelNode, Node, check_label, checked_optimizer, one_of
-from anyaccel.graph.other_names import OTHER_NAMES
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.runnable import checked_runnable
 from anyaccel.graph.shape_inference import Shapes, infer, unfitted
@@ -34,6 +34,28 @@ from anyaccel.graph.weight_matching import Change, Names
 from anyaccel.html import guarded
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
+
+_PART = "graph"  # of a saved folder
+
+OTHER_NAMES = {
+    "fit train train_step train_on_batch train_model": "run a phase over it: graph.run("
+    "TrainPhase('train', data='train', losses=[AppliedLoss('mse', on='NODE')]))",
+    "predict forward call apply": "evaluate it: graph.run(EvalPhase('predict', data='all')).prediction('NODE')",
+    "eval evaluate test score": "evaluate it: graph.run(EvalPhase('test', data='all', metrics=['mse'])).metrics",
+    "run_phase execute start": "use run(phase)",
+    "compile": "give the optimizer to ModelGraph(nodes, 'adam') and losses to TrainPhase(..., losses=[...])",
+    "to cuda cpu gpu device place move": "say where to a phase: TrainPhase(..., accelerator='cpu')",
+    "parameters named_parameters weights": "they are in the models: graph['NODE'].model",
+    "state_dict get_weights": "use state()",
+    "load_state_dict set_weights": "use load_state(state)",
+    "save_model": "use save(folder)",
+    "load_model": "use ModelGraph.load(folder)",
+    "add add_module append": "use add_node(ModelNode(...))",
+    "layers modules children": "use graph.nodes, or graph['NODE']",
+    "plot draw show": "use visualize()",
+    "requires_grad_ trainable": "use freeze('NODE') and unfreeze('NODE')",
+    "zero_grad backward step loss criterion": "a TrainPhase does this: TrainPhase(..., losses=[AppliedLoss(...)])",
+}
 
 
 def _nothing() -> None:
@@ -380,7 +402,12 @@ class ModelGraph(AttributeHints):
         Raises:
             ConfigError: an optimizer is a framework's own.
         """
-        return graph_config.config(self, self.optimizer.get_config() if self.optimizer else None)
+        return self._config(self.optimizer.get_config() if self.optimizer else None)
+
+    def _config(self, optimizer: dict[str, Any] | None) -> dict[str, Any]:
+        nodes = serialization.node_configs(self.nodes.values())
+        data, _ = data_config.data_configs(self.nodes.values())
+        return {"label": self.label, "seed": self.seed, "optimizer": optimizer, "nodes": nodes, "data": data}
 
     @classmethod
     def from_config(
@@ -403,7 +430,17 @@ class ModelGraph(AttributeHints):
             ConfigError: malformed, names something that is not registered and not given, or the data are transformed
                 in another way than those of the configuration.
         """
-        return cls(**graph_config.read(given, feature_sets, models, allow))
+        plain = serialization.checked(given, {"label", "seed", "optimizer", "nodes", "data"}, {"nodes"}, "a graph")
+        sets = serialization.by_label(feature_sets)
+        own = arguments.mapping(ConfigError, "", "models", models, "{'NODE': model}")
+        classes = serialization.checked_classes(allow)
+        nodes = serialization.read_nodes(serialization.entries(plain, "nodes", "a graph"), sets, own, classes)
+        optimizer, label = serialization.read_optimizer(plain.get("optimizer")), plain.get("label", "graph")
+        labelled = topology.by_label(nodes)
+        for name in own:
+            topology.label_of(name, labelled, label)
+        data_config.check_transforms(plain.get("data"), sets, nodes)
+        return cls(nodes, optimizer, label=label, seed=plain.get("seed", 0))
 
     def save(self, folder: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> None:
         """Write the graph into a folder: its state as safetensors, all else as a `manifest.json`; no pickle.
@@ -420,8 +457,11 @@ class ModelGraph(AttributeHints):
             ConfigError: the optimizer of a node is a framework's own, or the folder has a manifest of something else.
             StateError: the graph has no state yet, or its arrays cannot be written.
         """
-        parts = graph_folder.checked_extra(extra)
-        graph_folder.write(folder, self, self.state(), parts)
+        parts = arguments.mapping(ConfigError, "", "extra", extra)
+        if _PART in parts:
+            raise ConfigError("extra has a part 'graph', which is the graph itself", hint="choose another name")
+        state, versions = self.state(), framework_versions.versions_of(self.shapes.backends.values())
+        saved_folder.write(folder, {**parts, _PART: self.saved_config()}, state, versions=versions)
 
     def saved_config(self) -> dict[str, Any]:
         """The configuration as in a saved folder: a framework's own optimizer of the graph is named, not written.
@@ -429,7 +469,7 @@ class ModelGraph(AttributeHints):
         Raises:
             ConfigError: the optimizer of a node is a framework's own.
         """
-        return graph_folder.saved_config(self)
+        return self._config(serialization.optimizer_entry(self.optimizer))
 
     @classmethod
     def load(
@@ -465,9 +505,12 @@ class ModelGraph(AttributeHints):
                 given.
             StateError: a file was changed or is incomplete, or a model is not like the saved one.
         """
-        saved = graph_folder.read(folder, feature_sets, optimizer, allow)
-        graph = cls.from_config(saved.config, feature_sets=saved.feature_sets, models=models, allow=saved.classes)
-        graph.optimizer = saved.optimizer or graph.optimizer
-        arrays = state_mapping.mapped(graph, saved.arrays, names, change)
+        manifest, arrays = saved_folder.read(folder, _PART)
+        own, classes = checked_optimizer(optimizer, "the loaded graph"), serialization.checked_classes(allow)
+        config = serialization.without_optimizer(manifest[_PART]) if own else manifest[_PART]
+        sets = data_config.with_schemas(config, arrays, serialization.by_label(feature_sets), classes)
+        graph = cls.from_config(config, feature_sets=sets, models=models, allow=classes)
+        graph.optimizer = own or graph.optimizer
+        arrays = state_mapping.mapped(graph, arrays, names, change)
         state_loading.load_state(graph, arrays, strict=arguments.flag(StateError, "load: ", "strict", strict))
         return graph

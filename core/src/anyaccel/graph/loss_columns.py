@@ -40,25 +40,29 @@ def target_spec(
         own_dtype = "float32" if output.dtype == "bfloat16" else output.dtype  # NumPy has no bfloat16
         compared = takes is not None and takes.kind != "classes"
         stored = replace(stored, dtype=own_dtype) if compared else cast(stored, own_dtype)
-        return _for_own(stored, output)
+        # For a framework's own loss, which compares as it likes: [n] is aligned with [n, 1], so that none broadcasts
+        same = _without_ones(stored.shape) == _without_ones(output.shape)
+        return replace(stored, shape=output.shape) if same else stored
     _refuse_one_class(loss, output)
     if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
-        return _class_indices(loss, stored, output, name)
+        wanted = positions(loss, output)
+        if not output.shape or _without_ones(stored.shape) != _without_ones(wanted) or stored.dtype == "bool":
+            raise _unfit(loss, stored, output, name)
+        return TensorSpec(wanted, "int64")
     if not is_floating(stored.dtype):
         dtypes = dict.fromkeys(names, output.dtype if is_floating(output.dtype) else "float32")
         raise SpecError(
             f"{loss.loss.name} on {loss.on!r} compares {output.dtype} outputs with {name}, which is {stored.dtype}",
             hint=f"build the graph on a copy with another dtype: feature_set.cast({dtypes})",
         )
-    _refuse_probabilities(loss, name)
+    chosen = [key for key in ("ignore_index", "class_weights") if key in loss.loss.kwargs]
+    if chosen:
+        raise SpecError(
+            f"cross_entropy on {loss.on!r} has {chosen[0]}, which is for class indices, and {name} has probabilities",
+            hint="give mask= or sample_weight= instead",
+        )
     dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which losses are computed
     return replace(stored, dtype=dtype, shape=_aligned(loss, stored, output, name))
-
-
-def _for_own(stored: TensorSpec, output: TensorSpec) -> TensorSpec:
-    """For a framework's own loss, which compares as it likes: [n] is aligned with [n, 1], so that none broadcasts."""
-    same = _without_ones(stored.shape) == _without_ones(output.shape)
-    return replace(stored, shape=output.shape) if same else stored
 
 
 def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name: str) -> None:
@@ -182,22 +186,6 @@ def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
             f"cross_entropy on node {loss.on!r} needs at least two classes, and its output {output} has one",
             hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
         )
-
-
-def _refuse_probabilities(loss: AppliedLoss, name: str) -> None:
-    chosen = [key for key in ("ignore_index", "class_weights") if key in loss.loss.kwargs]
-    if chosen:
-        raise SpecError(
-            f"cross_entropy on {loss.on!r} has {chosen[0]}, which is for class indices, and {name} has probabilities",
-            hint="give mask= or sample_weight= instead",
-        )
-
-
-def _class_indices(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> TensorSpec:
-    wanted = positions(loss, output)
-    if not output.shape or _without_ones(stored.shape) != _without_ones(wanted) or stored.dtype == "bool":
-        raise _unfit(loss, stored, output, name)
-    return TensorSpec(wanted, "int64")
 
 
 def _aligned(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> tuple[int, ...]:

@@ -136,7 +136,24 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
         )
     signature = backend.signature(node.model)
     if signature is not None and by_name:
-        _check_keywords(node, signature)
+        parameters = signature.parameters.values()
+        taken = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+        known, given = [each.name for each in taken], {path[0] for path in node.arguments}
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        for path in node.arguments:
+            if isinstance(path[0], str) and path[0] not in known and not takes_any:
+                raise GraphError(
+                    f"node {node.label!r}: its model has no input {path[0]!r}",
+                    available=", ".join(known),
+                    hint=did_you_mean(path[0], known, "use one of these names"),
+                )
+        missing = [each.name for each in taken if each.default is each.empty and each.name not in given]
+        if missing and not any(isinstance(name, int) for name in given):
+            raise GraphError(
+                f"node {node.label!r}: its model needs the input {missing[0]!r}, which is not given",
+                available=", ".join(known),
+                hint=f"add it: {{{missing[0]!r}: feature_set.reference(...), ...}}",
+            )
     elif signature is not None:
         _check_positions(node, signature)
 
@@ -155,27 +172,6 @@ def _refuse_ragged(node: ModelNode) -> None:
                 available="columns of one shape per sample",
                 hint=f"pad all to one length: pad={{{name!r}: Pad(0, length={longest})}}",
             )
-
-
-def _check_keywords(node: ModelNode, signature: inspect.Signature) -> None:
-    parameters = signature.parameters.values()
-    taken = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    known, given = [each.name for each in taken], {path[0] for path in node.arguments}
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for path in node.arguments:
-        if isinstance(path[0], str) and path[0] not in known and not takes_any:
-            raise GraphError(
-                f"node {node.label!r}: its model has no input {path[0]!r}",
-                available=", ".join(known),
-                hint=did_you_mean(path[0], known, "use one of these names"),
-            )
-    missing = [each.name for each in taken if each.default is each.empty and each.name not in given]
-    if missing and not any(isinstance(name, int) for name in given):
-        raise GraphError(
-            f"node {node.label!r}: its model needs the input {missing[0]!r}, which is not given",
-            available=", ".join(known),
-            hint=f"add it: {{{missing[0]!r}: feature_set.reference(...), ...}}",
-        )
 
 
 def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:

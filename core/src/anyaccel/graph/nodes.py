@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.adapter.argument_paths import ArgumentPaths
-from anyaccel.arguments import is_integer, shown, text
+from anyaccel.arguments import check, is_integer, shown, text
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
+from anyaccel.device import Device
 from anyaccel.errors import GraphError
 from anyaccel.estimators import Estimator
-from anyaccel.graph.offload_settings import offload_settings
 from anyaccel.precision import checked_precision
 from anyaccel.segment import Path
 from anyaccel.specs import Optimizer, is_own_optimizer
@@ -174,7 +174,19 @@ class ModelNode(AttributeHints):
         if upstream_ref is None and not isinstance(label, str):
             label, model, upstream_ref = "model", label, model
         self.label = check_label(label, "a node")
-        self.model = _checked_model(label, model)
+        if isinstance(model, type):
+            raise GraphError(
+                f"the model of node {label!r} is the class {model.__name__}",
+                hint=f"create one: {model.__name__}(...)",
+            )
+        if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
+            hint = "give a model object of a framework, such as SequentialMLP(...)"
+            if isinstance(model, _FUNCTIONS):
+                hint = "give an object of a model class of its framework that calls the function"
+            elif isinstance(model, Mapping):
+                hint = "if this is the state of a model, create the model, load it, and give the model"
+            raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
+        self.model = model
         self.upstreams, arguments = _arguments(label, upstream_ref)
         self.arguments = _with_batch_axes(label, arguments, len(self.upstreams), batch_axis)
         self.accelerator = None if accelerator is None else Accelerator.of(accelerator)
@@ -244,22 +256,6 @@ Node = ModelNode | ConcatNode
 def model_name(model: Any) -> str:
     """The class name of a model; of an Estimator that of the object that it wraps."""
     return model.name if isinstance(model, Estimator) else type(model).__name__
-
-
-def _checked_model(label: str, model: Any) -> Any:
-    if isinstance(model, type):
-        raise GraphError(
-            f"the model of node {label!r} is the class {model.__name__}",
-            hint=f"create one: {model.__name__}(...)",
-        )
-    if isinstance(model, _NO_MODELS) or type(model) in _CONTAINERS or type(model) is OrderedDict:
-        hint = "give a model object of a framework, such as SequentialMLP(...)"
-        if isinstance(model, _FUNCTIONS):
-            hint = "give an object of a model class of its framework that calls the function"
-        elif isinstance(model, Mapping):
-            hint = "if this is the state of a model, create the model, load it, and give the model"
-        raise GraphError(f"the model of node {label!r} is a {type(model).__name__}: {shown(model)}", hint=hint)
-    return model
 
 
 def _outputs(label: str, given: Any) -> tuple[str, ...]:
@@ -375,3 +371,65 @@ def shown_name(reference: Reference) -> str:
 def _named(reference: Reference, columns: str) -> str:
     stream = "" if reference.stream is None else f"@{reference.stream}"
     return f"{reference.feature_set.label}.{columns}{stream}"
+
+
+# -- the settings of a node whose model is larger than a device: `device_map`, `max_memory` and `offload` --------------
+
+
+_OFFLOADS = ("no", "cpu", "disk")
+_EXAMPLE = "{'embed': 'gpu:0', 'layers': 'cpu'}"
+Settings = tuple[str | dict[str, str | int] | None, dict[str | int, int] | None, str]
+"""A device map, the memory that a planned one may use, and where weights may rest."""
+
+
+def offload_settings(where: str, device_map: Any, max_memory: Any, offload: Any) -> Settings:
+    """The settings as they are kept; a map is planned if `max_memory` or `offload` is given alone.
+
+    Raises:
+        GraphError: a wrong value, or settings that contradict each other.
+    """
+    check(GraphError, where, "offload", offload, _OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
+    limits = None if max_memory is None else _limits(where, max_memory)
+    if device_map is None and (limits is not None or offload != "no"):
+        device_map = "auto"
+    if isinstance(device_map, Mapping):
+        if limits is not None or offload != "no":
+            name = "max_memory" if limits is not None else "offload"
+            raise GraphError(
+                f"{where}device_map is a mapping, and {name} is for maps that are planned",
+                hint=f"leave {name} out, or write device_map='auto'",
+            )
+        return _entries(where, device_map), None, offload
+    check(GraphError, where, "device_map", device_map, (None, "auto").__contains__, "a mapping or 'auto'", "'auto'")
+    return device_map, limits, offload
+
+
+def settings_config(device_map: Any, max_memory: Any, offload: str) -> dict[str, Any]:
+    """The settings as plain data for JSON, without those that are not set."""
+    memory = None if max_memory is None else {str(name): size for name, size in max_memory.items()}
+    entries = {"device_map": device_map, "max_memory": memory, "offload": None if offload == "no" else offload}
+    return {name: value for name, value in entries.items() if value is not None}
+
+
+def _entries(where: str, given: Mapping[Any, Any]) -> dict[str, str | int]:
+    fits = lambda it: it and all(isinstance(key, str) for key in it)  # noqa: E731
+    check(GraphError, where, "device_map", given, fits, "a dict of names of parts and devices", _EXAMPLE)
+    return {name: _place(where, f"device_map[{name!r}]", value) for name, value in given.items()}
+
+
+def _limits(where: str, given: Any) -> dict[str | int, int]:
+    fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
+    check(GraphError, where, "max_memory", given, fits, "bytes for each device", "{'gpu:0': '20GiB', 'cpu': '60GiB'}")
+    from anyaccel.planner import memory_size  # may not be installed
+
+    return {
+        _place(where, "max_memory", name): memory_size(GraphError, where, f"max_memory[{name!r}]", size)
+        for name, size in given.items()
+    }
+
+
+def _place(where: str, name: str, given: Any) -> str | int:
+    """A device as text or as its index, or a tier."""
+    fits = lambda it: isinstance(it, str | Device) or (is_integer(it) and it >= 0)  # noqa: E731
+    check(GraphError, where, name, given, fits, "a device, 'cpu' or 'disk'", "'gpu:0'")
+    return int(given) if is_integer(given) or str(given).isdecimal() else str(given)

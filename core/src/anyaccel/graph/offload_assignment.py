@@ -31,25 +31,6 @@ def with_offload(node: Node, assignment: Assignment, request: Request, known: Re
         AnyaccelError: the framework or the phase cannot do it, the map does not fit the model, or nothing fits.
     """
     assert isinstance(node, ModelNode)
-    _check_possible(node, assignment, request)
-    wanted = _wanted(node, assignment, request, known, shapes)
-    try:
-        plan = assignment.backend.required(OffloadModels).plan_offload(node.model, assignment.device, wanted)
-    except AnyaccelError as error:
-        raise type(error)(
-            f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
-        ) from error
-    if all(block.device != assignment.device for block in plan.blocks):
-        there = str(plan.blocks[0].device)
-        raise GraphError(
-            f"node {node.label!r} is on {assignment.device}, and its device_map has no block there",
-            cause=", ".join(dict.fromkeys(str(block.device) for block in plan.blocks)),
-            hint=f"write ModelNode(..., accelerator={there!r})",
-        )
-    return replace(assignment, offload=plan)
-
-
-def _check_possible(node: ModelNode, assignment: Assignment, request: Request) -> None:
     problem = f"node {node.label!r} has a device_map"
     if isinstance(node.model, Estimator) or assignment.backend.capability(OffloadModels) is None:
         what = "is an estimator" if isinstance(node.model, Estimator) else f"is computed by {assignment.framework}"
@@ -69,6 +50,21 @@ def _check_possible(node: ModelNode, assignment: Assignment, request: Request) -
             f"{problem}, and phase {request.phase!r} trains replicas on {len(request.devices)} devices",
             hint="ask for one device, and name the others in max_memory",
         )
+    wanted = _wanted(node, assignment, request, known, shapes)
+    try:
+        plan = assignment.backend.required(OffloadModels).plan_offload(node.model, assignment.device, wanted)
+    except AnyaccelError as error:
+        raise type(error)(
+            f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint
+        ) from error
+    if all(block.device != assignment.device for block in plan.blocks):
+        there = str(plan.blocks[0].device)
+        raise GraphError(
+            f"node {node.label!r} is on {assignment.device}, and its device_map has no block there",
+            cause=", ".join(dict.fromkeys(str(block.device) for block in plan.blocks)),
+            hint=f"write ModelNode(..., accelerator={there!r})",
+        )
+    return replace(assignment, offload=plan)
 
 
 def _wanted(

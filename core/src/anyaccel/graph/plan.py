@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -10,14 +11,12 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, GraphError
-from anyaccel.graph import plan_json
-from anyaccel.graph.plan_diff import PlanDiff, diff
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
-from anyaccel.graph.plan_html import plan_page
+from anyaccel.graph.plan_html import plan_page, plan_report
 from anyaccel.graph.plan_offload import offload_lines
-from anyaccel.graph.plan_report import plan_report
 from anyaccel.html import Markup, guarded, size, text
+from anyaccel.saved_folder import strict_json
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 
@@ -152,7 +151,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text, in a format that later versions read."""
-        return plan_json.written(self.to_dict())
+        return written(self.to_dict())
 
     def to_html(self, picture: str | None = None) -> str:
         """The plan as one HTML file without scripts, which loads nothing: memory bars, edges, nodes and the JSON.
@@ -187,7 +186,7 @@ class Plan:
         Raises:
             ConfigError: not such text.
         """
-        return cls.from_dict(plan_json.parsed(text))
+        return cls.from_dict(parsed(text))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, ready for JSON."""
@@ -394,3 +393,132 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# -- PlanDiff: what differs between two plans, entry by entry ----------------------------------------------------------
+
+
+_Entry = Mapping[str, Any]
+_KEYS: Mapping[str, tuple[str, Callable[[_Entry], str]]] = {
+    "assignments": ("node", lambda entry: str(entry["node"])),
+    "columns": ("column", lambda entry: f"{entry['name']} on {entry['device']}"),
+    "crossings": ("crossing", lambda entry: f"{entry['value']} from {entry['source']} to {entry['target']}"),
+    "segments": ("segment", lambda entry: str(entry["label"])),
+    "memory": ("memory of", lambda entry: f"{entry['framework']} on {entry['device']}"),
+    "activations": ("remat of", lambda entry: str(entry["node"])),
+    "decisions": ("decision", lambda entry: str(entry["what"])),
+}
+"""What the entries of a list are called, and what makes them the same in two plans."""
+_LONGEST_VALUE = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that differs: `what` it is, and how it is in each plan, None where it is missing."""
+
+    what: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        if self.before is None or self.after is None:
+            return f"{text(self.what, _LONGEST_VALUE)}: only in the {'second' if self.before is None else 'first'}"
+        what, before, after = (text(value, _LONGEST_VALUE) for value in (self.what, self.before, self.after))
+        return f"{what}: {before} -> {after}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDiff:
+    """The differences of two plans; false if there are none, and `str()` has a line for each."""
+
+    differences: tuple[Difference, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.differences)
+
+    def __len__(self) -> int:
+        return len(self.differences)
+
+    def __iter__(self) -> Iterator[Difference]:
+        return iter(self.differences)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.differences)) or "the plans are equal"
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """As plain data."""
+        return [{"what": each.what, "before": each.before, "after": each.after} for each in self.differences]
+
+
+def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> PlanDiff:
+    """The differences of two plans as plain data."""
+    found = [
+        Difference(name, before[name], after[name])
+        for name in ("phase", "graph", "batch_size", "machine")
+        if before[name] != after[name]
+    ]
+    for name, (what, key) in _KEYS.items():
+        found += _of_list(what, _keyed(before[name], key), _keyed(after[name], key))
+    notes = before["notes"], after["notes"]
+    found += [Difference(f"note {note!r}", note, None) for note in notes[0] if note not in notes[1]]
+    found += [Difference(f"note {note!r}", None, note) for note in notes[1] if note not in notes[0]]
+    return PlanDiff(tuple(found))
+
+
+def _keyed(entries: Sequence[_Entry], key: Callable[[_Entry], str]) -> dict[str, _Entry]:
+    """Entries by what they are; those that are the same in one plan are numbered."""
+    keyed: dict[str, _Entry] = {}
+    for entry in entries:
+        name, number = key(entry), 2
+        while name in keyed:
+            name, number = f"{key(entry)} ({number})", number + 1
+        keyed[name] = entry
+    return keyed
+
+
+def _of_list(what: str, before: Mapping[str, _Entry], after: Mapping[str, _Entry]) -> Iterator[Difference]:
+    for name in dict.fromkeys([*before, *after]):
+        one, other = before.get(name), after.get(name)
+        if one is None or other is None:
+            yield Difference(f"{what} {name}", one, other)
+            continue
+        for name_of_field in dict.fromkeys([*one, *other]):
+            values = one.get(name_of_field), other.get(name_of_field)
+            if values[0] != values[1]:
+                shown = ["not covered" if value is None else value for value in values]
+                yield Difference(f"{what} {name}, {name_of_field}", *shown)
+
+
+# -- plans as JSON: written with a version, and read from files of others without trust --------------------------------
+
+
+FORMAT, VERSION = "anyaccel plan", 1
+LARGEST = 16 << 20  # bytes
+
+
+def written(plain: Mapping[str, Any]) -> str:
+    """A plan as plain data as JSON text, which depends on nothing else."""
+    return json.dumps({"format": FORMAT, "version": VERSION, **plain}, indent=2, allow_nan=False) + "\n"
+
+
+def parsed(text: str | bytes) -> dict[str, Any]:
+    """The plain data of a plan in JSON text. No code is run from it, and its size and depth are bounded.
+
+    Raises:
+        ConfigError: it is too large, no JSON, or of another format or version.
+    """
+    if not isinstance(text, (str, bytes)):
+        raise ConfigError(f"{shown(text)} is not JSON text", hint="give what plan.to_json() made")
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if len(content) > LARGEST:
+        raise ConfigError(f"a plan of {len(content)} bytes is too large", cause=f"at most {LARGEST} are read")
+    try:
+        value = strict_json.parse(content)
+    except ValueError as error:
+        raise ConfigError(f"the plan is not JSON: {error}", hint="give what plan.to_json() made") from None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise ConfigError(f"{shown(value, 80)} is no plan", hint="give what plan.to_json() made")
+    if value.get("version") != VERSION:
+        problem = f"the plan has version {shown(value.get('version'), 40)}"
+        raise ConfigError(problem, available=f"version {VERSION}", hint="make it again with this anyaccel")
+    return {name: part for name, part in value.items() if name not in ("format", "version")}

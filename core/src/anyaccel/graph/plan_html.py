@@ -6,11 +6,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.graph.plan_entries import Assignment, Column, Crossing
+from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
 from anyaccel.graph.plan_offload import block_rows, offload_summary
-from anyaccel.html import Markup, badge, element, faint, line, listing, page, prose, row, size, table
+from anyaccel.html import (
+    FONT,
+    Markup,
+    badge,
+    element,
+    escaped,
+    faint,
+    joined,
+    line,
+    listing,
+    page,
+    prose,
+    row,
+    size,
+    table,
+)
 
 if TYPE_CHECKING:
     from anyaccel.planner import OffloadPlan
+
 
 ROUTES = {"move": "move", "share": "shared memory", "copy": "shared memory and a copy", "host": "through host memory"}
 """How a value crosses, in a few words."""
@@ -71,3 +88,180 @@ def _crossing_row(crossing: Crossing, frameworks: Mapping[str, str]) -> Markup:
     ends = ((crossing.source, crossing.origin), (crossing.target, crossing.destination))
     places = (element("span", badge(str(device)), " ", frameworks.get(node, "")) for node, device in ends)
     return row([value, *places, ROUTES.get(crossing.route, crossing.route), size(crossing.nbytes)])
+
+
+# -- A plan as one HTML file: memory of each device, the graph, the edges. Without scripts, and nothing is loaded ------
+
+
+_COLOURS: Mapping[str, str] = {
+    "parameters": "#0058FC",
+    "gradients": "#79540A",
+    "optimizer": "#277F56",
+    "activations": "#C924BC",
+    "batches": "#1A1081",
+    "headroom": "#D5DAE1",
+}
+_STYLE = f"""
+body{{font:15px/1.5 {FONT};margin:2rem auto;max-width:70rem;padding:0 1rem;color:#1B232D;background:#FFF}}
+nav a{{margin-right:1rem}}
+:focus-visible{{outline:3px solid #C62;outline-offset:2px}}
+.bar{{display:flex;height:1.6rem;background:#D5DAE1;border-radius:4px;overflow:hidden;margin:.2rem 0 .6rem}}
+.bar span{{min-width:2px}}
+.key{{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.4em}}
+.legend span{{margin-right:1.2rem}}
+.figure,.table{{overflow-x:auto}}
+pre{{white-space:pre-wrap;overflow-wrap:anywhere;background:#F4F6F8;padding:1rem}}
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def plan_report(
+    title: str,
+    memory: Sequence[DeviceMemory],
+    crossings: Sequence[Crossing],
+    decisions: Sequence[Decision],
+    not_covered: Sequence[str],
+    batch_size: int | None,
+    *,
+    activations: Sequence[NodeActivations] = (),
+    nodes: Markup,
+    picture: Markup,
+    json: str,
+) -> str:
+    """The whole file.
+
+    Args:
+        title: what the plan is of, and for which machine.
+        memory, crossings, decisions, not_covered, batch_size, activations: of the plan.
+        nodes: the tables of a notebook.
+        picture: the graph as SVG, or nothing.
+        json: the plan as JSON, which is shown as text.
+    """
+    parts = {
+        "Memory": joined(_memory(memory)),
+        "Graph": element("div", picture, class_="figure", tabindex="0", role="group", aria_label="graph"),
+        "Gradient checkpointing": _activations(activations),
+        "Edges": _edges(crossings, batch_size),
+        "Nodes and columns": element("div", nodes, class_="table", tabindex="0", role="group", aria_label="nodes"),
+        "Decisions": table(("what", "choice", "why"), decisions, lambda d: row([d.what, d.choice, prose(d.why)])),
+        "Not covered": joined(element("p", prose(each)) for each in not_covered or ["nothing"]),
+        "JSON": element("details", element("summary", "the plan as JSON"), element("pre", _lines(json))),
+    }
+    for name, content in (("Graph", picture), ("Gradient checkpointing", activations)):
+        if not content:
+            del parts[name]
+    links = [element("a", name, href=f"#{_anchor(name)}") for name in parts]
+    sections = [
+        element("section", element("h2", name, id=_anchor(name)), content, aria_labelledby=_anchor(name))
+        for name, content in parts.items()
+    ]
+    body = element("main", element("h1", prose(title)), element("nav", *links, aria_label="sections"), *sections)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{_head(title)}</head><body>{body}</body></html>\n'
+
+
+def _head(title: str) -> Markup:
+    return joined(
+        [
+            Markup('<meta charset="utf-8">'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+            element("title", prose(title)),
+            Markup(f"<style>{_STYLE}</style>"),
+        ]
+    )
+
+
+def _anchor(name: str) -> str:
+    return name.lower().replace(" ", "-")
+
+
+def _lines(text: str) -> Markup:
+    return Markup("\n".join(escaped(line, 100_000) for line in text.splitlines()))
+
+
+def _memory(memory: Sequence[DeviceMemory]) -> Iterator[Markup]:
+    if not memory:
+        yield element("p", "not covered: this plan has no figures of memory")
+        return
+    keys = (
+        element("span", element("span", "", class_="key", style=f"background:{colour}"), name)
+        for name, colour in _COLOURS.items()
+    )
+    yield element("p", *keys, class_="legend")
+    for each in memory:
+        yield element("div", badge(str(each.device)), f" {each.framework}, {_of(each)}")
+        yield _bar(each)
+    head = ("device", *CATEGORIES, "total", "headroom", "capacity")
+    names = (*CATEGORIES, "total", "headroom", "capacity")
+    yield element(
+        "div",
+        table(head, memory, lambda m: row([f"{m.framework} {m.device}", *(_figure(m, name) for name in names)])),
+        class_="table",
+        tabindex="0",
+        role="group",
+        aria_label="memory by category",
+    )
+
+
+def _of(memory: DeviceMemory) -> str:
+    total = NOT_COVERED if memory.total is None else size(memory.total)
+    capacity = "unknown" if memory.capacity is None else size(memory.capacity)
+    return f"{total} of {capacity}" + (": does not fit" if memory.fits is False else "")
+
+
+def _figure(memory: DeviceMemory, name: str) -> Markup:
+    value = getattr(memory, name)
+    shown = NOT_COVERED if value is None else f"-{size(-value)}" if value < 0 else size(value)
+    return element("span", shown, data_category=name, data_bytes="" if value is None else value, title=_title(value))
+
+
+def _title(value: int | None) -> str:
+    return NOT_COVERED if value is None else f"{value:,} bytes"
+
+
+def _bar(memory: DeviceMemory) -> Markup:
+    """The categories beside each other, as parts of the capacity or of what is taken, whichever is more."""
+    whole = max(memory.known, memory.capacity or 0, 1)
+    pieces = []
+    for name in CATEGORIES:
+        value = getattr(memory, name)
+        if value:
+            style = f"background:{_COLOURS[name]};width:{100 * value / whole:.6f}%"
+            pieces.append(element("span", "", style=style, title=f"{name}: {_title(value)}", data_bytes=value))
+    told = ", ".join(f"{name} {_title(getattr(memory, name))}" for name in (*CATEGORIES, "headroom"))
+    label = f"memory of {memory.framework} on {memory.device}: {told}"
+    return element("div", *pieces, class_="bar", role="img", tabindex="0", aria_label=label)
+
+
+def _activations(activations: Sequence[NodeActivations]) -> Markup:
+    """What each node with `remat` keeps until its backward pass."""
+
+    def cells(each: NodeActivations) -> Markup:
+        figures = [
+            element("span", NOT_COVERED if value is None else size(value), data_bytes=value, title=_title(value))
+            for value in (each.without_remat, each.kept)
+        ]
+        saved = NOT_COVERED if each.saved is None else f"{'-' if each.saved < 0 else ''}{size(abs(each.saved))}"
+        return row([each.node, NOT_COVERED if each.rows is None else f"{each.rows:,}", *figures, saved])
+
+    return table(("node", "rows", "activations without remat", "with remat", "saved"), activations, cells)
+
+
+def _edges(crossings: Sequence[Crossing], batch_size: int | None) -> Markup:
+    if not crossings:
+        return element("p", "nothing crosses between devices or frameworks in a step")
+
+    def cells(crossing: Crossing) -> Markup:
+        nbytes = step_bytes(crossing.nbytes, batch_size)
+        return row(
+            [
+                f"gradient of {crossing.value}" if crossing.gradient else crossing.value,
+                joined([f"{crossing.source} ", badge(str(crossing.origin))]),
+                joined([f"{crossing.target} ", badge(str(crossing.destination))]),
+                ROUTES.get(crossing.route, crossing.route),
+                "shared" if crossing.route == "share" else "copied",
+                element("span", NOT_COVERED if nbytes is None else size(nbytes), data_edge_bytes=nbytes),
+            ]
+        )
+
+    return table(("value", "from", "to", "route", "memory", "a step"), crossings, cells, most=1000)

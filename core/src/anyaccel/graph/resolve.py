@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
+from typing import Any
 
 from anyaccel.data import Reference
+from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError
 from anyaccel.estimators import Estimator
 from anyaccel.graph import input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.device_assignment import DeviceAssigner
 from anyaccel.graph.graph import ModelGraph
+from anyaccel.graph.input_columns import ColumnSelection, ColumnTable
 from anyaccel.graph.loss_binding import LossBinder, check_patterns, check_supported
-from anyaccel.graph.nodes import ModelNode
-from anyaccel.graph.partition import cut
+from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan import Plan
-from anyaccel.graph.plan_entries import Assignment, Part
+from anyaccel.graph.plan_entries import Assignment, Column, Part
 from anyaccel.graph.precision_assignment import (
     check_loss_scale,
     float32_notes,
     matmul_precisions,
+    segment_precision,
     with_precision,
 )
 from anyaccel.graph.resolution import Request, Resolution
-from anyaccel.graph.segment_builder import SegmentBuilder
-from anyaccel.graph.sharding_assignment import check_shared_models, with_sharding
-from anyaccel.graph.step_columns import check_custom_step, step_columns
+from anyaccel.graph.shape_inference import Shapes, cast, is_floating
 from anyaccel.graph.training_outputs import (
     check_in_training,
     check_not_taken,
@@ -35,11 +36,22 @@ from anyaccel.graph.training_outputs import (
     infer_training,
     matched,
     training_only_inputs,
+    training_results,
     values_read,
+    with_batch,
 )
 from anyaccel.graph.transfers import Crossings
 from anyaccel.registry import Registry, registry
-from anyaccel.segment import ParameterGroup, Segment
+from anyaccel.segment import (
+    LossTerm,
+    NodeState,
+    Operation,
+    OutputSpec,
+    ParameterGroup,
+    Segment,
+    TensorSpec,
+    positional_outputs,
+)
 
 
 def resolve(graph: ModelGraph, request: Request, known: Registry | None = None) -> Resolution:
@@ -396,3 +408,272 @@ class _Resolver:
 
 def _part(segment: Segment, assignment: Assignment, labels: Sequence[str]) -> Part:
     return Part(segment.label, assignment.framework, tuple(labels))
+
+
+# -- partition: cuts a graph into convex segments, which no path leaves and enters again -------------------------------
+
+
+def cut(order: Sequence[str], owner: Mapping[str, Hashable], parents: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Group nodes of one owner into convex segments, greedily in `order`.
+
+    Args:
+        order: labels in topological order.
+        owner: what computes each node.
+        parents: labels that each node depends on.
+
+    Returns:
+        the segments in topological order; the labels of each keep `order`.
+    """
+    segments: list[list[str]] = []
+    needs: list[set[int]] = []
+    segment_of: dict[str, int] = {}
+    for label in order:
+        before = {segment_of[parent] for parent in parents[label]}
+        target = _joinable(segments, needs, owner, label, before)
+        if target is None:
+            target = len(segments)
+            segments.append([])
+            needs.append(set())
+        segments[target].append(label)
+        needs[target] |= before - {target}
+        segment_of[label] = target
+    return [segments[i] for i in TopologicalSorter(dict(enumerate(needs))).static_order()]
+
+
+def _joinable(
+    segments: Sequence[Sequence[str]],
+    needs: Sequence[set[int]],
+    owner: Mapping[str, Hashable],
+    label: str,
+    before: set[int],
+) -> int | None:
+    """The latest segment of the same owner such that no other segment that `label` depends on depends on it."""
+    reach = {i: _closure(needs, i) for i in before}
+    for i in reversed(range(len(segments))):
+        if owner[segments[i][0]] == owner[label] and not any(i in reached for j, reached in reach.items() if j != i):
+            return i
+    return None
+
+
+def _closure(needs: Sequence[set[int]], start: int) -> set[int]:
+    reached: set[int] = set()
+    todo = [start]
+    while todo:
+        for other in needs[todo.pop()] - reached:
+            reached.add(other)
+            todo.append(other)
+    return reached
+
+
+# -- step columns: what a training step of the user's own gets of each batch, by name ----------------------------------
+
+
+def check_custom_step(phase: str, assigned: Sequence[Assignment]) -> None:
+    """Check that one framework computes all nodes, and can run a step of the user's own.
+
+    Raises:
+        PhaseError: it is several, or one that cannot.
+    """
+    frameworks = {assignment.node: assignment.framework for assignment in assigned}
+    if len({id(assignment.backend) for assignment in assigned}) > 1:
+        raise PhaseError(
+            f"phase {phase!r} has a step of your own, which is the code of one framework on one kind of device",
+            cause=", ".join(f"{each.node}: {each.framework} on {each.device}" for each in assigned),
+            hint="put the nodes of one framework in a graph of their own, or train with losses=[...]",
+        )
+    if not assigned[0].backend.custom_steps:
+        raise PhaseError(
+            f"phase {phase!r} has a step of your own, which is not supported for models of {assigned[0].framework}",
+            cause=", ".join(f"{node}: {framework}" for node, framework in frameworks.items()),
+            hint="train with losses=[...], which may be functions of your own",
+        )
+
+
+def step_columns(
+    table: ColumnTable, nodes: Mapping[str, Node], shapes: Shapes, assigned: Mapping[str, Assignment]
+) -> dict[str, str]:
+    """Names of the loaded columns by the names that a step finds them under.
+
+    These are what the nodes take, in the form in which they take it, and each target of the same data, as stored but
+    for its floating dtype. A column goes by its own name (joined ones by `a+b`, those of other streams by `a@STREAM`),
+    or where several would have this name, by that in the plan. `features` and `targets` name the only ones.
+    """
+    roles: dict[str, dict[str, Column]] = {"features": {}, "targets": {}}
+    for label, assignment in assigned.items():
+        for reference in (each for each in nodes[label].upstreams if isinstance(each, Reference)):
+            column = input_columns.feature_column(table, reference, shapes, assignment)
+            roles["features"][column.name] = column
+            for target in _targets(table, reference, shapes, assignment):
+                roles["targets"].setdefault(target.name, target)
+    columns = {**roles["targets"], **roles["features"]}
+    short = {name: _short_name(column) for name, column in columns.items()}
+    names = {text if list(short.values()).count(text) == 1 else name: name for name, text in short.items()}
+    only = {role: next(iter(found)) for role, found in roles.items() if len(found) == 1}
+    return {**only, **names}
+
+
+def _targets(table: ColumnTable, reference: Reference, shapes: Shapes, to: Assignment) -> list[Column]:
+    columns = []
+    for name in reference.targets:
+        selection = ColumnSelection(reference.feature_set, (name,), reference.stream)
+        spec = cast(reference.feature_set.spec(name), shapes.dtypes[to.node])
+        columns.append(table.want(selection, spec, to, "targets"))
+    return columns
+
+
+def _short_name(column: Column) -> str:
+    stream = f"@{column.stream}" if column.stream else ""
+    return "+".join(column.columns) + stream
+
+
+# -- segment builder: the segments of a phase as backends receive them, with operations, inputs and outputs ------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentBuilder:
+    """Builds the segments of a phase.
+
+    Attributes:
+        inputs: names of each node's input values, with columns in the form in which the node takes them.
+        in_training: labels of the nodes that run in training mode.
+        live: names of the values through which gradients flow.
+        wants: labels of the nodes whose outputs are kept.
+        states: optimizer state by node.
+        request: of the phase.
+    """
+
+    nodes: Mapping[str, Node]
+    shapes: Shapes
+    assigned: Mapping[str, Assignment]
+    inputs: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, Column]
+    terms: tuple[LossTerm, ...]
+    groups: tuple[ParameterGroup, ...]
+    in_training: frozenset[str]
+    live: frozenset[str]
+    wants: tuple[str, ...]
+    states: Mapping[str, NodeState]
+    request: Request
+
+    def segment(self, label: str, part: Sequence[str]) -> Segment:
+        """The segment of some nodes, given in topological order."""
+        operations = tuple(map(self._operation, part))
+        losses = tuple(term for term in self.terms if term.on in part)
+        computed = {name for operation in operations for name in operation.outputs}
+        arrivals = {name: device for name, device in _arrivals(operations, losses).items() if name not in computed}
+        needed = self._needed_outside(part)
+        groups = (replace(group, nodes=tuple(node for node in group.nodes if node in part)) for group in self.groups)
+        return Segment(
+            label=label,
+            operations=operations,
+            inputs={name: (self._spec(name), device) for name, device in arrivals.items()},
+            outputs=tuple(name for operation in operations for name in operation.outputs if name in needed),
+            losses=losses,
+            groups=tuple(group for group in groups if group.nodes),
+            needs_pullback=tuple(
+                name for name in arrivals if name in self.live and is_floating(self._spec(name).dtype)
+            ),
+            states={node: self.states[node] for node in part if node in self.states},
+            frozen=self._frozen(self.shapes.frameworks[part[0]]),
+            precision=segment_precision(part, self.assigned, self.nodes, self.request),
+        )
+
+    def _frozen(self, framework: str) -> dict[str, Any]:
+        models = {label: node for label, node in self.nodes.items() if isinstance(node, ModelNode) and node.frozen}
+        alike = (label for label in models if self.shapes.frameworks[label] == framework)
+        return {label: models[label].model for label in alike if self.shapes.outputs[label]}
+
+    def _operation(self, label: str) -> Operation:
+        node = self.nodes[label]
+        model, axis = (node.model, -1) if isinstance(node, ModelNode) else (None, node.axis)
+        # What a node's model returns once for a batch, where a loss takes it
+        taken = {name for term in self.terms if term.on == label for name in term.inputs}
+        added = {name: output for name, output in self.shapes.batch_values(label).items() if name in taken}
+        extra = self.shapes.training_only.get(label, ()) if label in self.in_training else ()
+        usual = self.shapes.outputs[label]
+        returned, training = self.shapes.returned.get(label, ()), self.shapes.training.get(label, ())
+        results = [*with_batch(returned), *added.values()]
+        in_training = training_results(returned, training, len(usual) + len(extra))
+        in_training[len(usual) : len(usual)] = added.values()
+        return Operation(
+            label=label,
+            model=model,
+            inputs=self.inputs[label],
+            outputs=(*usual, *added, *extra),
+            device=self.assigned[label].device,
+            trainable=label in self.in_training,
+            axis=axis,
+            arguments=self.shapes.arguments.get(label, ()),
+            results=() if _in_order(results, returned) else tuple(results),
+            training_results=() if _in_order(in_training, training or returned) else tuple(in_training),
+            training_only=len(extra),
+            modes=node.modes if isinstance(node, ModelNode) else "train",
+        )
+
+    def _spec(self, name: str) -> TensorSpec:
+        return self.columns[name].spec if name in self.columns else self.shapes.specs[name]
+
+    def _needed_outside(self, part: Sequence[str]) -> set[str]:
+        needed = {name for label in self.wants for name in self.shapes.outputs[label]}
+        needed.update(name for label, names in self.inputs.items() if label not in part for name in names)
+        needed.update(name for term in self.terms if term.on not in part for name in term.inputs)
+        return needed
+
+
+def _in_order(results: Sequence[OutputSpec | None], returned: Sequence[OutputSpec]) -> bool:
+    """Whether the results of an operation are all that a model returns, in order and batch first."""
+    specs = [output.spec for output in results if output is not None]
+    return None not in results and list(returned) == list(positional_outputs(specs))
+
+
+def _arrivals(operations: Iterable[Operation], losses: Iterable[LossTerm]) -> dict[str, Device]:
+    """The device on which each value arrives: that of the first operation or loss that takes it."""
+    takers: list[Operation | LossTerm] = [*operations, *losses]
+    devices: dict[str, Device] = {}
+    for taker in takers:
+        for name in taker.inputs:
+            devices.setdefault(name, taker.device)
+    return devices
+
+
+# -- sharding assignment: whose parameters replicas divide, by one rule: what the node says, else the phase ------------
+
+
+def with_sharding(node: Node, assignment: Assignment, request: Request) -> Assignment:
+    """The assignment of a node of a training with what is asked of its parameters.
+
+    Raises:
+        GraphError: it is asked of an estimator.
+    """
+    if not isinstance(node, ModelNode):
+        return assignment
+    if isinstance(node.model, Estimator):
+        if node.sharding is not None:
+            raise GraphError(
+                f"node {node.label!r} has sharding={node.sharding!r}, and is an estimator", hint="leave sharding out"
+            )
+        return assignment
+    name, reason = (node.sharding, "node") if node.sharding else (request.sharding, "phase")
+    return replace(assignment, sharding=name, sharding_reason=reason) if name else assignment
+
+
+def check_shared_models(phase: str, nodes: Mapping[str, Node], assigned: Mapping[str, Assignment]) -> None:
+    """Check that nodes which share a model agree about its parameters.
+
+    Raises:
+        GraphError: they do not.
+    """
+    first: dict[int, Assignment] = {}
+    for label, each in assigned.items():
+        node = nodes[label]
+        other = first.setdefault(id(node.model), each) if isinstance(node, ModelNode) else each
+        if _kept(other) != _kept(each):
+            raise GraphError(
+                f"phase {phase!r}: nodes {other.node!r} and {label!r} share a model, and its parameters are to be "
+                f"{_kept(other)!r} in one and {_kept(each)!r} in the other",
+                hint="give both nodes the same sharding",
+            )
+
+
+def _kept(assignment: Assignment) -> str:
+    return assignment.sharding or "none"

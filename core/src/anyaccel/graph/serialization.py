@@ -12,8 +12,7 @@ from anyaccel.arguments import flag, shown
 from anyaccel.backend import Compute
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ConfigError, GraphError
-from anyaccel.graph.nodes import FROZEN_MODES, MODES, ConcatNode, ModelNode, Node, check_label, one_of
-from anyaccel.graph.offload_settings import settings_config
+from anyaccel.graph.nodes import FROZEN_MODES, MODES, ConcatNode, ModelNode, Node, check_label, one_of, settings_config
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 

@@ -25,12 +25,15 @@ from anyaccel.errors import (
 )
 from anyaccel.estimators import Estimator, is_estimator, is_fittable, no_predict_error
 from anyaccel.graph import node_values, topology
-from anyaccel.graph.concatenation import concatenated
-from anyaccel.graph.data_format_check import check_data_formats
-from anyaccel.graph.example_inputs import example_columns, with_examples
 from anyaccel.graph.memory_sharing import share_while_building
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
-from anyaccel.graph.training_outputs import check_not_wired, infer_training, named_beyond
+from anyaccel.graph.training_outputs import (
+    check_not_wired,
+    example_columns,
+    infer_training,
+    named_beyond,
+    with_examples,
+)
 from anyaccel.install_hints import hint_of
 from anyaccel.registry import Registry
 from anyaccel.segment import OutputSpec, Path, TensorSpec
@@ -393,3 +396,57 @@ def _not_accepted(
     feeds = ", ".join(up if isinstance(up, str) else shown_name(up) for up in node.upstreams)
     problem = f"node {node.label!r} does not accept {', '.join(map(str, specs))} from {feeds}: {error.problem}"
     return type(error)(problem, available=error.available, hint=cast_hint or error.hint)
+
+
+# -- concatenation: what a ConcatNode gives for inputs of known specs --------------------------------------------------
+
+
+def concatenated(node: ConcatNode, specs: Sequence[TensorSpec]) -> TensorSpec:
+    """The spec of what a node joins.
+
+    Raises:
+        ShapeError: specs that cannot be joined along its axis.
+    """
+    first = specs[0]
+    axis = node.axis if node.axis >= 0 else node.axis + len(first.shape)
+    if not 0 <= axis < len(first.shape):
+        raise ShapeError(
+            f"node {node.label!r} has no axis {node.axis}: its inputs are samples of shape {list(first.shape)}",
+            hint="choose an axis of a sample, without the batch; join scalars in one reference([...])",
+        )
+    rest = {(spec.dtype, spec.shape[:axis], spec.shape[axis + 1 :]) for spec in specs}
+    if any(len(spec.shape) != len(first.shape) for spec in specs) or len(rest) > 1:
+        raise ShapeError(
+            f"node {node.label!r} cannot concatenate {' and '.join(map(str, specs))} along axis {node.axis}",
+            hint="use equal dtypes, and equal extents along every other axis",
+        )
+    extent = sum(spec.shape[axis] for spec in specs)
+    return replace(first, shape=(*first.shape[:axis], extent, *first.shape[axis + 1 :]))
+
+
+# -- data format check: models that feed each other must read the axes of an image in the same order -------------------
+
+
+def check_data_formats(
+    nodes: Mapping[str, Node], backends: Mapping[str, ComputingBackend], specs: Mapping[str, TensorSpec]
+) -> None:
+    """Check every edge between two models whose data formats are known.
+
+    Raises:
+        ShapeError: one is channels_first and the other channels_last, which shapes alone might not show.
+    """
+    formats = {
+        label: backends[label].data_format(node.model) for label, node in nodes.items() if isinstance(node, ModelNode)
+    }
+    for label in formats:
+        for upstream in nodes[label].upstreams:
+            source = upstream.partition(".")[0] if isinstance(upstream, str) else ""
+            given, wanted = formats.get(source, ("", ""))[1], formats[label][0]
+            if given and wanted and given != wanted:
+                spec = specs.get(str(upstream))
+                shape = "" if spec is None else f" {list(spec.shape)}"
+                raise ShapeError(
+                    f"node {label!r} ({backends[label].framework}) reads images as {wanted}, and {source!r} "
+                    f"({backends[source].framework}) gives them as {given}{shape}",
+                    hint=f"put a model between them that moves the channels, or build one of them {given}",
+                )

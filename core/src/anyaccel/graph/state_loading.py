@@ -10,7 +10,6 @@ import numpy as np
 
 from anyaccel.adapter.loadable_shapes import LoadableShapes
 from anyaccel.adapter.weight_files import plain_state
-from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.formulas import OPTIMIZERS
@@ -240,16 +239,12 @@ def _load_node(graph: HasState, label: str, part: _NodePart) -> None:
     backend.load_state(model, part.values)
     graph.optimizer_states.pop(label, None)
     if STEP in part.optimizer:
-        graph.optimizer_states[label] = _optimizer_state(backend, model, part.optimizer)
-
-
-def _optimizer_state(backend: ComputingBackend, model: Any, given: Mapping[str, np.ndarray]) -> NodeState:
-    device = backend.device_of(model) or Device("cpu")
-    slots: dict[str, dict[str, Any]] = {}
-    for name, array in given.items():
-        if name.startswith(SLOTS):
-            _, slot, parameter = name.split("/", 2)
-            slots.setdefault(parameter, {})[slot] = backend.from_host(
-                np.ascontiguousarray(array).reshape(array.shape), device
-            )
-    return NodeState(int(given[STEP]), slots)
+        device = backend.device_of(model) or Device("cpu")
+        slots: dict[str, dict[str, Any]] = {}
+        for name, array in part.optimizer.items():
+            if name.startswith(SLOTS):
+                _, slot, parameter = name.split("/", 2)
+                slots.setdefault(parameter, {})[slot] = backend.from_host(
+                    np.ascontiguousarray(array).reshape(array.shape), device
+                )
+        graph.optimizer_states[label] = NodeState(int(part.optimizer[STEP]), slots)

@@ -67,7 +67,13 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], file_f
     storage.create_folder()
     with storage.replacing(name) as file:
         if writer is None:
-            _write_safetensors(file, arrays, file_format)
+            try:
+                with file.open("wb") as stream:
+                    tensor_file.write(stream, arrays, file_format)
+            except StateError as error:
+                kinds = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
+                problem = f"the weights cannot be written as safetensors: {error.problem}"
+                raise StateError(problem, cause=f"they have {kinds}", hint="convert the model first") from error
         else:
             writer.write_weights(file, arrays)
 
@@ -155,16 +161,6 @@ def _on_disk(storage: Storage, name: str) -> Iterator[Path]:
         with storage.open(name) as source, path.open("wb") as target:
             shutil.copyfileobj(source, target, _PIECE)
         yield path
-
-
-def _write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], file_format: str) -> None:
-    try:
-        with path.open("wb") as stream:
-            tensor_file.write(stream, arrays, file_format)
-    except StateError as error:
-        kinds = ", ".join(sorted({str(array.dtype) for array in arrays.values()}))
-        problem = f"the weights cannot be written as safetensors: {error.problem}"
-        raise StateError(problem, cause=f"they have {kinds}", hint="convert the model first") from error
 
 
 def _files_for(storage: Storage, name: str) -> WeightFiles:

@@ -5,7 +5,7 @@ Stands on the kernel, with `arguments` and `user_level`.
 
 from anyaccel.metrics.metric import BoundMetric as BoundMetric
 from anyaccel.metrics.metric import Metric as Metric
-from anyaccel.metrics.metric_calls import can_measure as can_measure
+from anyaccel.metrics.metric import can_measure as can_measure
 from anyaccel.metrics.named import HIGHER_IS_BETTER as HIGHER_IS_BETTER
 from anyaccel.metrics.named import METRICS as METRICS
 from anyaccel.metrics.named import SYNONYMS as SYNONYMS

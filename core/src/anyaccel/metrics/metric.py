@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.backend import Exchange
 from anyaccel.call_hints import constructor_hints
+from anyaccel.device import Device
 from anyaccel.errors import ConfigError, SpecError, UndefinedMetricWarning
 from anyaccel.formulas import LOSSES
-from anyaccel.metrics.class_values import UndefinedValue
-from anyaccel.metrics.metric_calls import Call, call_of, can_measure, label_of, number_of
+from anyaccel.metrics.class_values import UndefinedValue, aligned, same_axes
 from anyaccel.metrics.named import CLASS_METRICS, METRICS, SYNONYMS
-from anyaccel.metrics.positions import counted, flattened, mask_of, within, without_class_axis
 from anyaccel.printable import printable
+from anyaccel.registry import registry
 from anyaccel.specs import LOSS_ALIASES, assign_fields
 from anyaccel.suggestions import did_you_mean
 from anyaccel.user_level import user_level
@@ -96,7 +98,11 @@ class Metric:
                 arguments.text(SpecError, "Metric: ", key, value)
         if from_logits is not None:
             arguments.flag(SpecError, "Metric: ", "from_logits", from_logits)
-        _check_positions(ignore_index, class_axis)
+        if ignore_index is not None and (type(ignore_index) is not int):
+            raise SpecError(f"Metric: ignore_index={shown(ignore_index)} is not an int", hint="write ignore_index=-100")
+        if type(class_axis) is not int or class_axis == 0:
+            problem = f"Metric: class_axis={shown(class_axis)} is not an axis behind that of the batch, which is 0"
+            raise SpecError(problem, hint="write class_axis=1")
         assign_fields(self, measure=measure if name is None else METRICS[name], on=on, targets=targets)
         assign_fields(self, label=label or (measure if name is not None else label_of(measure)))
         assign_fields(self, from_logits=from_logits, ignore_index=ignore_index, mask=mask, class_axis=class_axis)
@@ -211,14 +217,6 @@ class Metric:
         return cls(**dict(config))
 
 
-def _check_positions(ignore_index: Any, class_axis: Any) -> None:
-    if ignore_index is not None and (type(ignore_index) is not int):
-        raise SpecError(f"Metric: ignore_index={shown(ignore_index)} is not an int", hint="write ignore_index=-100")
-    if type(class_axis) is not int or class_axis == 0:
-        problem = f"Metric: class_axis={shown(class_axis)} is not an axis behind that of the batch, which is 0"
-        raise SpecError(problem, hint="write class_axis=1")
-
-
 _OTHER_NAMES = {
     "acc": "accuracy",
     "auc": "roc_auc",
@@ -257,3 +255,195 @@ class BoundMetric:
     columns: tuple[str, ...]
     stream: str = ""
     mask: tuple[str, ...] = ()
+
+
+# -- metric calls ------------------------------------------------------------------------------------------------------
+
+
+Call = Callable[[np.ndarray, np.ndarray], Any]
+
+_TARGETS = ("y_true", "target", "label", "actual", "truth", "true", "reference")
+_OUTPUTS = ("y_pred", "y_score", "y_prob", "pred", "output", "logit", "score", "prob")
+
+
+_WITH_RESULT = ("reset_state", "update_state", "result")
+_WITH_COMPUTE = ("reset", "update", "compute")
+
+
+def can_measure(value: Any) -> bool:
+    """Whether a value is a function or a metric object, and no class."""
+    return not isinstance(value, type) and (callable(value) or _has(value, _WITH_RESULT) or _has(value, _WITH_COMPUTE))
+
+
+def call_of(metric: Any) -> Call:
+    """A function of outputs and targets that measures by a function or metric object of the user's.
+
+    A function whose parameters are named as those of scikit-learn and Keras (`y_true`, then `y_pred`) gets the targets
+    first. An object with `update_state` and `result` (Keras), or `update` and `compute` (torchmetrics), is reset and
+    then given everything at once.
+
+    Raises:
+        SpecError: something that is called otherwise: a scorer of scikit-learn.
+    """
+    if _has(metric, _WITH_RESULT):
+        return lambda outputs, targets: _result_of(metric, outputs, targets)
+    if _has(metric, _WITH_COMPUTE):
+        return lambda outputs, targets: _computed_by(metric, outputs, targets)
+    first, second = _first_two_parameters(metric)
+    if first == "estimator":
+        raise SpecError(
+            f"{metric!r} is a scorer, which is called with an estimator and its features",
+            hint="give the function that it scores by, or a name: metrics=['f1_macro']",
+        )
+    if first.startswith(_TARGETS) and second.startswith(_OUTPUTS):
+        return lambda outputs, targets: metric(*reversed(_of_one_shape(outputs, targets)))
+    return lambda outputs, targets: metric(*_of_one_shape(outputs, targets))
+
+
+def label_of(metric: Any) -> str:
+    """What a metric is called in results: its own name, else that of its function or class."""
+    function = getattr(metric, "func", metric)  # of a functools.partial
+    names = (getattr(metric, "name", None), getattr(function, "__name__", None), type(metric).__name__)
+    return next(name for name in names if isinstance(name, str) and name)
+
+
+def number_of(value: Any) -> float:
+    """What a metric gave, as a float.
+
+    Raises:
+        SpecError: not one number.
+    """
+    if isinstance(value, dict):
+        hint = "give each metric on its own: metrics=list(collection.values())"
+        raise SpecError(f"it gave a dict with {', '.join(map(str, value))}, not one number", hint=hint)
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    shape = list(np.shape(value)) if hasattr(value, "shape") else None
+    hint = "end the function with: return float(...)" if value is None else "average: return float(np.mean(...))"
+    what = f"values of shape {shape}" if shape is not None else f"a {type(value).__name__}"
+    raise SpecError(f"it gave {what}, not one number", hint=hint)
+
+
+def _of_one_shape(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both without axes of size 1 where they differ only in these: [n, 1] and [n] would broadcast to [n, n]."""
+    if outputs.shape == targets.shape or not same_axes(targets, outputs):
+        return outputs, targets
+    shape = [len(outputs), *(size for size in outputs.shape[1:] if size != 1)]
+    return outputs.reshape(shape), targets.reshape(shape)
+
+
+def _result_of(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
+    metric.reset_state()
+    metric.update_state(aligned(targets, outputs) if same_axes(targets, outputs) else targets, outputs)
+    return metric.result()
+
+
+def _computed_by(metric: Any, outputs: np.ndarray, targets: np.ndarray) -> Any:
+    targets = aligned(targets, outputs) if same_axes(targets, outputs) else targets
+    owners = registry().owners(metric)
+    backend = registry().find(owners[0]) if len(owners) == 1 else None
+    given: tuple[Any, ...] = (outputs, targets)
+    if isinstance(backend, Exchange):
+        given = tuple(cast(Exchange, backend).from_host(array, Device("cpu")) for array in given)
+    metric.reset()
+    metric.update(*given)
+    return metric.compute()
+
+
+def _has(metric: Any, methods: tuple[str, ...]) -> bool:
+    return all(callable(getattr(metric, name, None)) for name in methods)
+
+
+def _first_two_parameters(metric: Any) -> tuple[str, str]:
+    try:
+        names = list(inspect.signature(metric).parameters)
+    except (TypeError, ValueError):  # a builtin
+        return "", ""
+    return tuple([*names, "", ""][:2])  # type: ignore[return-value]
+
+
+# -- positions: the samples or positions of outputs and targets that a metric counts, one after the other --------------
+
+
+def within(lengths: np.ndarray, width: int) -> np.ndarray:
+    """Which of `width` positions are those of rows of these lengths, bool [n, width].
+
+    Raises:
+        SpecError: a row is longer.
+    """
+    longest = int(lengths.max(initial=0))
+    if longest > width:
+        problem = f"outputs have {width} positions, and targets up to {longest}"
+        raise SpecError(problem, hint="measure a node that gives an output for each position of its targets")
+    return np.arange(width) < lengths[:, None]
+
+
+def without_class_axis(outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Targets [..., 1] of scores [..., classes] as [...]."""
+    is_column = targets.ndim == outputs.ndim > 1 and targets.shape[-1] == 1 < outputs.shape[-1]
+    return targets[..., 0] if is_column else targets
+
+
+def mask_of(values: np.ndarray, targets: np.ndarray, mask: str) -> np.ndarray:
+    """A column that says what counts as bools over the first axes of the targets.
+
+    Args:
+        values: of the column: True and False, or 1 and 0, [n] or with further of the first axes.
+        targets: [n, ...].
+        mask: name of the column, for messages.
+
+    Raises:
+        SpecError: other values, or other axes than the first of the targets.
+    """
+    if not np.isin(values, (0, 1)).all():
+        raise SpecError(f"the mask {mask} has other values than 0 and 1", hint="name a column of 0 and 1, or of bools")
+    while values.ndim > 1 and values.shape[-1] == 1 and values.shape != targets.shape[: values.ndim]:
+        values = values[..., 0]
+    if values.shape != targets.shape[: values.ndim]:
+        shapes = f"{list(values.shape)}, and the targets {list(targets.shape)}"
+        raise SpecError(f"the mask {mask} is {shapes}", hint="name a mask with the first axes of the targets")
+    return values.astype(bool)
+
+
+def counted(
+    outputs: np.ndarray, targets: np.ndarray, mask: np.ndarray | None, ignore_index: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The outputs and targets that count, [m, ...] each; as they are if nothing is left out.
+
+    Args:
+        outputs: [n, ...].
+        targets: [n, ...].
+        mask: bools over the first axes of both; None if all count.
+        ignore_index: the integer target that does not count.
+
+    Raises:
+        SpecError: nothing counts, or outputs and targets have no positions in common.
+    """
+    if ignore_index is not None:
+        if targets.dtype.kind not in "iub":
+            problem = (
+                f"ignore_index={ignore_index} is for targets that are class indices, and these are {targets.dtype}"
+            )
+            raise SpecError(problem, hint="leave ignore_index out, or name a mask: Metric(..., mask='DATA.COLUMN')")
+        valid = targets != ignore_index
+        mask = valid if mask is None else valid & mask.reshape(*mask.shape, *[1] * (valid.ndim - mask.ndim))
+    if mask is None:
+        return outputs, targets
+    if outputs.shape[: mask.ndim] != mask.shape:
+        if not same_axes(outputs, mask):
+            problem = f"outputs {list(outputs.shape)} do not have the positions of targets {list(targets.shape)}"
+            raise SpecError(problem, hint="say where the classes are: Metric(..., class_axis=1)")
+        outputs = outputs.reshape(mask.shape)
+    if not mask.any():
+        raise SpecError("no position counts", hint="look at the mask, or at ignore_index, and the targets")
+    return outputs[mask], targets[mask]
+
+
+def flattened(outputs: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores [n, ..., classes] of positions and their classes [n, ...] as [m, classes] and [m]; others as they are."""
+    if outputs.ndim > 2 and outputs.shape[:-1] == targets.shape:
+        return outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
+    return outputs, targets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path as FilePath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,44 +11,34 @@ import numpy as np
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
-from anyaccel.adapter.step_costs import StepCost, StepCosts
-from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
-from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
-from anyaccel.backend import AsyncCopy, Compute, DeviceInfo, Exchange, Memory, MemoryInfo, Program
+from anyaccel.adapter.step_costs import StepCosts
+from anyaccel.adapter.step_profiler import ProfilesSteps
+from anyaccel.adapter.transfer_observer import ObservesTransfers
+from anyaccel.backend import AsyncCopy, Backend, Compute, DeviceInfo, Exchange, Memory, Program
+from anyaccel.capability import Capabilities
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, MoveError
-from anyaccel.host_memory import aligned_empty, host_memory
+from anyaccel.host_memory import aligned_empty
 from anyaccel.install_hints import HINTS
 from anyaccel.numpy_backend import model_state, transfers
 from anyaccel.numpy_backend.array_creation import handle, scoped
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
+from anyaccel.numpy_backend.capabilities import OWN_KINDS, NumpyMemory, NumpyPrecision, NumpyTransfers
 from anyaccel.numpy_backend.layers import Conv2d, MaxPool2d
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.program import NumpyProgram
 from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
-from anyaccel.numpy_backend.sim_device import SWITCH, missing, observers, running
-from anyaccel.numpy_backend.step_cost import step_cost
-from anyaccel.numpy_backend.step_memory import step_memory
-from anyaccel.numpy_backend.step_profile import profile_steps
-from anyaccel.precision import PRECISIONS, ComputesPrecision
+from anyaccel.numpy_backend.sim_device import SWITCH, missing, running
+from anyaccel.numpy_backend.step_cost import NumpyStepCosts
+from anyaccel.numpy_backend.step_memory import NumpyMemoryFigures
+from anyaccel.numpy_backend.step_profile import NumpyProfiler
+from anyaccel.precision import ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
 
-_OWN_KINDS = ("cpu", "sim")  # a derived backend may serve other kinds, by a `from_host` of its own
 
-
-class NumpyBackend(
-    DeviceReplicas,
-    Exchange,
-    Compute,
-    Memory,
-    MemoryFigures,
-    ComputesPrecision,
-    ObservesTransfers,
-    ProfilesSteps,
-    StepCosts,
-):
+class NumpyBackend(Backend, Exchange, Compute):
     """NumPy on `cpu:0`, and on `sim:0`, `sim:1`, ... where devices are simulated. Owns arrays and `Module`s."""
 
     framework = "numpy"
@@ -58,10 +47,17 @@ class NumpyBackend(
     environment: ClassVar[tuple[str, ...]] = (SWITCH,)
     ops = NumpyOps()
     """What it computes with, which computes on the host for others, too."""
-    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    capabilities: ClassVar[Capabilities] = {
+        Memory: NumpyMemory,
+        MemoryFigures: NumpyMemoryFigures,
+        ComputesPrecision: NumpyPrecision,
+        ObservesTransfers: NumpyTransfers,
+        ProfilesSteps: NumpyProfiler,
+        StepCosts: NumpyStepCosts,
+        DeviceReplicas: DeviceReplicas,
+    }
     parameter_groups = True
     weighs_losses = True
-    allocates = True
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
@@ -80,7 +76,15 @@ class NumpyBackend(
             DeviceMismatchError: a module's values are on several devices.
         """
         if isinstance(obj, Module):
-            return _common_device(obj)
+            arrays = [*obj.parameters.values(), *obj.buffers.values()]
+            devices = sorted({array.device if isinstance(array, SimArray) else HOST for array in arrays})
+            if len(devices) > 1:
+                raise DeviceMismatchError(
+                    f"the values of a {type(obj).__name__} are on several devices",
+                    available=", ".join(map(str, devices)),
+                    hint="put them on one with anyaccel.place(module, device)",
+                )
+            return devices[0] if devices else obj.home
         if isinstance(obj, SimArray):
             return obj.device
         return HOST if isinstance(obj, (np.ndarray, np.generic)) else None
@@ -120,15 +124,11 @@ class NumpyBackend(
         if on is not None:
             on.waited()
 
-    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """Of simulated devices: all transfers and synchronizations that they count; the CPU has none."""
-        return observers.added(record)
-
     def device_info(self, device: Device) -> DeviceInfo:
         """A simulated device has a memory space of its own."""
         if device.kind != "sim":
             return cpu_info()
-        total = self.memory(device).total
+        total = self.required(Memory).memory(device).total
         return DeviceInfo(f"simulated device {device.index}", memory_space=str(device), total_memory=total)
 
     def unavailable_reason(self, device: Device) -> str:
@@ -147,7 +147,7 @@ class NumpyBackend(
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
         """On the CPU, the array itself."""
-        return transfers.from_host_owned(array, device) if device.kind in _OWN_KINDS else self.from_host(array, device)
+        return transfers.from_host_owned(array, device) if device.kind in OWN_KINDS else self.from_host(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         """Aligned host memory; none is pinned."""
@@ -157,7 +157,7 @@ class NumpyBackend(
         """Copied at once to the CPU; to a simulated device as late as a real one may."""
         return (
             transfers.copy_async(array, device)
-            if device.kind in _OWN_KINDS
+            if device.kind in OWN_KINDS
             else AsyncCopy(self.from_host(array, device))
         )
 
@@ -178,12 +178,6 @@ class NumpyBackend(
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """Build the module if needed, and run it on a batch of two samples of zeros."""
         return model_state.infer(model, inputs, seed)
-
-    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """A simulated device may lack float64, as real ones do; 16 bits are rounded values of float32."""
-        on = handle(device) if device.kind == "sim" else None  # a plugin may derive a chip of another kind
-        lacks = precision == "float64" and on is not None and not on.float64
-        return f"{device} has no float64: it was simulated with float64=False" if lacks else ""
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
@@ -217,26 +211,6 @@ class NumpyBackend(
         """A `NumpyProgram`."""
         return NumpyProgram(segment, self.ops)
 
-    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """In the module's order."""
-        return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.buffers.items()}
-
-    def step_memory(
-        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
-    ) -> Mapping[Device, int]:
-        """Measured on simulated devices, with rows of zeros and copies of the models."""
-        return step_memory(segment, batch_size, n_microbatches)
-
-    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """As `StepCosts.step_cost`: activations; operations are not counted."""
-        return step_cost(segment, batch_size)
-
-    def profile_steps(
-        self, path: FilePath, nodes: Mapping[str, Any], devices: Sequence[Device]
-    ) -> AbstractContextManager[Mark]:
-        """As `ProfilesSteps.profile_steps`: the forward and backward pass of each node, and what core marks."""
-        return profile_steps(path, nodes)
-
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Copies in host memory."""
         return model_state.state(model)
@@ -258,31 +232,3 @@ class NumpyBackend(
         cls = spec.own if isinstance(spec.own, type) else type(spec.own)
         foreign = {str(base.__module__).partition(".")[0] for base in cls.__mro__} & set(HINTS)
         return f"it belongs to {', '.join(sorted(foreign))}" if foreign else ""
-
-    # -- memory ----------------------------------------------------------------------------------------------------
-
-    def memory(self, device: Device) -> MemoryInfo:
-        """Of a simulated device its counters (total 0 for no limit); of the CPU what the system reports."""
-        if device.kind not in _OWN_KINDS:
-            return MemoryInfo(0, 0, 0, 0)
-        on = handle(device)
-        if on is None:
-            total, free = host_memory()
-            return MemoryInfo(total, free, total - free, 0)
-        total = on.capacity or 0
-        return MemoryInfo(total, max(total - on.used, 0), on.used, on.peak)
-
-    def release_memory(self, device: Device) -> None:
-        """Does nothing: no memory is cached."""
-
-
-def _common_device(module: Module) -> Device | None:
-    arrays = [*module.parameters.values(), *module.buffers.values()]
-    devices = sorted({array.device if isinstance(array, SimArray) else HOST for array in arrays})
-    if len(devices) > 1:
-        raise DeviceMismatchError(
-            f"the values of a {type(module).__name__} are on several devices",
-            available=", ".join(map(str, devices)),
-            hint="put them on one with anyaccel.place(module, device)",
-        )
-    return devices[0] if devices else module.home

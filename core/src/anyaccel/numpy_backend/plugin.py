@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from anyaccel.hookspecs import hookimpl
 from anyaccel.numpy_backend.backend import NumpyBackend
 
+contract = 2
+"""The version of the contract of backends that this plugin is written for."""
+
 
 @hookimpl
 def backends() -> Iterable[NumpyBackend]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram
-from anyaccel.adapter.step_costs import StepCost
+from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import put
 from anyaccel.numpy_backend.sim_device import SimDevice, counting
@@ -28,17 +28,20 @@ class _CountingProgram(ArrayProgram):
         return outputs
 
 
-def step_cost(segment: Segment, batch_size: int) -> StepCost:
-    """As `StepCosts.step_cost`; operations are not counted."""
-    places = dict.fromkeys([operation.device for operation in segment.operations])
-    scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
-    with counting(list(scratch.values())), np.errstate(all="ignore"):
-        own = moved_segment(segment, scratch)
-        program = _CountingProgram(own, NumpyOps())
-        program.kept, program.devices = {}, list(scratch.values())
-        on = {device.device: device for device in scratch.values()}
-        inputs = [put(np.zeros((batch_size, *s.shape), s.dtype), on[d]) for s, d in own.inputs.values()]
-        results = program.forward_pullback(inputs)
-        kept = dict(program.kept)
-        del results
-    return StepCost(activations=kept)
+class NumpyStepCosts(StepCosts):
+    """Costs of steps, on devices that only count."""
+
+    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
+        """Activations; operations are not counted."""
+        places = dict.fromkeys([operation.device for operation in segment.operations])
+        scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
+        with counting(list(scratch.values())), np.errstate(all="ignore"):
+            own = moved_segment(segment, scratch)
+            program = _CountingProgram(own, NumpyOps())
+            program.kept, program.devices = {}, list(scratch.values())
+            on = {device.device: device for device in scratch.values()}
+            inputs = [put(np.zeros((batch_size, *s.shape), s.dtype), on[d]) for s, d in own.inputs.values()]
+            results = program.forward_pullback(inputs)
+            kept = dict(program.kept)
+            del results
+        return StepCost(activations=kept)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.adapter import ArrayProgram
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.device import Device
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sim_array import SimArray, put
@@ -20,22 +21,25 @@ _EPOCHS, _STEPS = 2, 2  # memory is the same in every further one
 Scratch = Mapping[Device, SimDevice]
 
 
-def step_memory(segment: Segment, batch_size: int, n_microbatches: int = 1) -> dict[Device, int]:
-    """Bytes that a step takes on each device at its peak, beside parameters, buffers, optimizer state and columns.
+class NumpyMemoryFigures(MemoryFigures):
+    """Memory of models and steps, measured on devices that only count."""
 
-    Runs steps on rows of zeros with copies of the models; whatever a segment has stays as it is.
+    allocates = True
 
-    Args:
-        segment: a training step is taken where it has groups, else a forward pass.
-        batch_size: rows of a step.
-        n_microbatches: in how many parts they are computed.
-    """
-    places = dict.fromkeys([operation.device for operation in segment.operations])
-    scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
-    with counting(list(scratch.values())), np.errstate(all="ignore"):
-        run = _ScratchRun(moved_segment(segment, scratch), batch_size, n_microbatches)
-        taken = run.train() if segment.groups else run.evaluate()
-    return {device: taken[on.device] for device, on in scratch.items()}
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """In the module's order."""
+        return {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in model.buffers.items()}
+
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> dict[Device, int]:
+        """By steps on rows of zeros with copies of the models; whatever a segment has stays as it is."""
+        places = dict.fromkeys([operation.device for operation in segment.operations])
+        scratch = {device: SimDevice(index, None, True) for index, device in enumerate(places)}
+        with counting(list(scratch.values())), np.errstate(all="ignore"):
+            run = _ScratchRun(moved_segment(segment, scratch), batch_size, n_microbatches)
+            taken = run.train() if segment.groups else run.evaluate()
+        return {device: taken[on.device] for device, on in scratch.items()}
 
 
 def moved_segment(segment: Segment, scratch: Scratch) -> Segment:

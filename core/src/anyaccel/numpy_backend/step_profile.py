@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from anyaccel.adapter import VjpResult
-from anyaccel.adapter.step_profiler import Mark, SpanRecorder, write_trace
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, SpanRecorder, write_trace
+from anyaccel.device import Device
 from anyaccel.numpy_backend.ops import NumpyOps
 
 
-@contextmanager
-def profile_steps(path: Path, nodes: Mapping[str, Any]) -> Iterator[Mark]:
-    """As `ProfilesSteps.profile_steps`."""
-    recorder = SpanRecorder()
-    names = {id(model): name for name, model in nodes.items() if model is not None}
-    plain = NumpyOps.vjp
-    _replace_vjp(_recorded(plain, names, recorder))
-    try:
-        yield recorder.span
-    finally:
-        _replace_vjp(plain)
-        write_trace(path, recorder.events)
+class NumpyProfiler(ProfilesSteps):
+    """Spans of the forward and backward pass of each node, and what core marks."""
+
+    @contextmanager
+    def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
+        """Recorded by a `NumpyOps.vjp` that is there while it lasts."""
+        recorder = SpanRecorder()
+        names = {id(model): name for name, model in nodes.items() if model is not None}
+        plain = NumpyOps.vjp
+        _replace_vjp(_recorded(plain, names, recorder))
+        try:
+            yield recorder.span
+        finally:
+            _replace_vjp(plain)
+            write_trace(path, recorder.events)
 
 
 def _replace_vjp(function: Callable[..., VjpResult]) -> None:

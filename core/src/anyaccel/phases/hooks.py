@@ -107,7 +107,7 @@ class HookCaller:
         hook = self._hooks.hook.step_end
         plugins = (StepListener(partial(_call_plugins, hook), 1),) if hook.get_hookimpls() else ()
         methods = self._methods("step_end")
-        return plugins + tuple(StepListener(method, _interval(method)) for method in methods)
+        return plugins + tuple(StepListener(_of_each_step(method), _interval(method)) for method in methods)
 
     def _methods(self, hook_name: str) -> tuple[Callable[..., Any], ...]:
         """The callbacks' overrides of a hook."""
@@ -166,11 +166,17 @@ def _plugins_in(error: Exception, implementations: Sequence[pluggy.HookImpl]) ->
 
 def _call_with_named(method: Callable[..., Any], **arguments: Any) -> None:
     """Call a method with the arguments that its signature names, as pluggy does; with all if it has `**kwargs`."""
-    if len(arguments) > 1:
-        parameters = inspect.signature(method).parameters.values()
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-            arguments = {named.name: arguments[named.name] for named in parameters if named.name in arguments}
+    parameters = inspect.signature(method).parameters.values()
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+        arguments = {named.name: arguments[named.name] for named in parameters if named.name in arguments}
     method(**arguments)
+
+
+def _of_each_step(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A `step_end` as it is called: its signature is looked at here, once."""
+    parameters = inspect.signature(method).parameters.values()
+    takes_run = any(named.name == "run" or named.kind is named.VAR_KEYWORD for named in parameters)
+    return method if takes_run or any(parameters) else lambda run: method()
 
 
 def _failure(function: Callable[[], Any]) -> BaseException | None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
+from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.backend import Backend
 from anyaccel.data import FeatureSet, Sampler
-from anyaccel.graph import ModelGraph, Plan, Request, topology
+from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.training_outputs import training_only_inputs
 from anyaccel.metrics import BoundMetric
+from anyaccel.phases.distributed.devices import check_replicable
+from anyaccel.phases.distributed.sharding import check_sharding
 from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.evaluation import bind_metrics, measured_losses
+from anyaccel.phases.outer_contexts import check_precision
 from anyaccel.phases.settings import PhaseSettings
+from anyaccel.registry import Registry
 
 
 def losses_of(phase: PhaseSettings, part: PhaseSettings) -> tuple[AppliedLoss, ...]:
@@ -87,12 +94,43 @@ def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] 
     )
 
 
+def resolve_phase(
+    phase: PhaseSettings,
+    graph: ModelGraph,
+    left: Mapping[Backend, OuterContexts],
+    done: Collection[str] = (),
+    known: Registry | None = None,
+) -> tuple[Resolution, tuple[str, ...]]:
+    """Decide where a phase is computed, and check that it can be; nothing moves.
+
+    Args:
+        phase: bound.
+        graph: it runs on.
+        left: the caller's contexts, which were left.
+        done: the estimators that it has fitted by now.
+        known: has the devices; None for those of this machine.
+
+    Returns:
+        the plan with what carries it out, and labels of the estimators that learn in each step.
+
+    Raises:
+        AnyaccelError: the phase cannot run.
+    """
+    request = plan_request(phase, graph, done)
+    resolution = resolve(graph, request, known)
+    check_precision(phase, resolution.plan, left)
+    check_replicable(phase, resolution, request.learners)
+    check_sharding(phase, resolution)
+    notes = (*resolution.plan.notes, *phase.plan_notes(graph, done))
+    return replace(resolution, plan=replace(resolution.plan, notes=notes)), request.learners
+
+
 def needed_sets(
-    phase: PhaseSettings, plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph, done: Collection[str] = ()
+    plan: Plan, metrics: Sequence[BoundMetric], graph: ModelGraph, on_host: Collection[str]
 ) -> Mapping[str, FeatureSet]:
-    """The feature sets that a phase needs data of: for its nodes, for what is loaded, and for its metrics."""
+    """The feature sets that a phase needs data of: for nodes, estimators, what is loaded, and metrics."""
     labels = {assignment.node for assignment in plan.assignments}
-    labels |= topology.ancestors([*phase.learners(graph), *phase.next_to_fit(graph, done)], graph.nodes)
+    labels |= topology.ancestors(on_host, graph.nodes)
     needed = set(topology.feature_sets(graph.nodes[label] for label in labels))
     needed |= {column.feature_set for column in plan.columns} | {metric.feature_set for metric in metrics}
     return {label: one for label, one in topology.feature_sets(graph.nodes.values()).items() if label in needed}

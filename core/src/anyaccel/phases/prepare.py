@@ -8,7 +8,10 @@ from functools import partial
 
 from anyaccel import rng
 from anyaccel.adapter.single_rows import SingleRows
-from anyaccel.data import BatchSource, FeatureSet, MapSource, Rows, Sampler, SimpleSampler, Source
+from anyaccel.data import BatchSource, FeatureSet, FeatureSetView, MapSource, Rows, Sampler, SimpleSampler, Source
+from anyaccel.data.padding import padding_of
+from anyaccel.data.roles import listed
+from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import PhaseError
 from anyaccel.graph import Column, ModelGraph, Plan, Resolution, input_columns, topology
 from anyaccel.metrics import BoundMetric
@@ -22,7 +25,6 @@ from anyaccel.phases.loading.loader_factory import (
     batch_source_loaders,
     map_source_loaders,
 )
-from anyaccel.phases.loading.same_units import check_same_units
 from anyaccel.phases.plan_request import metrics_of, needed_sets
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.row_alignment import combinations_of
@@ -77,7 +79,7 @@ def prepare(
     phase: PhaseSettings,
     resolution: Resolution,
     graph: ModelGraph,
-    done: Collection[str],
+    on_host: Collection[str],
     opened: PhaseSources,
     group: ProcessGroup,
 ) -> list[PreparedPart]:
@@ -85,7 +87,7 @@ def prepare(
 
     Args:
         phase, resolution, graph: what is prepared.
-        done: labels of the nodes that a FitPhase has fitted.
+        on_host: labels of the estimators that learn in the phase, or are fitted.
         opened: keeps the sources that are opened, and those that were read for this phase before.
         group: the processes that compute the phase, of which this one takes its share of each batch.
 
@@ -94,7 +96,7 @@ def prepare(
     """
     plan, seed = resolution.plan, rng.key(graph.seed, phase.label)
     known = topology.feature_sets(graph.nodes.values())
-    parts = [_draw(phase, part, plan, graph, done, read=True, opened=opened) for part in phase.parts]
+    parts = [_draw(phase, part, plan, graph, on_host, read=True, opened=opened) for part in phase.parts]
     if group.size == 1 and phase.trains and phase.step is None:
         _check_single_rows(phase, resolution, graph, parts[0])
     if phase.trains:
@@ -173,13 +175,13 @@ def _shared(drawn: DrawnPart, group: ProcessGroup) -> DrawnPart:
     return replace(drawn, epochs=group.share_epochs(drawn.epochs)) if drawn.part.trains else drawn
 
 
-def draw_parts(phase: PhaseSettings, plan: Plan, graph: ModelGraph) -> list[DrawnPart]:
+def draw_parts(phase: PhaseSettings, plan: Plan, graph: ModelGraph, on_host: Collection[str]) -> list[DrawnPart]:
     """What a phase and its validation take of their data: all that can be known without the values.
 
     Raises:
         AnyaccelError: data, samplers or metrics that do not fit.
     """
-    return [_draw(phase, part, plan, graph, (), read=False, opened=PhaseSources()) for part in phase.parts]
+    return [_draw(phase, part, plan, graph, on_host, read=False, opened=PhaseSources()) for part in phase.parts]
 
 
 def _draw(
@@ -187,13 +189,13 @@ def _draw(
     part: PhaseSettings,
     plan: Plan,
     graph: ModelGraph,
-    done: Collection[str],
+    on_host: Collection[str],
     *,
     read: bool,
     opened: PhaseSources,
 ) -> DrawnPart:
     metrics = metrics_of(phase, part, graph)
-    sets = needed_sets(phase, plan, metrics, graph, done)
+    sets = needed_sets(plan, metrics, graph, on_host)
     samplers = part.sampled_by
     if isinstance(samplers, Mapping):
         _check_sampler_labels(part, samplers, sets)
@@ -207,27 +209,26 @@ def _draw(
         opened=opened,
     )
     for name, rows in data.rows.items():
-        check_same_units(part.label, rows, sets[name], _taken(phase, name, plan, metrics, graph, done))
+        _check_same_units(part.label, rows, sets[name], _taken(name, plan, metrics, graph, on_host))
     if data.source is not None:
-        _check_source(phase, part, data.source, graph)
+        _check_source(phase, part, data.source, on_host)
     evaluated, epochs = EvaluationRows(data.rows), None
     if not isinstance(data.source, BatchSource):
-        combined = combinations_of(phase.learners(graph), phase.all_losses, metrics, plan, graph)
+        combined = combinations_of(on_host, phase.all_losses, metrics, plan, graph)
         _check_streams(samplers, metrics, plan)
         evaluated, epochs = part.draw(data.rows, list(combined), max(1, len(plan.replicas)))
     return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
 
 
 def _taken(
-    phase: PhaseSettings,
     name: str,
     plan: Plan,
     metrics: Sequence[BoundMetric],
     graph: ModelGraph,
-    done: Collection[str],
+    on_host: Collection[str],
 ) -> set[str]:
     """The columns of a feature set that losses, metrics, steps and estimators take."""
-    if phase.learners(graph) or phase.next_to_fit(graph, done):
+    if on_host:
         return set(topology.feature_sets(graph.nodes.values())[name].targets)
     columns: list[Column | BoundMetric] = [*plan.columns, *metrics]
     return {each for column in columns if column.feature_set == name for each in column.columns}
@@ -296,12 +297,11 @@ def _check_streams(samplers: Samplers | None, metrics: Sequence[BoundMetric], pl
             input_columns.check_stream(stream, name, sampler.streams)
 
 
-def _check_source(phase: PhaseSettings, part: PhaseSettings, source: Source, graph: ModelGraph) -> None:
-    learners = phase.learners(graph)
-    if learners:
+def _check_source(phase: PhaseSettings, part: PhaseSettings, source: Source, on_host: Collection[str]) -> None:
+    if on_host:
         raise PhaseError(
             f"phase {phase.label!r} streams the source {source.label!r}, from which estimators cannot learn",
-            cause=f"nodes that learn by partial_fit: {', '.join(learners)}",
+            cause=f"nodes that learn by partial_fit: {', '.join(on_host)}",
             hint="freeze them, or read the source into memory: FeatureSet.from_dict(...)",
         )
     if phase.residency == "resident":
@@ -324,3 +324,48 @@ def _check_default_sampler(part: PhaseSettings, source: Source) -> None:
             cause="a source of batches decides which rows make a batch",
             hint="leave the sampler out, give a MapSource, or read the source into memory: FeatureSet.from_dict(...)",
         )
+
+
+def _check_same_units(label: str, rows: Rows, known: FeatureSet, taken: Collection[str]) -> None:
+    """Check that rows are in the units of the graph's data, or models, losses and metrics would give wrong numbers.
+
+    Args:
+        label: of the phase.
+        rows: its data.
+        known: what the graph was built on.
+        taken: names of the columns besides features that the phase takes: targets of losses and metrics, and weights.
+
+    Raises:
+        PhaseError: features or taken columns have other transforms, or are padded with another value.
+    """
+    given = rows.feature_set if isinstance(rows, FeatureSetView) else rows
+    if given is known:
+        return
+    names = dict.fromkeys([*known.features, *(name for name in taken if name in given.columns)])
+    if isinstance(given, FeatureSet):
+        _check_transforms(label, given, known, [*names])
+    for name in names:
+        expected, own = _pad_value(known, name), _pad_value(given, name)
+        if own is not None and expected is not None and own != expected:
+            raise PhaseError(
+                f"phase {label!r} was given {rows.label!r}, whose column {name!r} is padded with {own}",
+                cause=f"the graph's data are padded with {expected}",
+                hint=f"make it with pad={{{name!r}: {expected}}}",
+            )
+
+
+def _check_transforms(label: str, given: FeatureSet, known: FeatureSet, names: list[str]) -> None:
+    expected, applied = (relevant_transforms(data.transforms, names)[::-1] for data in (known, given))
+    if len(expected) == len(applied) and all(one.is_like(other) for one, other in zip(expected, applied, strict=True)):
+        return
+    difference = "with other transforms than" if applied else "as it was before the transforms of"
+    raise PhaseError(
+        f"phase {label!r} was given {given.label!r} {difference} the graph's data",
+        cause=f"the graph's data: {listed(expected)}; given: {listed(applied)}",
+        hint="name a split of the graph's feature set, or give fresh.transform_like(data) of untransformed data",
+    )
+
+
+def _pad_value(rows: Rows, name: str) -> float | None:
+    padding = padding_of(rows.schema.field(name)) if name in rows.columns else None
+    return None if padding is None else padding.value

@@ -19,27 +19,28 @@ from anyaccel.backend import Backend
 from anyaccel.data import BatchSource
 from anyaccel.device import Device
 from anyaccel.errors import PhaseError
-from anyaccel.graph import ModelGraph, Plan, memory_sharing, resolve
+from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing
 from anyaccel.graph.graph import LiveValues
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointers_for
-from anyaccel.phases.distributed.devices import check_replicable, replica_notes
+from anyaccel.phases.distributed.devices import replica_notes
 from anyaccel.phases.distributed.joining import is_first, process_group
-from anyaccel.phases.distributed.sharding import check_sharding, sharding_notes
+from anyaccel.phases.distributed.sharding import sharding_notes
 from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.evaluation import Evaluation, trained_as
+from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.hooks import HookCaller
 from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, custom_losses, training_couplings
 from anyaccel.phases.oom_report import OutOfMemoryReport
-from anyaccel.phases.outer_contexts import check_precision, leave_contexts
-from anyaccel.phases.pipeline_building import build_pipeline
-from anyaccel.phases.plan_request import evaluated_losses, plan_request, streams_of
+from anyaccel.phases.outer_contexts import leave_contexts
+from anyaccel.phases.plan_request import evaluated_losses, resolve_phase, streams_of
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
@@ -51,7 +52,9 @@ from anyaccel.phases.settings import PhaseSettings, checked_callbacks
 from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.registry import registry
 from anyaccel.results import PhaseResults
+from anyaccel.results.events import LogEvent
 from anyaccel.results.records import EvaluationValues
+from anyaccel.segment import Segment
 
 
 class Phase(PhaseSettings):
@@ -334,15 +337,11 @@ class PhaseExecution:
         phase, graph = run.phase, run.graph
         self._close()
         with interrupts.allowed():  # shapes are inferred, files are read
-            resolution = resolve(graph, plan_request(phase, graph, run.done))
-            notes = (*resolution.plan.notes, *phase.plan_notes(graph, run.done))
-            run.plan = replace(resolution.plan, notes=notes)
-            check_precision(phase, resolution.plan, self._left)
-            labels = phase.learners(graph)
-            check_replicable(phase, resolution, labels)
-            check_sharding(phase, resolution)
-            group = process_group(phase, resolution, graph)
-            parts = prepare(phase, resolution, graph, run.done, self._opened, group)
+            resolution, labels = resolve_phase(phase, graph, self._left, run.done)
+            run.plan = resolution.plan
+            group = process_group(phase, resolution, labels)
+            on_host = (*labels, *phase.next_to_fit(graph, run.done))
+            parts = prepare(phase, resolution, graph, on_host, self._opened, group)
         self._settings.close()
         for backend, value in resolution.matmul_precisions:
             self._settings.enter_context(backend.matmul_precision(value))
@@ -351,7 +350,7 @@ class PhaseExecution:
         learners = PartialFitEstimators(labels, graph, first.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, first.rows, first.factory.arrays)
         shares = (*replica_notes(phase, run.plan, first.factory.batch_size), *sharding_notes(phase, resolution))
-        plan = run.plan = replace(run.plan, notes=(*notes, *shares, *nan_notes))
+        plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
         after = final_devices(phase, plan)
         memory_sharing.share(plan)
         hooks.call("before_placement", phase=phase, plan=plan, run=run)
@@ -373,7 +372,7 @@ class PhaseExecution:
             added = bytes_added_by_training(plan, resolution.segments, graph.optimizer_states)
             factories, names = [part.factory for part in parts], [part.name for part in parts]
             loaders = make_loaders(phase.residency, factories, names, added, run.log_event, self._progress.loaded)
-        pipeline = build_pipeline(resolution, graph, phase, learners, run.log_event, group)
+        pipeline = _build_pipeline(resolution, graph, phase, learners, run.log_event, group)
         self._programs.callback(pipeline.close, graph.optimizer_states)
         run.attach(pipeline)
         graph.live_values = LiveValues(True, partial(pipeline.sync_models, graph.optimizer_states))
@@ -501,3 +500,46 @@ def _couplings(part: PhaseSettings, pipeline: Pipeline, learners: PartialFitEsti
         return []
     each_batch = [f"the estimator {label!r}, which learns from each batch" for label in learners.labels]
     return training_couplings(pipeline.stages) + each_batch
+
+
+def _build_pipeline(
+    resolution: Resolution,
+    graph: ModelGraph,
+    phase: PhaseSettings,
+    learners: PartialFitEstimators,
+    log_event: LogEvent,
+    group: ProcessGroup,
+) -> Pipeline:
+    """The programs of a phase, over the models as they were placed; if one cannot be built, those before it are closed.
+
+    Args:
+        resolution: the segments, and what computes each.
+        graph: whose models and optimizer states they are of.
+        phase: how they train.
+        learners: estimators that learn from every step.
+        log_event: is told what programs have to tell.
+        group: the processes that compute the phase.
+    """
+    stages: list[PipelineStage] = []
+    try:
+        for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+            segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
+            names = (name for operation in segment.operations for name in operation.outputs)
+            has_gradient = any(name in resolution.live for name in names)
+            program = group.build(segment, backend)
+            stages.append(PipelineStage(segment, backend, program, has_gradient))
+    except BaseException:
+        Pipeline(stages).close({})
+        raise
+    step = phase.step
+    custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
+    return Pipeline(stages, [learners] if learners else [], log_event, custom_step, group.step)
+
+
+def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:
+    operations = tuple(
+        replace(operation, model=getattr(graph[operation.label], "model", None)) for operation in segment.operations
+    )
+    states = {label: graph.optimizer_states[label] for label in segment.states}
+    frozen = {label: getattr(graph[label], "model", None) for label in segment.frozen}
+    return replace(segment, operations=operations, states=states, frozen=frozen)

@@ -67,14 +67,15 @@ def takes_settings(init: Callable[_Settings, None]) -> Callable[_Settings, None]
 
     One that it does not have is an error with the one that is meant.
     """
-    signature = inspect.signature(init)
+    parameters = inspect.signature(init).parameters.values()
+    defaults = {each.name: each.default for each in parameters}
 
     @functools.wraps(init)
     def take(*args: _Settings.args, **given: _Settings.kwargs) -> None:
-        bound = signature.bind(*args, **given)
-        bound.apply_defaults()
-        phase: Any = bound.arguments.pop("self")
-        for name, value in bound.arguments.items():
+        init(*args, **given)  # refuses what is not in its signature, as Python does
+        values: dict[str, Any] = {**defaults, **dict(zip(defaults, args, strict=False)), **given}
+        phase = values.pop("self")
+        for name, value in values.items():
             kept = phase.settings.get(name, _PLAIN).check(phase, name, value)
             if kept is not UNCHANGED:
                 setattr(phase, name, kept)

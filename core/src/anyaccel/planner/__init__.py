@@ -5,9 +5,8 @@ Names no framework; times and sizes are given as numbers. Stands on the kernel's
 
 from anyaccel.planner.block_plan import BlockPlan, DeviceShare
 from anyaccel.planner.capability import OffloadModels, OffloadPlan, OffloadRequest, PlacedBlock
-from anyaccel.planner.memory_size import memory_size
 from anyaccel.planner.planning import plan_blocks
-from anyaccel.planner.values import Block, DeviceSpec, Edge, OffloadTier
+from anyaccel.planner.values import Block, DeviceSpec, Edge, OffloadTier, memory_size
 
 __all__ = [
     "Block",

@@ -63,7 +63,20 @@ def _problem(blocks: Any, devices: Any, edges: Any, settings: Settings) -> Probl
     blocks = _named(blocks, Block, "blocks", "[Block(name='layer', parameter_bytes=1024)]")
     devices = _named(devices, DeviceSpec, "devices", "[DeviceSpec(name='gpu:0', memory=2**34)]")
     connections = _edges(edges, blocks)
-    _check_times(blocks, devices)
+    # Times are known for all blocks or for none, and each block can be computed somewhere
+    unknown = [block.name for block in blocks if block.seconds is None]
+    if unknown and len(unknown) < len(blocks):
+        raise ConfigError(
+            f"{WHERE}block {unknown[0]!r} has no seconds, others have", hint="give seconds for all blocks or for none"
+        )
+    kinds = {device.kind for device in devices}
+    for block in blocks:
+        if not any(np.isfinite(block.seconds_on(kind)) for kind in kinds):
+            raise ConfigError(
+                f"{WHERE}block {block.name!r} has seconds for {', '.join(sorted(block.seconds or ()))} only",
+                available=", ".join(sorted(kinds)),
+                hint="give its seconds on a kind of device that there is",
+            )
     return Problem(blocks, connections, devices, settings)
 
 
@@ -128,23 +141,6 @@ def _tiers(offload: str, given: Any) -> list[OffloadTier]:
         raise ConfigError(f"{WHERE}tiers has a tier several times", hint="describe each tier once")
     names = OFFLOADS[1 : OFFLOADS.index(offload) + 1]
     return [by_name.get(name, OffloadTier(name=name)) for name in names]
-
-
-def _check_times(blocks: list[Block], devices: list[DeviceSpec]) -> None:
-    """Times are known for all blocks or for none, and each block can be computed somewhere."""
-    unknown = [block.name for block in blocks if block.seconds is None]
-    if unknown and len(unknown) < len(blocks):
-        raise ConfigError(
-            f"{WHERE}block {unknown[0]!r} has no seconds, others have", hint="give seconds for all blocks or for none"
-        )
-    kinds = {device.kind for device in devices}
-    for block in blocks:
-        if not any(np.isfinite(block.seconds_on(kind)) for kind in kinds):
-            raise ConfigError(
-                f"{WHERE}block {block.name!r} has seconds for {', '.join(sorted(block.seconds or ()))} only",  # type: ignore[arg-type]
-                available=", ".join(sorted(kinds)),
-                hint="give its seconds on a kind of device that there is",
-            )
 
 
 def _does_not_fit(problem: Problem, offload: str, tiers: list[OffloadTier]) -> OutOfMemoryError:

@@ -109,16 +109,12 @@ def address_of(environment: Environment, variables: Variables, size: int) -> str
     given = environment.get("MASTER_ADDR")
     if given:
         return given
-    hosts = _slurm_hosts(environment, variables)
+    # mpirun inside an allocation of Slurm has the hosts of the job; a step has its own
+    names = ("SLURM_STEP_NODELIST",) if variables is SLURM else ()
+    hosts = next((environment[name] for name in (*names, "SLURM_JOB_NODELIST") if environment.get(name)), None)
     if hosts:
         return first_host(hosts)
     return "127.0.0.1" if local_size(environment, variables) == size else None
-
-
-def _slurm_hosts(environment: Environment, variables: Variables) -> str | None:
-    """mpirun inside an allocation of Slurm has the hosts of the job; a step has its own."""
-    names = ("SLURM_STEP_NODELIST",) if variables is SLURM else ()
-    return next((environment[name] for name in (*names, "SLURM_JOB_NODELIST") if environment.get(name)), None)
 
 
 def port_of(environment: Environment, variables: Variables) -> int | None:

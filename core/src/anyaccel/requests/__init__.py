@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anyaccel.requests.inventory import Inventory as Inventory
     from anyaccel.requests.inventory import InventoryDevice as InventoryDevice
     from anyaccel.requests.inventory_registry import InventoryRegistry as InventoryRegistry
-    from anyaccel.requests.machine import machine_of as machine_of
+    from anyaccel.requests.inventory_registry import machine_of as machine_of
     from anyaccel.requests.requested_accelerator import RequestedAccelerator as RequestedAccelerator
     from anyaccel.requests.requested_accelerator import accelerator_class as accelerator_class
     from anyaccel.requests.requested_accelerator import at_device as at_device
@@ -55,7 +55,7 @@ __getattr__, __dir__ = lazy_attributes(
         "RequestedAccelerator": ".requested_accelerator",
         "accelerator_class": ".requested_accelerator",
         "at_device": ".requested_accelerator",
-        "machine_of": ".machine",
+        "machine_of": ".inventory_registry",
         "on_machine": ".requested_accelerator",
         "with_count": ".device_request",
     },

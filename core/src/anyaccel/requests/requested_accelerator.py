@@ -16,7 +16,7 @@ from anyaccel.registry import Registry, registry
 from anyaccel.requests.device_request import DeviceRequest
 from anyaccel.requests.grammar import KINDS
 from anyaccel.requests.inventory import Inventory
-from anyaccel.requests.machine import machine_of
+from anyaccel.requests.inventory_registry import machine_of
 from anyaccel.requests.products import product_named
 from anyaccel.specs import assign_fields
 

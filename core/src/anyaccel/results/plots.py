@@ -90,7 +90,10 @@ def confusion(targets: np.ndarray, predictions: np.ndarray, ax: Any, *, title: s
     image = ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     ax.figure.colorbar(image, ax=ax, label="share of the target's rows", shrink=0.85)
     if len(classes) <= _MAX_CLASSES_SHOWN:
-        _count_cells(counts, shares, ax)
+        size = 10 if len(counts) <= 12 else 7
+        for (row, column), count in np.ndenumerate(counts):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            ax.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=size)
         ax.set_xticks(range(len(classes)), [str(name) for name in classes.tolist()])
         ax.set_yticks(range(len(classes)), [str(name) for name in classes.tolist()])
     ax.set(title=_escaped(title), xlabel=_escaped(xlabel), ylabel=_escaped(ylabel))
@@ -111,13 +114,6 @@ def labelled_points(points: np.ndarray, labels: np.ndarray, ax: Any, *, title: s
     if len(classes) <= _MAX_CLASSES_SHOWN:
         ax.legend(title=_escaped(legend))
     return ax
-
-
-def _count_cells(counts: np.ndarray, shares: np.ndarray, ax: Any) -> None:
-    size = 10 if len(counts) <= 12 else 7
-    for (row, column), count in np.ndenumerate(counts):
-        colour = "white" if shares[row, column] > 0.5 else "black"
-        ax.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=size)
 
 
 def _limits(*arrays: np.ndarray) -> tuple[float, float]:

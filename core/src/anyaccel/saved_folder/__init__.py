@@ -3,9 +3,8 @@
 Stands on nothing but the kernel's errors and the checks of arguments.
 """
 
-from anyaccel.saved_folder.folder import GROUP, part, publish, read, write
+from anyaccel.saved_folder.folder import GROUP, local_path, part, publish, read, storage_of, storage_of_file, write
 from anyaccel.saved_folder.manifest import MANIFEST, SCHEMA_VERSION, is_damaged, is_newer, is_saved
-from anyaccel.saved_folder.open_storage import local_path, storage_of, storage_of_file
 from anyaccel.saved_folder.remote_storage import is_url
 from anyaccel.saved_folder.shards import INDEX
 from anyaccel.saved_folder.storage import Storage

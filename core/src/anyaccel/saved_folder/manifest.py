@@ -161,7 +161,13 @@ def _parsed(storage: Storage, name: str) -> dict[str, Any]:
 def _load(storage: Storage, name: str) -> dict[str, Any]:
     """A manifest that is whole, of a version that can be read."""
     given, file = _parsed(storage, name), storage.file_name(name)
-    _check_version(file, given)
+    version = given.get("schema_version")
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        raise ConfigError(
+            f"{file!r} is of schema version {shown(version)}, written by {shown(given.get('written_by'))}",
+            cause=f"this version of anyaccel reads versions up to {SCHEMA_VERSION}",
+            hint="read it with the version of anyaccel that wrote it, or a newer one",
+        )
     if given["schema_version"] > 1 and given.pop("sha256", None) != _sha256(given):
         raise ConfigError(
             f"{file!r} is not as it was written: it was changed, or is incomplete",
@@ -206,16 +212,6 @@ def arrays_files(storage: Storage, manifest: Mapping[str, Any]) -> list[ArraysFi
 
 def _sha256(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(strict_json.canonical(manifest)).hexdigest()
-
-
-def _check_version(file: str, manifest: Mapping[str, Any]) -> None:
-    version = manifest.get("schema_version")
-    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
-        raise ConfigError(
-            f"{file!r} is of schema version {shown(version)}, written by {shown(manifest.get('written_by'))}",
-            cause=f"this version of anyaccel reads versions up to {SCHEMA_VERSION}",
-            hint="read it with the version of anyaccel that wrote it, or a newer one",
-        )
 
 
 def _entry(file: ArraysFile) -> dict[str, Any]:

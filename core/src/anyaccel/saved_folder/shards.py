@@ -7,7 +7,6 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
-from typing import IO
 
 import numpy as np
 
@@ -69,7 +68,12 @@ def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
     try:
         if size == file.size:
             with storage.open(file.file) as stream:
-                return _read_checked(stream, file)
+                if file.digests is not None:
+                    return tensor_file.read(stream, file.size, file.digests)
+                contents = stream.read(file.size)  # of schema version 1, which has one hash of all
+                if hashlib.sha256(contents).hexdigest() != file.sha256:
+                    raise StateError("its hash is another")
+                return tensor_file.read(BytesIO(contents), file.size)
     except FileNotFoundError:  # removed a moment ago
         raise missing from None
     except StateError as error:
@@ -81,15 +85,6 @@ def read(storage: Storage, file: ArraysFile) -> dict[str, np.ndarray]:
         cause=f"{size:,} bytes; written: {file.size:,}",
         hint="copy the folder again, or save again",
     )
-
-
-def _read_checked(stream: IO[bytes], file: ArraysFile) -> dict[str, np.ndarray]:
-    if file.digests is not None:
-        return tensor_file.read(stream, file.size, file.digests)
-    contents = stream.read(file.size)  # of schema version 1, which has one hash of all
-    if hashlib.sha256(contents).hexdigest() != file.sha256:
-        raise StateError("its hash is another")
-    return tensor_file.read(BytesIO(contents), file.size)
 
 
 def index_text(files: Sequence[ArraysFile], arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.capability import Capability
 from anyaccel.device import Device
 from anyaccel.errors import MoveError
 from anyaccel.registry import Registry
@@ -67,6 +68,13 @@ class FactTests(Subject):
         assert all(root.isidentifier() for root in backend.import_roots)
         assert isinstance(backend.environment, tuple)
         assert all(isinstance(name, str) and name.isidentifier() for name in backend.environment)
+
+    def test_capabilities_are_what_they_are_entered_as(self, backend: Backend) -> None:
+        """Each class in `capabilities` gives an object of it, always the same one; none of them is a base."""
+        for kind in backend.capabilities:
+            assert issubclass(kind, Capability) and not isinstance(backend, kind)
+            found = backend.capability(kind)
+            assert isinstance(found, kind) and backend.capability(kind) is found
 
     def test_devices_are_of_its_kinds(self, backend: Backend) -> None:
         """`devices()` lists Devices of the backend's kinds."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.backend import Backend, DeviceInfo, Memory, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.testing.fake_plugins import FakeEntryPoint, entry, plugin_module
 from anyaccel.testing.tiny import TinyBackend
@@ -56,6 +56,22 @@ def _undecorated() -> ModuleType:
     return module
 
 
+def _of_contract(version: Any) -> ModuleType:
+    module = plugin_module("brk", backends=lambda: [TinyBackend("brk")])
+    module.contract = version  # type: ignore[attr-defined]
+    return module
+
+
+class _Remembers(TinyBackend, Memory):
+    """A backend as in 0.1: a capability is one of its bases."""
+
+    def memory(self, device: Device) -> MemoryInfo:
+        return MemoryInfo(0, 0, 0, 0)
+
+    def release_memory(self, device: Device) -> None:
+        pass
+
+
 def _late_devices() -> Iterator[Device]:
     yield CPU
     raise LookupError("the second device")
@@ -88,6 +104,9 @@ def _modules() -> dict[str, tuple[Any, str]]:
         "backends_class": (offering(lambda: [TinyBackend]), "which is not a Backend"),
         "backends_alien": (offering(lambda: [TinyBackend("brk"), object()]), "offers object"),
         "backends_late": (offering(_generator), "LookupError: the second one"),
+        "contract_of_0_1": (_of_contract(None), "does not say for which contract it is written"),
+        "contract_text": (_of_contract("2"), "has contract = '2', and this anyaccel has contract"),
+        "contract_of_tomorrow": (_of_contract(99), "is written for contract 99, and this anyaccel has contract"),
         "policies_list": (plugin_module("brk", policies=lambda: ["first"]), "returned list, not dict"),
         "policies_number": (plugin_module("brk", policies=lambda: {"first": 7}), "'first' is refused: it is 7, no fun"),
         "policies_raise": (plugin_module("brk", policies=_raise(KeyError("p"))), "KeyError: 'p'"),
@@ -169,6 +188,15 @@ def _backends(framework: str) -> dict[str, tuple[Any, str]]:
             "owns() of its backend for",
         ),
         "brk_unhashable": (_offering_class("brk_unhashable", __hash__=None, __eq__=raising), ""),
+        "brk_mixin": (plugin_module("brk", backends=lambda: [_Remembers("brk")]), "which derives from Memory"),
+        "brk_capabilities": (
+            _offering("brk_capabilities", {"capabilities": {"memory": Memory}}),
+            "a backend with capabilities={'memory'",
+        ),
+        "brk_left": (
+            _offering("brk_left", {"capabilities": {Memory: Memory}, "release_memory": raising}),
+            "offers TinyBackend with release_memory, which a capability has",
+        ),
         "brk_abstract": (plugin_module("brk", backends=lambda: [_Abstract()]), "TypeError"),  # type: ignore[abstract]
     }
 

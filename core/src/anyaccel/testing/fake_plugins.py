@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyaccel.hookspecs import hookimpl
+from anyaccel.hookspecs import CONTRACT, hookimpl
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class FakeEntryPoint:
 def plugin_module(name: str, **hooks: Callable[..., Any]) -> ModuleType:
     """A plugin module with functions as its hooks: `plugin_module("tiny", backends=lambda: [TinyBackend()])`."""
     module = ModuleType(name)
+    module.contract = CONTRACT  # type: ignore[attr-defined]
     for hook, function in hooks.items():
         setattr(module, hook, hookimpl(function))
     return module

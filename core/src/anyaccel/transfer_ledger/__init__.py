@@ -8,8 +8,7 @@ Stands on `adapter`, which has the capability `ObservesTransfers`, and on the ke
 """
 
 from anyaccel.transfer_ledger.call_site import CallSite, register_running
-from anyaccel.transfer_ledger.counting import ledger, no_transfers
-from anyaccel.transfer_ledger.counts import Ledger, LedgerRow, Totals
+from anyaccel.transfer_ledger.counting import Ledger, LedgerRow, Totals, ledger, no_transfers
 from anyaccel.transfer_ledger.mixed_tensors import MixedTensors, mixed_tensors
 from anyaccel.transfer_ledger.observation import last_mover
 

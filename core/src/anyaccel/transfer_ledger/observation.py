@@ -34,7 +34,18 @@ class Observation:
     def listening(self, listener: Listener) -> Iterator[None]:
         """Tell a listener every event inside; the first installs the observers, the last removes them."""
         with self._lock:
-            self._install()
+            # Observe each backend whose framework is imported and that is not observed yet; all or nothing
+            backends = registry().backends
+            self._sites = CallSites(_inner_modules(backends))
+            with ExitStack() as stack:
+                added = set()
+                for backend in backends:
+                    observes = backend.capability(ObservesTransfers) if _is_used(backend) else None
+                    if id(backend) not in self._observed and observes is not None and observes.can_observe_transfers():
+                        stack.enter_context(observes.observe_transfers(partial(self._tell, backend.framework)))
+                        added.add(id(backend))
+                self._installed.push(stack.pop_all())
+                self._observed |= added
             self._listeners = (*self._listeners, listener)
         try:
             yield
@@ -44,20 +55,6 @@ class Observation:
                 if not self._listeners:
                     self._observed, self._movers = set(), {}
                     self._installed.close()
-
-    def _install(self) -> None:
-        """Observe each backend whose framework is imported and that is not observed yet; all or nothing."""
-        backends = registry().backends
-        self._sites = CallSites(_inner_modules(backends))
-        with ExitStack() as stack:
-            added = set()
-            for backend in backends:
-                observes = backend.capability(ObservesTransfers) if _is_used(backend) else None
-                if id(backend) not in self._observed and observes is not None and observes.can_observe_transfers():
-                    stack.enter_context(observes.observe_transfers(partial(self._tell, backend.framework)))
-                    added.add(id(backend))
-            self._installed.push(stack.pop_all())
-            self._observed |= added
 
     def _tell(self, framework: str, event: TransferEvent) -> None:
         site = self._sites.here()

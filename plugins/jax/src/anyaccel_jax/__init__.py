@@ -34,6 +34,9 @@ __getattr__, __dir__ = lazy_attributes(
     },
 )
 
+contract = 2
+"""The version of the contract of backends that this plugin is written for."""
+
 
 @hookimpl
 def backends() -> list[Any]:

@@ -20,6 +20,7 @@ from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_jax.array_trees import keras_backend
 from anyaccel_jax.placement import JaxPlacement
+from anyaccel_jax.runtime_config import setting
 
 if TYPE_CHECKING:
     from anyaccel_jax.mesh_program import DeviceMesh, MeshOps
@@ -30,19 +31,12 @@ if TYPE_CHECKING:
 DONATED_BYTES = 256 * 2**20
 
 
-class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures):
+class JaxCompute(JaxPlacement, KeywordCompute):
     """Computes this package's models, modules of Flax (Linen and NNX) and Equinox, and of Keras where it runs on JAX.
 
     They return an array, or a tuple, list or dict of arrays.
     """
 
-    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
-    matmul_precisions: ClassVar[tuple[Any, ...]] = (
-        *("default", "high", "highest", "bfloat16", "tensorfloat32", "float32"),
-        *("ANY_F8_ANY_F8_F32", "ANY_F8_ANY_F8_F32_FAST_ACCUM", "ANY_F8_ANY_F8_ANY", "F16_F16_F16", "F16_F16_F32"),
-        *("BF16_BF16_BF16", "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"),
-        *("TF32_TF32_F32", "TF32_TF32_F32_X3", "F32_F32_F32", "F64_F64_F64"),
-    )
     parameter_groups = True
     custom_steps = True
 
@@ -58,45 +52,15 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
 
     def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.data_format`, for single layers and plain sequences of them."""
-        return self._model(model).data_format
+        return _model(model).data_format
 
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`, for layers of Flax, Equinox and Keras; of a `Function` nothing is known."""
-        return self._model(model).batch_coupling
+        return _model(model).batch_coupling
 
     def untrainable_reason(self, model: Any) -> str:
         """As `Compute.untrainable_reason`, for models of Keras."""
-        return self._model(model).untrainable_reason
-
-    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """As `ComputesPrecision.precision_reason`: float64 is a setting of JAX, and Keras has policies of its own."""
-        import jax
-
-        if precision == "float64" and jax.dtypes.canonicalize_dtype("float64") != "float64":
-            return "JAX has float64 only after jax.config.update('jax_enable_x64', True)"
-        return self._model(model).precision_reason(precision)
-
-    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
-        """As `ComputesPrecision.matmul_precision`: `jax.default_matmul_precision`."""
-        import jax
-
-        context: AbstractContextManager[Any] = jax.default_matmul_precision(value)
-        return context
-
-    def float32_note(self, model: Any, device: Device) -> str:
-        """As `ComputesPrecision.float32_note`: products in TF32, which is JAX's default on GPUs that have it."""
-        from anyaccel_jax.runtime_config import setting
-
-        if device.kind != "gpu" or setting("jax_default_matmul_precision") not in (None, "default"):
-            return ""
-        return (
-            f"JAX multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
-            "matmul_precision='highest' keeps all"
-        )
-
-    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
-        """As `ComputesPrecision.remat_blocks`: `jax.checkpoint` of the whole model, which has no parts by name."""
-        return ("",) if remat == "blocks" else ()
+        return _model(model).untrainable_reason
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
@@ -104,11 +68,11 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         """As `Compute.infer_outputs`; on shapes alone, in evaluation mode."""
         from anyaccel_jax.shape_inference import infer_outputs
 
-        return infer_outputs(self._model(model), inputs, arguments, seed)
+        return infer_outputs(_model(model), inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
         """As `Compute.signature`."""
-        return self._model(model).signature
+        return _model(model).signature
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
@@ -116,11 +80,11 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         """As `Compute.infer_training`; on shapes alone."""
         from anyaccel_jax.shape_inference import infer_training
 
-        return infer_training(self._model(model), inputs, arguments)
+        return infer_training(_model(model), inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""
-        return self._model(model).dtype
+        return _model(model).dtype
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
         """As `Compute.parameters`.
@@ -128,15 +92,7 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         Raises:
             StateError: the model is not built yet.
         """
-        return _specs(self._built(model).parameters)
-
-    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """As `MemoryFigures.buffers`; what a step takes is not told, as XLA decides it for each device.
-
-        Raises:
-            StateError: the model is not built yet.
-        """
-        return _specs(self._built(model).buffers)
+        return _specs(_built(model).parameters)
 
     def build(self, segment: Segment) -> Program:
         """As `Compute.build`; the adapter's program, compiled as a whole where the segment is on one device."""
@@ -180,7 +136,7 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
     def _is_large(self, segment: Segment) -> bool:
         """Whether the state is to be destroyed by each step."""
         models = {id(op.model): op.model for op in segment.operations if op.model is not None}
-        arrays = (array for model in models.values() for array in self._model(model).parameters.values())
+        arrays = (array for model in models.values() for array in _model(model).parameters.values())
         size: int = sum(array.nbytes for array in arrays)
         return size >= DONATED_BYTES
 
@@ -190,7 +146,7 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
         Raises:
             StateError: the model is not built yet.
         """
-        built = self._built(model)
+        built = _built(model)
         return {name: np.array(array) for name, array in state_names(built.parameters, built.buffers).items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
@@ -199,7 +155,7 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
 
         from anyaccel_jax.host_transfer import copy_on_host
 
-        built = self._built(model)
+        built = _built(model)
         named = state_names(built.parameters, built.buffers)
         check_state(state, _specs(named))
         values = {
@@ -232,18 +188,68 @@ class JaxCompute(JaxPlacement, KeywordCompute, ComputesPrecision, MemoryFigures)
             return f"Keras runs on {keras_backend()}, not on JAX"
         return reason
 
-    def _model(self, model: Any) -> Model:
-        from anyaccel_jax.models.dispatch import as_model, wrap
 
-        return as_model(wrap(model))
+class JaxPrecision(ComputesPrecision):
+    """Dtypes of JAX, policies of Keras, and settings of products."""
 
-    def _built(self, model: Any) -> Model:
-        from anyaccel_jax.models.dispatch import as_model
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    matmul_precisions: ClassVar[tuple[Any, ...]] = (
+        *("default", "high", "highest", "bfloat16", "tensorfloat32", "float32"),
+        *("ANY_F8_ANY_F8_F32", "ANY_F8_ANY_F8_F32_FAST_ACCUM", "ANY_F8_ANY_F8_ANY", "F16_F16_F16", "F16_F16_F32"),
+        *("BF16_BF16_BF16", "BF16_BF16_F32", "BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"),
+        *("TF32_TF32_F32", "TF32_TF32_F32_X3", "F32_F32_F32", "F64_F64_F64"),
+    )
 
-        functional = as_model(model)
-        if not functional.is_built:
-            raise not_built_error(model, "build the graph that contains it")
-        return functional
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """float64 is a setting of JAX, and Keras has policies of its own."""
+        import jax
+
+        if precision == "float64" and jax.dtypes.canonicalize_dtype("float64") != "float64":
+            return "JAX has float64 only after jax.config.update('jax_enable_x64', True)"
+        return _model(model).precision_reason(precision)
+
+    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
+        """By `jax.default_matmul_precision`."""
+        import jax
+
+        context: AbstractContextManager[Any] = jax.default_matmul_precision(value)
+        return context
+
+    def float32_note(self, model: Any, device: Device) -> str:
+        """Products in TF32, which is JAX's default on GPUs that have it."""
+        if device.kind != "gpu" or setting("jax_default_matmul_precision") not in (None, "default"):
+            return ""
+        return (
+            f"JAX multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
+            "matmul_precision='highest' keeps all"
+        )
+
+    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
+        """`jax.checkpoint` of the whole model, which has no parts by name."""
+        return ("",) if remat == "blocks" else ()
+
+
+class JaxMemoryFigures(MemoryFigures):
+    """Buffers; what a step takes is not told, as XLA decides it for each device."""
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """Of a model that is built, else a StateError."""
+        return _specs(_built(model).buffers)
+
+
+def _model(model: Any) -> Model:
+    from anyaccel_jax.models.dispatch import as_model, wrap
+
+    return as_model(wrap(model))
+
+
+def _built(model: Any) -> Model:
+    from anyaccel_jax.models.dispatch import as_model
+
+    functional = as_model(model)
+    if not functional.is_built:
+        raise not_built_error(model, "build the graph that contains it")
+    return functional
 
 
 def _specs(named: Mapping[str, Any]) -> dict[str, TensorSpec]:

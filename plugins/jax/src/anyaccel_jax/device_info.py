@@ -9,7 +9,7 @@ from typing import Any
 from anyaccel.adapter.device_description import cpu_info, visible_nvidia_gpus
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import Machine
+from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel_jax.error_translation import first_line
 from anyaccel_jax.runtime_config import expected_count, has_plugin, is_installed, setting
 
@@ -35,16 +35,19 @@ def describe(device: Device, jax_device: Callable[[Device], Any]) -> DeviceInfo:
     return DeviceInfo(str(native.device_kind), vendor, "", str(native), total)
 
 
-def expected_of_kind(kind: str, machine: Machine) -> list[DeviceInfo] | None:
-    """The devices of a kind that JAX will have once it has started; None of a kind that JAX itself lacks."""
-    if kind not in ("cpu", *_VENDORS) or not is_installed():
-        return None
-    count = expected_count(kind)
-    if kind == "cpu":
-        return [cpu_info()] * count
-    vendor = _VENDORS[kind]["cuda" if has_plugin("cuda") else "rocm"]
-    known = [each.info() for each in machine.visible if each.kind == kind and each.vendor == vendor][:count]
-    return known + [DeviceInfo(str(Device(kind, index)), vendor) for index in range(len(known), count)]
+class JaxExpectedDevices(ExpectedDevices):
+    """The devices that JAX will have once it has started."""
+
+    def expected_of_kind(self, kind: str, machine: Machine) -> list[DeviceInfo] | None:
+        """None for those that a PJRT plugin adds."""
+        if kind not in ("cpu", *_VENDORS) or not is_installed():
+            return None
+        count = expected_count(kind)
+        if kind == "cpu":
+            return [cpu_info()] * count
+        vendor = _VENDORS[kind]["cuda" if has_plugin("cuda") else "rocm"]
+        known = [each.info() for each in machine.visible if each.kind == kind and each.vendor == vendor][:count]
+        return known + [DeviceInfo(str(Device(kind, index)), vendor) for index in range(len(known), count)]
 
 
 def unavailable_reason(device: Device, count: int) -> str:

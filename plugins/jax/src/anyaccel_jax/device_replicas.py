@@ -1,27 +1,43 @@
-"""Device replicas of JAX: copies of models, and sums of gradients in one compiled call."""
+"""Device replicas of JAX: meshes, and sums of gradients in one compiled call."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from anyaccel.adapter.device_replicas import Gradients
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel.backend import Program
+from anyaccel.device import Device
+from anyaccel.segment import Segment
 from anyaccel_jax.error_translation import with_translated_errors
+from anyaccel_jax.sharding import undividable_reason
 
 
-def copies(models: Sequence[Any]) -> list[Any]:
-    """Copies with arrays of their own."""
-    return copy.deepcopy(list(models))
+class JaxReplicas(DeviceReplicas):
+    """Replicas of JAX: a program for each device, or one compiled step over a mesh of all."""
 
+    divides_nodes: ClassVar[bool] = True
 
-def weighted_sums(tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
-    """As `DeviceReplicas.weighted_sums`; compiled once for each number of lists and their shapes."""
-    sums: Gradients = _weighted_sums([list(each) for each in tensors], [np.float64(weight) for weight in weights])
-    return sums
+    def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
+        """In one call, which is compiled once for each number of lists and their shapes."""
+        sums: Gradients = _weighted_sums([list(each) for each in tensors], [np.float64(weight) for weight in weights])
+        return sums
+
+    def build_over(
+        self, segment: Segment, devices: Sequence[Device], *, divided: bool = False, whole: Collection[str] = ()
+    ) -> Program | None:
+        """One compiled step over a mesh, whose devices are all different."""
+        if len({*devices}) < len(devices):
+            return None
+        program: Program = self.backend.build_mesh(segment, devices, divided=divided, whole=whole)
+        return program
+
+    def undividable_reason(self, segment: Segment, *, whole: Collection[str] = ()) -> str:
+        """Layers of Keras, whose variables are on one device."""
+        return undividable_reason(segment, whole)
 
 
 def _sums(tensors: list[Gradients], weights: list[Any]) -> Gradients:

@@ -94,7 +94,6 @@ class JaxExchange(JaxPlacement, Exchange):
             return slice_rows(column, begin, size) if order is None else gather_rows(column, order, begin, size)
 
     def is_ready(self, tensor: Any) -> bool:
-        """As `Exchange.is_ready`."""
         return bool(tensor.is_ready())
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anyaccel.doctor import Check, Machine, cuda_driver_checks
+from anyaccel.doctor import Check, HealthChecks, Machine, cuda_driver_checks
 
 _PLUGINS = {"nvidia": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "amd": ("jax-rocm7-plugin", "jax-rocm60-plugin")}
 _EXTRAS = {"nvidia": 'python -m pip install "jax[cuda13]"', "amd": "install JAX for ROCm, as JAX's own page says"}
@@ -12,13 +12,16 @@ _CUDA = {"jax-cuda13-plugin": "13", "jax-cuda12-plugin": "12"}
 _OFF = ("false", "0")
 
 
-def machine_checks(machine: Machine) -> Iterator[Check]:
-    """Checks of the installed packages of JAX beside the facts of a machine."""
-    for vendor in _PLUGINS:
-        if machine.gpus(vendor):
-            yield from _plugin(machine, vendor)
-    if machine.gpus("nvidia") and _installed(machine, "nvidia"):
-        yield _memory(machine)
+class JaxHealthChecks(HealthChecks):
+    """Whether what is installed fits a machine."""
+
+    def health_checks(self, machine: Machine) -> Iterator[Check]:
+        """By the packages that are installed."""
+        for vendor in _PLUGINS:
+            if machine.gpus(vendor):
+                yield from _plugin(machine, vendor)
+        if machine.gpus("nvidia") and _installed(machine, "nvidia"):
+            yield _memory(machine)
 
 
 def _installed(machine: Machine, vendor: str) -> str:

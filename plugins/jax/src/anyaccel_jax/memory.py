@@ -6,25 +6,24 @@ from anyaccel.backend import Memory, MemoryInfo
 from anyaccel.device import Device
 from anyaccel.host_memory import host_memory
 from anyaccel_jax import runtime_config
-from anyaccel_jax.placement import JaxPlacement
 
 
-class JaxMemory(JaxPlacement, Memory):
+class JaxMemory(Memory):
     """Figures of an accelerator are those of this process's allocator; of the CPU only its size is known."""
 
     def memory(self, device: Device) -> MemoryInfo:
-        """As `Memory.memory`; free is what JAX's allocator may still hand out, less than is free on the device."""
-        stats = self.jax_device(device).memory_stats() or {}
+        """Free is what JAX's allocator may still hand out, less than is free on the device."""
+        stats = self.backend.jax_device(device).memory_stats() or {}
         if not stats:
             total, free = host_memory()
             return MemoryInfo(total, free, used=0, peak=0) if device.kind == "cpu" else MemoryInfo(0, 0, 0, 0)
         used, peak = (int(stats.get(name, 0)) for name in ("bytes_in_use", "peak_bytes_in_use"))
         free = max(int(stats.get("bytes_limit", 0)) - used, 0)
-        return MemoryInfo(self.device_info(device).total_memory, free, used, max(peak, used))
+        return MemoryInfo(self.backend.device_info(device).total_memory, free, used, max(peak, used))
 
     def share(self, device: Device, fraction: float) -> str:
-        """As `Memory.share`: on a GPU, JAX takes memory as it needs it, unless the user configured something else."""
+        """On a GPU, JAX takes memory as it needs it, unless the user configured something else."""
         return runtime_config.disable_preallocation() if device.kind == "gpu" else ""
 
     def release_memory(self, device: Device) -> None:
-        """As `Memory.release_memory`; JAX has no way to give back what its allocator holds."""
+        """JAX has no way to give back what its allocator holds."""

@@ -250,7 +250,6 @@ class MeshProgram(JaxProgram):
         return self._mesh.put(array, self._mesh.everywhere)
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
-        """As of `JaxProgram`."""
         outputs, losses = super().forward(self._rows(inputs))
         return self._at_home(outputs), self._at_home(losses)
 
@@ -258,14 +257,12 @@ class MeshProgram(JaxProgram):
         return self._mesh.home(values)
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As of `JaxProgram`."""
         weights: dict[str, Any] = self._at_home(super().loss_weights(self._rows(inputs)))
         return weights
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
-        """As of `JaxProgram`."""
         factors = None if scale is None else {label: self._on_mesh(factor) for label, factor in scale.items()}
         outputs, losses, pullback = super().forward_pullback(self._rows(inputs), factors)
         return self._training_outputs(outputs), self._at_home(losses), pullback
@@ -287,7 +284,6 @@ class MeshProgram(JaxProgram):
         batch_size: int,
         n_microbatches: int = 1,
     ) -> Any:
-        """As of `JaxProgram`."""
         own, own_orders = self._split(columns, orders)
         try:
             losses = super().train_steps(own, own_orders, start, n_steps, batch_size, n_microbatches)
@@ -300,26 +296,21 @@ class MeshProgram(JaxProgram):
         return every[: len(columns)], every[len(columns) :]
 
     def compile(self, columns: Sequence[Any], orders: Sequence[Any], batch_size: int, n_microbatches: int = 1) -> None:
-        """As of `JaxProgram`."""
         super().compile(*self._split(columns, orders), batch_size, n_microbatches)
         self._release()
 
     def grad_stats(self) -> dict[str, tuple[Any, Any]]:
-        """As of `JaxProgram`."""
         stats: dict[str, tuple[Any, Any]] = self._at_home(super().grad_stats())
         return stats
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        """As of `JaxProgram`."""
         super().optimizer_step(scale)
         self._release()
 
     def optimizer_states(self) -> dict[str, NodeState]:
-        """As of `JaxProgram`."""
         return self._whole_states(super().optimizer_states())
 
     def close(self) -> dict[str, NodeState]:
-        """As of `JaxProgram`."""
         states = self._whole_states(super().close())
         self._columns.clear()
         return states

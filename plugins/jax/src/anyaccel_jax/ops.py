@@ -25,11 +25,24 @@ from anyaccel_jax.error_translation import translate_errors, with_translated_err
 from anyaccel_jax.losses import keras_library, scalar_loss
 from anyaccel_jax.models.base import LIBRARIES, Model
 from anyaccel_jax.models.dispatch import as_model
-from anyaccel_jax.namespace import Namespace
 from anyaccel_jax.optimizers import optax_rule
 from anyaccel_jax.parameter_tree import ParameterTree
 from anyaccel_jax.step_loop import compile_loop, named_after
-from anyaccel_jax.transfers import put_like
+from anyaccel_jax.transfers import put_alike, put_like
+
+
+class Namespace:
+    """`jax.numpy` under its own names."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+    def zeros_like(self, array: Any) -> Any:
+        """As `jnp.zeros_like`, on the array's device."""
+        if isinstance(array, jax.core.Tracer):
+            return jnp.zeros_like(array)
+        return put_alike(np.zeros(array.shape, array.dtype), array.sharding)
+
 
 OutputsAndBuffers = tuple[tuple[Any, ...], Mapping[str, Any] | None]
 
@@ -105,15 +118,12 @@ class JaxOps(TracedOps):
     # -- models ----------------------------------------------------------------------------------------------------
 
     def parameters(self, model: Any) -> Mapping[str, Any]:
-        """As in `Model`."""
         return self.model(model).parameters
 
     def buffers(self, model: Any) -> Mapping[str, Any]:
-        """As in `Model`."""
         return self.model(model).buffers
 
     def constraints(self, model: Any) -> Mapping[str, Callable[[Any], Any]]:
-        """As in `Model`."""
         return self.model(model).constraints
 
     def optimizer_state(self, model: Any) -> NodeState | None:
@@ -274,7 +284,6 @@ class JaxOps(TracedOps):
         return super().custom_loss(scalar_loss(loss))
 
     def parameter_tree(self, model: Any) -> ParameterTree:
-        """As in `Model`."""
         return self.model(model).parameter_tree
 
     def update_rule(self, optimizer: Optimizer) -> UpdateRule:

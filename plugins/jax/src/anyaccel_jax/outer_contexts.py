@@ -10,43 +10,46 @@ import jax
 import numpy as np
 from jax._src import core  # JAX has no public way to ask whether it traces
 
-from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.errors import PhaseError
 from anyaccel_jax.runtime_config import setting
 
 _GUARDS = ("host_to_device", "device_to_device", "device_to_host")
 
 
-@contextmanager
-def leave_contexts() -> Iterator[OuterContexts]:
-    """As `LeavesContexts.leave_contexts`."""
-    set_aside: list[str] = []
-    with ExitStack() as entered:
-        guarded = [name for name in _GUARDS if "disallow" in (_guard(name) or "")]
-        if guarded:
-            entered.enter_context(_allowed(guarded))
-            set_aside.append(
-                "jax.transfer_guard around the phase is left, as it loads data; anyaccel.ledger() lists what moves"
-            )
-        if not core.trace_state_clean():
-            raise PhaseError(
-                "a graph is computed inside a function that JAX transforms (jit, grad, vmap): it would train while the "
-                "function is traced, and never again",
-                hint="run it outside of the function",
-            )
-        mesh = jax.sharding.get_mesh() if hasattr(jax.sharding, "get_mesh") else None
-        if mesh is not None and not mesh.empty:
-            nothing: Any = np.empty((), object)
-            entered.enter_context(jax.set_mesh(jax.sharding.Mesh(nothing, ())))
-            set_aside.append("jax.set_mesh around the phase is left: accelerator says where it computes")
-        bits = bool(setting("jax_enable_x64"))
+class JaxContexts(LeavesContexts):
+    """Contexts of JAX."""
 
-        @contextmanager
-        def in_threads() -> Iterator[None]:
-            with _allowed(guarded), _x64(bits):
-                yield
+    @contextmanager
+    def leave_contexts(self) -> Iterator[OuterContexts]:
+        """Leave a mesh and transfer guards; threads get 64 bits as they are here."""
+        set_aside: list[str] = []
+        with ExitStack() as entered:
+            guarded = [name for name in _GUARDS if "disallow" in (_guard(name) or "")]
+            if guarded:
+                entered.enter_context(_allowed(guarded))
+                set_aside.append(
+                    "jax.transfer_guard around the phase is left, as it loads data; anyaccel.ledger() lists what moves"
+                )
+            if not core.trace_state_clean():
+                raise PhaseError(
+                    "a graph is computed inside a function that JAX transforms (jit, grad, vmap): it would train while "
+                    "the function is traced, and never again",
+                    hint="run it outside of the function",
+                )
+            mesh = jax.sharding.get_mesh() if hasattr(jax.sharding, "get_mesh") else None
+            if mesh is not None and not mesh.empty:
+                nothing: Any = np.empty((), object)
+                entered.enter_context(jax.set_mesh(jax.sharding.Mesh(nothing, ())))
+                set_aside.append("jax.set_mesh around the phase is left: accelerator says where it computes")
+            bits = bool(setting("jax_enable_x64"))
 
-        yield OuterContexts(set_aside=tuple(set_aside), in_threads=in_threads)
+            @contextmanager
+            def in_threads() -> Iterator[None]:
+                with _allowed(guarded), _x64(bits):
+                    yield
+
+            yield OuterContexts(set_aside=tuple(set_aside), in_threads=in_threads)
 
 
 def _guard(name: str) -> str | None:

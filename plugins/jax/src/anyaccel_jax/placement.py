@@ -102,7 +102,6 @@ class JaxPlacement(Backend):
             return put(array, self.jax_device(device), commit=True)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """As `Backend.scope`."""
         import jax
 
         return jax.default_device(self.jax_device(device))  # type: ignore[no-any-return]

@@ -84,7 +84,6 @@ class ProcessMeshProgram(MeshProgram):
         return sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
 
     def forward(self, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]]:
-        """As of `MeshProgram`."""
         compute = partial(super().forward, inputs)
         result: tuple[tuple[Any, ...], dict[str, tuple[Any, Any]]] = self._tried("evaluate a batch", compute)
         return result
@@ -125,7 +124,6 @@ class ProcessMeshProgram(MeshProgram):
         self._tried("compile steps", compute, lambda: self._state.parameters)
 
     def optimizer_step(self, scale: Mapping[str, Any] | None = None) -> None:
-        """As of `MeshProgram`."""
         self._tried("compute a step", partial(super().optimizer_step, scale), lambda: self._state.parameters)
 
     def _tried(self, what: str, call: Callable[[], Any], made: Callable[[], Any] | None = None) -> Any:

@@ -67,7 +67,6 @@ class JaxReplicaGroup(ReplicaGroup):
         replace_gradients(programs, gradients)
 
     def gather(self, value: Any) -> list[Any]:
-        """As `ReplicaGroup.gather`."""
         return gather_plain(value, lambda array: self._gathered(on_host(array)))
 
     def _gathered(self, array: Any) -> np.ndarray:

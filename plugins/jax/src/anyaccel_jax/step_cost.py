@@ -10,27 +10,35 @@ from jax.extend.core import Var
 
 from anyaccel.adapter.array_ops import concatenate_vjp
 from anyaccel.adapter.segment_analysis import SegmentDataflow
+from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.device import Device
 from anyaccel.segment import Operation, Segment
 from anyaccel_jax.ops import JaxOps
 
 
-def activations(segment: Segment, batch_size: int) -> dict[str, int]:
-    """As `StepCosts.activations`: outputs, and residuals of `jax.vjp` that are neither parameters nor inputs."""
-    ops = _UnmovedOps()
-    dataflow = SegmentDataflow(segment, ops)
-    kept: dict[str, int] = {}
+class JaxStepCosts(StepCosts):
+    """Activations; operations are not counted."""
 
-    def call(op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if op.model is None:
-            return tuple(concatenate_vjp(ops, op, inputs).outputs)
-        node = _Node(ops, dataflow, op)
-        kept[op.label] = node.kept(inputs)
-        return node.outputs(inputs)
+    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
+        """Activations alone."""
+        return StepCost(activations=self.activations(segment, batch_size))
 
-    columns = [_abstract((batch_size, *spec.shape), spec.dtype) for spec, _ in segment.inputs.values()]
-    jax.eval_shape(lambda *inputs: dataflow.outputs(dataflow.run(inputs, call)), *columns)
-    return kept
+    def activations(self, segment: Segment, batch_size: int) -> dict[str, int]:
+        """Outputs, and residuals of `jax.vjp` that are neither parameters nor inputs."""
+        ops = _UnmovedOps()
+        dataflow = SegmentDataflow(segment, ops)
+        kept: dict[str, int] = {}
+
+        def call(op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            if op.model is None:
+                return tuple(concatenate_vjp(ops, op, inputs).outputs)
+            node = _Node(ops, dataflow, op)
+            kept[op.label] = node.kept(inputs)
+            return node.outputs(inputs)
+
+        columns = [_abstract((batch_size, *spec.shape), spec.dtype) for spec, _ in segment.inputs.values()]
+        jax.eval_shape(lambda *inputs: dataflow.outputs(dataflow.run(inputs, call)), *columns)
+        return kept
 
 
 class _UnmovedOps(JaxOps):

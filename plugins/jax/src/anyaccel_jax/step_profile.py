@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,20 +10,24 @@ from typing import Any
 
 import jax
 
-from anyaccel.adapter.step_profiler import Mark, trace_label, trace_span, write_trace
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, trace_label, trace_span, write_trace
 from anyaccel.adapter.xla_scopes import with_nodes, xla_programs
+from anyaccel.device import Device
 
 
-@contextmanager
-def profile_steps(path: Path, nodes: Mapping[str, Any]) -> Iterator[Mark]:
-    """As `ProfilesSteps.profile_steps`."""
-    with TemporaryDirectory() as folder:
-        _start(folder)
-        try:
-            yield jax.profiler.TraceAnnotation
-        finally:
-            jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
-            _write(Path(folder), path, nodes)
+class JaxProfiler(ProfilesSteps):
+    """`jax.profiler`, with the names of nodes."""
+
+    @contextmanager
+    def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
+        """With the scopes of compiled code."""
+        with TemporaryDirectory() as folder:
+            _start(folder)
+            try:
+                yield jax.profiler.TraceAnnotation
+            finally:
+                jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
+                _write(Path(folder), path, nodes)
 
 
 def _start(folder: str) -> None:

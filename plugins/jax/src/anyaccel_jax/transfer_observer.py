@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax._src import api, array, lib
 
-from anyaccel.adapter.transfer_observer import Record, TransferEvent, TransferKind
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record, TransferEvent, TransferKind
 from anyaccel.device import Device
 
 HOST = Device("cpu")
@@ -41,6 +41,23 @@ _reading = threading.local()
 
 DeviceOf = Callable[[Any], Device]
 """The device that JAX's own object for it is."""
+
+
+class JaxTransfers(ObservesTransfers):
+    """All transfers and waits; an array on the CPU that becomes NumPy's counts as one."""
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """By functions around JAX's own."""
+        return observed(record, self.backend.device_named)
+
+    def can_observe_transfers(self) -> bool:
+        """Whether this JAX has what the observer needs."""
+        return not missing_names()
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """All where it has not."""
+        missing = ", ".join(missing_names())
+        return [f"this version of JAX has no {missing}, by which transfers are seen"] if missing else []
 
 
 def missing_names() -> list[str]:

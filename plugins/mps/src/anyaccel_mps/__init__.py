@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.device import Device
 from anyaccel.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from anyaccel_mps.backend import MpsBackend as MpsBackend
 
 __all__ = ["MpsBackend", "backends", "phase_end"]
+
+contract = 2
+"""The version of the contract of backends that this plugin is written for."""
 
 
 @hookimpl
@@ -29,9 +31,9 @@ def phase_end(plan: Any) -> None:
     """After a phase that used the Apple GPU, return the memory that torch caches there to the system."""
     if plan is None or not any(node.framework == "torch" and node.device.kind == "mps" for node in plan.assignments):
         return
-    from anyaccel_mps.backend import MpsBackend
+    import torch
 
-    MpsBackend().release_memory(Device("mps"))
+    torch.mps.empty_cache()
 
 
 def __getattr__(name: str) -> Any:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anyaccel.doctor import Check, Machine
+from anyaccel.doctor import Check, HealthChecks, Machine
 
 
-def machine_checks(machine: Machine) -> Iterator[Check]:
-    """Of a Mac with an Apple GPU: what it lacks, and settings that change results or speed in silence."""
-    if not any(device.kind == "mps" for device in machine.devices):
-        return
-    yield Check(
-        name="float64 on mps",
-        status="WARN",
-        message="the Apple GPU has no float64 and complex128; models and tensors of these are refused there",
-        fix="cast columns with data.cast({'x': 'float32'}), and models with model.float()",
-    )
-    fallback = machine.environment.get("PYTORCH_ENABLE_MPS_FALLBACK", "0")
-    if fallback not in ("", "0"):
+class MpsHealthChecks(HealthChecks):
+    """Checks of a Mac; torch's own are of its plugin. None of a device, whose kernels the system compiles."""
+
+    def health_checks(self, machine: Machine) -> Iterator[Check]:
+        """Of a Mac with an Apple GPU: what it lacks, and settings that change results or speed in silence."""
+        if not any(device.kind == "mps" for device in machine.devices):
+            return
         yield Check(
-            name="operators on mps",
+            name="float64 on mps",
             status="WARN",
-            message=f"PYTORCH_ENABLE_MPS_FALLBACK={fallback} computes operators that MPS lacks on the CPU, slowly",
-            fix="unset PYTORCH_ENABLE_MPS_FALLBACK to be told which they are",
+            message="the Apple GPU has no float64 and complex128; models and tensors of these are refused there",
+            fix="cast columns with data.cast({'x': 'float32'}), and models with model.float()",
         )
-    else:
-        yield Check(name="operators on mps", status="PASS", message="what MPS lacks is refused before a phase")
+        fallback = machine.environment.get("PYTORCH_ENABLE_MPS_FALLBACK", "0")
+        if fallback not in ("", "0"):
+            yield Check(
+                name="operators on mps",
+                status="WARN",
+                message=f"PYTORCH_ENABLE_MPS_FALLBACK={fallback} computes operators that MPS lacks on the CPU, slowly",
+                fix="unset PYTORCH_ENABLE_MPS_FALLBACK to be told which they are",
+            )
+        else:
+            yield Check(name="operators on mps", status="PASS", message="what MPS lacks is refused before a phase")

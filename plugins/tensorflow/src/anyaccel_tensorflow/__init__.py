@@ -23,6 +23,9 @@ __getattr__, __dir__ = lazy_attributes(
     {"SequentialCNN": ".builtin_models", "SequentialMLP": ".builtin_models", "TensorFlowBackend": ".backend"},
 )
 
+contract = 2
+"""The version of the contract of backends that this plugin is written for."""
+
 
 @hookimpl
 def backends() -> list[Any]:

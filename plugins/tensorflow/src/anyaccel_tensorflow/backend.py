@@ -1,42 +1,47 @@
-"""TensorFlowBackend: placement and every capability in one object."""
+"""TensorFlowBackend: placement, exchange and compute, and the table of its capabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
+import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
-from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
-from anyaccel.adapter.step_costs import StepCost, StepCosts
-from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
-from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
-from anyaccel.backend import DeviceInfo
+from anyaccel.adapter.device_replicas import DeviceReplicas
+from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.adapter.outer_contexts import LeavesContexts
+from anyaccel.adapter.step_costs import StepCosts
+from anyaccel.adapter.step_profiler import ProfilesSteps
+from anyaccel.adapter.transfer_observer import ObservesTransfers
+from anyaccel.backend import Memory
+from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
-from anyaccel.doctor import Check, ExpectedDevices, HealthChecks, Machine
+from anyaccel.doctor import ExpectedDevices, HealthChecks, Machine
+from anyaccel.precision import ComputesPrecision
 from anyaccel.replicas import ReplicaGroup, Replicate
-from anyaccel.segment import Segment
-from anyaccel_tensorflow.compute import TensorFlowCompute
+from anyaccel_tensorflow.compute import TensorFlowCompute, TensorFlowMemoryFigures, TensorFlowPrecision
 from anyaccel_tensorflow.exchange import TensorFlowExchange
+from anyaccel_tensorflow.health_checks import TensorFlowHealthChecks
+from anyaccel_tensorflow.installed_build import TensorFlowExpectedDevices
 from anyaccel_tensorflow.memory import TensorFlowMemory
 
 
-class TensorFlowBackend(
-    ExpectedDevices,
-    TensorFlowExchange,
-    TensorFlowCompute,
-    TensorFlowMemory,
-    DeviceReplicas,
-    Replicate,
-    HealthChecks,
-    ObservesTransfers,
-    ProfilesSteps,
-    StepCosts,
-    LeavesContexts,
-):
+class TensorFlowReplicate(Replicate):
+    """Replicas that are joined by TensorFlow's collective operations."""
+
+    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
+        """Join them."""
+        from anyaccel_tensorflow.replica_group import joined
+
+        return joined(rank, size)
+
+    def unsynchronizable(self, model: Any) -> str:
+        """Any layer that mixes the rows of a batch."""
+        return str(self.backend.batch_coupling(model))
+
+
+class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
     """TensorFlow and Keras on the kinds of device that TensorFlow itself serves. Creating one does not import it.
 
     For a chip that a PluggableDevice adds, derive a class that sets `kinds`, and `device_types` where TensorFlow's
@@ -50,85 +55,34 @@ class TensorFlowBackend(
         "TF_XLA_FLAGS",
         "KERAS_BACKEND",
     )
+    capabilities: ClassVar[Capabilities] = {
+        Memory: TensorFlowMemory,
+        MemoryFigures: TensorFlowMemoryFigures,
+        StepCosts: lazy("anyaccel_tensorflow.step_cost:TensorFlowStepCosts"),
+        ProfilesSteps: lazy("anyaccel_tensorflow.step_profile:TensorFlowProfiler"),
+        ObservesTransfers: lazy("anyaccel_tensorflow.transfer_observer:TensorFlowTransfers"),
+        ComputesPrecision: TensorFlowPrecision,
+        LeavesContexts: lazy("anyaccel_tensorflow.outer_contexts:TensorFlowContexts"),
+        DeviceReplicas: lazy("anyaccel_tensorflow.device_replicas:TensorFlowReplicas"),
+        Replicate: TensorFlowReplicate,
+        ExpectedDevices: TensorFlowExpectedDevices,
+        HealthChecks: TensorFlowHealthChecks,
+    }
 
-    def leave_contexts(self) -> AbstractContextManager[OuterContexts]:
-        """As `LeavesContexts.leave_contexts`: scopes of devices."""
-        from anyaccel_tensorflow.outer_contexts import leave_contexts
-
-        return leave_contexts()
+    def devices(self) -> Sequence[Device]:
+        """Those expected where these are certain, until tensorflow is imported."""
+        if "tensorflow" not in sys.modules:
+            expected = self.required(ExpectedDevices).expected_devices(Machine.detect())
+            if expected is not None:
+                return list(expected)
+        return super().devices()
 
     def generator_state(self, generator: Any = None) -> np.ndarray | None:
-        """As `Backend.generator_state`, for objects of `tf.random.Generator`; the global state is not known."""
+        """Of objects of `tf.random.Generator`; the global state is not known."""
         import tensorflow as tf
 
         return np.asarray(generator.state.numpy()) if isinstance(generator, tf.random.Generator) else None
 
     def set_generator_state(self, state: np.ndarray, generator: Any = None) -> None:
-        """As `Backend.set_generator_state`."""
+        """Of the same."""
         generator.state.assign(state)
-
-    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
-        """As `StepCosts.step_cost`: activations; operations are not counted."""
-        from anyaccel_tensorflow.step_cost import activations
-
-        return StepCost(activations=activations(segment, batch_size))
-
-    def profile_steps(
-        self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]
-    ) -> AbstractContextManager[Mark]:
-        """As `ProfilesSteps.profile_steps`: `tf.profiler`, with the scopes of compiled code."""
-        from anyaccel_tensorflow.step_profile import profile_steps
-
-        return profile_steps(path, nodes)
-
-    def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
-        """As `DeviceReplicas.copy_models`."""
-        from anyaccel_tensorflow.device_replicas import copies
-
-        return [self.place(model, device) for model in copies(models)]
-
-    def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
-        """As `DeviceReplicas.weighted_sums`, on the device of the tensors."""
-        from anyaccel_tensorflow.device_replicas import weighted_sums
-
-        return weighted_sums(tensors, weights)
-
-    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
-        """As `Replicate.replica_group`, by TensorFlow's collective operations."""
-        from anyaccel_tensorflow.replica_group import joined
-
-        return joined(rank, size)
-
-    def unsynchronizable(self, model: Any) -> str:
-        """As `Replicate.unsynchronizable`: any layer that mixes the rows of a batch."""
-        return self.batch_coupling(model)
-
-    def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
-        """As `ExpectedDevices.expected_of_kind`; None for those that a PluggableDevice adds."""
-        from anyaccel_tensorflow.installed_build import build_flags, expected_of_kind
-
-        return expected_of_kind(kind, machine, build_flags())
-
-    def health_checks(self, machine: Machine) -> Iterable[Check]:
-        """As `HealthChecks.health_checks`, by the packages that are installed."""
-        from anyaccel_tensorflow.health_checks import machine_checks
-
-        return machine_checks(machine)
-
-    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """As `ObservesTransfers.observe_transfers`; a tensor on the CPU that becomes NumPy's counts as a transfer."""
-        from anyaccel_tensorflow.transfer_observer import observed
-
-        return observed(record, self.device_named)
-
-    def can_observe_transfers(self) -> bool:
-        """As `ObservesTransfers.can_observe_transfers`."""
-        from anyaccel_tensorflow.transfer_observer import missing_names
-
-        return not missing_names()
-
-    def unobserved_transfers(self) -> Sequence[str]:
-        """As `ObservesTransfers.unobserved_transfers`: int32, NumPy's own reads, and what compiled functions hide."""
-        from anyaccel_tensorflow.transfer_observer import unobserved
-
-        return unobserved()

@@ -22,51 +22,15 @@ from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_tensorflow.placement import TensorFlowPlacement
 
 
-class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, MemoryFigures):
+class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     """Computes Keras models and layers, and callable tf.Modules, that return tensors: one, or a tuple, list or dict.
 
     Losses that a Keras model adds itself (regularizers, `add_loss`) enter its gradients with weight 1, as in Keras; the
     losses that a phase reports do not contain them.
     """
 
-    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
-    matmul_precisions: ClassVar[tuple[Any, ...]] = (True, False)
     parameter_groups = True
     custom_steps = True
-
-    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """As `ComputesPrecision.precision_reason`: layers of Keras have policies, variables of modules their dtypes."""
-        from anyaccel_tensorflow.functional_call import AssigningCall, StatelessCall, functional_call
-        from anyaccel_tensorflow.variables import keras
-
-        call = functional_call(model)
-        if isinstance(call, AssigningCall) and precision != self.dtype_of(model):
-            return f"the variables of a {type(model).__name__} keep their dtype; models of Keras have dtype policies"
-        return keras().precision_reason(model, precision) if isinstance(call, StatelessCall) else ""
-
-    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
-        """As `ComputesPrecision.matmul_precision`: whether TF32 is used."""
-        from anyaccel_tensorflow.runtime_config import tensor_float_32
-
-        return tensor_float_32().hold(value)
-
-    def float32_note(self, model: Any, device: Device) -> str:
-        """As `ComputesPrecision.float32_note`: products in TF32, TensorFlow's default on GPUs that have it."""
-        import tensorflow as tf
-
-        if device.kind != "gpu" or not tf.config.experimental.tensor_float_32_execution_enabled():
-            return ""
-        return (
-            f"TensorFlow multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
-            "matmul_precision=False keeps all"
-        )
-
-    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
-        """As `ComputesPrecision.remat_blocks`: `tf.recompute_grad` of the whole model."""
-        from anyaccel_tensorflow.functional_call import AssigningCall, functional_call
-
-        is_function = not isinstance(functional_call(model), AssigningCall)
-        return ("",) if remat == "blocks" and is_function else ()
 
     def batch_coupling(self, model: Any) -> str:
         """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""
@@ -89,7 +53,6 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, 
         return infer_outputs(model, inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """As `Compute.signature`."""
         from anyaccel_tensorflow.functional_call import signature
 
         return signature(model)
@@ -115,14 +78,6 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, 
             StateError: the model is not built yet.
         """
         return {name: _spec_of(variable) for name, variable in _variables(model).parameters.items()}
-
-    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """As `MemoryFigures.buffers`; what a step takes is not told, as XLA decides it for each device.
-
-        Raises:
-            StateError: the model is not built yet.
-        """
-        return {name: _spec_of(variable) for name, variable in _variables(model).buffers.items()}
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
         """As `Compute.mutates_inputs`: never, tensors are immutable."""
@@ -189,6 +144,55 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute, ComputesPrecision, 
             available = f"{', '.join(OPTIMIZERS)}, and classes of keras.optimizers"
             return f"TensorFlow supports named optimizers ({available}), not {spec.name}"
         return super().unsupported_reason(spec)
+
+
+class TensorFlowPrecision(ComputesPrecision):
+    """Policies of Keras, dtypes of variables, and TF32."""
+
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    matmul_precisions: ClassVar[tuple[Any, ...]] = (True, False)
+
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """Layers of Keras have policies, variables of modules their dtypes."""
+        from anyaccel_tensorflow.functional_call import AssigningCall, StatelessCall, functional_call
+        from anyaccel_tensorflow.variables import keras
+
+        call = functional_call(model)
+        if isinstance(call, AssigningCall) and precision != self.backend.dtype_of(model):
+            return f"the variables of a {type(model).__name__} keep their dtype; models of Keras have dtype policies"
+        return keras().precision_reason(model, precision) if isinstance(call, StatelessCall) else ""
+
+    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
+        """Whether TF32 is used."""
+        from anyaccel_tensorflow.runtime_config import tensor_float_32
+
+        return tensor_float_32().hold(value)
+
+    def float32_note(self, model: Any, device: Device) -> str:
+        """Products in TF32, TensorFlow's default on GPUs that have it."""
+        import tensorflow as tf
+
+        if device.kind != "gpu" or not tf.config.experimental.tensor_float_32_execution_enabled():
+            return ""
+        return (
+            f"TensorFlow multiplies float32 in TF32 on {device} by default, to three digits, if that GPU has it: "
+            "matmul_precision=False keeps all"
+        )
+
+    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
+        """As `ComputesPrecision.remat_blocks`: `tf.recompute_grad` of the whole model."""
+        from anyaccel_tensorflow.functional_call import AssigningCall, functional_call
+
+        is_function = not isinstance(functional_call(model), AssigningCall)
+        return ("",) if remat == "blocks" and is_function else ()
+
+
+class TensorFlowMemoryFigures(MemoryFigures):
+    """Buffers; what a step takes is not told, as XLA decides it for each device."""
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """Of a model that is built, else a StateError."""
+        return {name: _spec_of(variable) for name, variable in _variables(model).buffers.items()}
 
 
 def _variables(model: Any) -> Any:

@@ -1,26 +1,23 @@
-"""Device replicas of TensorFlow: copies of models, and sums of gradients on their device."""
+"""Device replicas of TensorFlow: sums of gradients on their device."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from anyaccel.adapter.device_replicas import Gradients
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel_tensorflow.error_translation import translate_errors
 
 
-def copies(models: Sequence[Any]) -> list[Any]:
-    """Copies with variables of their own."""
-    return copy.deepcopy(list(models))
+class TensorFlowReplicas(DeviceReplicas):
+    """Replicas of TensorFlow."""
 
-
-def weighted_sums(tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
-    """As `DeviceReplicas.weighted_sums`."""
-    with translate_errors("the gradients of replicas"):
-        return [_sum(column, weights) for column in zip(*tensors, strict=True)]
+    def weighted_sums(self, tensors: Sequence[Gradients], weights: Sequence[float]) -> Gradients:
+        """On the device of the tensors."""
+        with translate_errors("the gradients of replicas"):
+            return [_sum(column, weights) for column in zip(*tensors, strict=True)]
 
 
 def _sum(column: Sequence[Any], weights: Sequence[float]) -> Any:

@@ -70,7 +70,6 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         return self.move(tensor, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """As `Exchange.gather_rows`."""
         from anyaccel_tensorflow import host_transfer
 
         if order is None:

@@ -84,7 +84,6 @@ class SpecModelCall(FunctionalCall):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> OutputsAndBuffers:
-        """As in `FunctionalCall`."""
         return outputs_of(self.model.forward(parameters, inputs, train, key), layout), None
 
 

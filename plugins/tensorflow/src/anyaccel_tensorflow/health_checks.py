@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anyaccel.doctor import Check, Machine
+from anyaccel.doctor import Check, HealthChecks, Machine
 from anyaccel_tensorflow.installed_build import CPU_BUILDS, CUDA_LIBRARIES
 
 
-def machine_checks(machine: Machine) -> Iterator[Check]:
-    """Checks of the installed packages of TensorFlow beside the facts of a machine."""
-    for vendor in ("nvidia", "amd"):
-        if machine.gpus(vendor):
-            yield _build(machine, vendor)
+class TensorFlowHealthChecks(HealthChecks):
+    """Whether what is installed fits a machine."""
+
+    def health_checks(self, machine: Machine) -> Iterator[Check]:
+        """By the packages that are installed."""
+        for vendor in ("nvidia", "amd"):
+            if machine.gpus(vendor):
+                yield _build(machine, vendor)
 
 
 def _build(machine: Machine, vendor: str) -> Check:

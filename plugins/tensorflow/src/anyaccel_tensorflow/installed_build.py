@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import DeviceInfo
-from anyaccel.doctor import Machine
+from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel.doctor.machine import installed_version
 
 CUDA_LIBRARIES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
@@ -42,15 +42,19 @@ def build_name(flags: Mapping[str, bool]) -> str:
     return f"TensorFlow, {version}," if version else "TensorFlow"
 
 
-def expected_of_kind(kind: str, machine: Machine, flags: Mapping[str, bool]) -> list[DeviceInfo] | None:
-    """The devices of a kind that a build of TensorFlow will see on a machine; None where that is not certain."""
-    if not flags or kind not in ("cpu", "gpu"):
-        return None
-    if kind == "cpu":
-        return [cpu_info()]
-    vendor = next((vendor for flag, vendor in _VENDORS.items() if flags.get(flag)), "")
-    if not machine.gpus(vendor):
-        return []
-    if vendor != "nvidia" or not any(map(machine.version_of, CUDA_LIBRARIES)):
-        return None  # whether the system has the libraries, TensorFlow alone finds out
-    return [DeviceInfo(device.name, vendor) for device in machine.visible if device.vendor == vendor]
+class TensorFlowExpectedDevices(ExpectedDevices):
+    """The devices that the installed build of TensorFlow will see on a machine."""
+
+    def expected_of_kind(self, kind: str, machine: Machine) -> list[DeviceInfo] | None:
+        """None for those that a PluggableDevice adds."""
+        flags = build_flags()
+        if not flags or kind not in ("cpu", "gpu"):
+            return None
+        if kind == "cpu":
+            return [cpu_info()]
+        vendor = next((vendor for flag, vendor in _VENDORS.items() if flags.get(flag)), "")
+        if not machine.gpus(vendor):
+            return []
+        if vendor != "nvidia" or not any(map(machine.version_of, CUDA_LIBRARIES)):
+            return None  # whether the system has the libraries, TensorFlow alone finds out
+        return [DeviceInfo(device.name, vendor) for device in machine.visible if device.vendor == vendor]

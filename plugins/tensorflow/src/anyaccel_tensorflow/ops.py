@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import tensorflow as tf
 
 from anyaccel.adapter import (
+    ArrayOps,
     Function,
     IdentityKey,
     Kind,
@@ -22,7 +23,9 @@ from anyaccel.adapter import (
     attributes_key,
 )
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
+from anyaccel.adapter.custom_loss import make_loss
 from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
+from anyaccel.adapter.precision_casts import apply_in_precision
 from anyaccel.device import Device
 from anyaccel.precision import NodePrecision
 from anyaccel.segment import Segment
@@ -31,10 +34,14 @@ from anyaccel_tensorflow import host_transfer, numpy_namespace, variables
 from anyaccel_tensorflow.builtin_models import SpecModel
 from anyaccel_tensorflow.device_policy import silent_copies
 from anyaccel_tensorflow.device_scope import call_on_device, move_or_trace, on_device_of, with_true_devices
-from anyaccel_tensorflow.functional_call import FunctionalCall, functional_call
-from anyaccel_tensorflow.losses import scalar_loss
+from anyaccel_tensorflow.functional_call import (
+    FunctionalCall,
+    OutputsAndBuffers,
+    StatelessCall,
+    functional_call,
+    is_differentiable,
+)
 from anyaccel_tensorflow.object_location import is_first_cpu
-from anyaccel_tensorflow.precise_call import InPrecision, Recomputed
 from anyaccel_tensorflow.stateless_rng import fold_in, key_of
 from anyaccel_tensorflow.step_loop import compile_loop
 from anyaccel_tensorflow.step_profile import scope_name
@@ -270,7 +277,6 @@ class TensorFlowOps(TracedOps):
         return move_or_trace(array, self._device_string(device), multi_device=self.uses_several_devices)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any) -> Any:
-        """As `Exchange.gather_rows`."""
         if order is None:
             return host_transfer.slice_rows(column, start, stop)
         return host_transfer.gather_rows(column, order, start, stop)
@@ -321,3 +327,80 @@ def _without_gradient(array: Any) -> Any:
         return array
     with tf.device(array.device):
         return tf.stop_gradient(array)
+
+
+class InPrecision:
+    """A `FunctionalCall` computed in a precision: layers of Keras by their dtype policies, other models by casts."""
+
+    def __init__(self, ops: ArrayOps, call: FunctionalCall, precision: NodePrecision) -> None:
+        self._ops, self._call, self._precision = ops, call, precision
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> OutputsAndBuffers:
+        """As of `FunctionalCall`."""
+
+        def apply(parameters: Any, buffers: Any, inputs: Any) -> OutputsAndBuffers:
+            return self._call(parameters, buffers, inputs, train, key, layout)
+
+        scope: AbstractContextManager[None] | None = None
+        if isinstance(self._call, StatelessCall):
+            scope = keras().computing_in(self._call.model, self._precision)
+        dtype = tf.as_dtype(self._precision.dtype)
+        outputs, after = apply_in_precision(
+            self._ops, self._precision, dtype, apply, parameters, buffers, tuple(inputs), scope
+        )
+        return outputs, None if after is None else dict(after)
+
+
+class Recomputed:
+    """A call that keeps only what it is given for its backward pass, which calls it again."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Any],
+        buffers: Mapping[str, Any],
+        inputs: Sequence[Any],
+        train: bool,
+        key: Any,
+        layout: CallLayout = POSITIONAL,
+    ) -> OutputsAndBuffers:
+        """As of `FunctionalCall`, by `tf.recompute_grad`."""
+        sources = [*parameters.values(), *(x for x in inputs if is_differentiable(x))]
+        kept: list[Any] = []
+
+        def run(*arrays: Any) -> Any:
+            named = dict(zip(parameters, arrays, strict=False))
+            floating = iter(arrays[len(named) :])
+            given = [next(floating) if is_differentiable(x) else x for x in inputs]
+            outputs, after = self._call(named, buffers, given, train, key, layout)
+            kept[:] = [outputs, after]
+            return tf.nest.flatten((tuple(x for x in outputs if is_differentiable(x)), () if after is None else after))
+
+        flat = tf.recompute_grad(run)(*sources)
+        flat = list(flat) if isinstance(flat, (list, tuple)) else [flat]
+        outputs, after = kept
+        count = sum(is_differentiable(x) for x in outputs)
+        values = iter(flat[:count])
+        packed = None if after is None else tf.nest.pack_sequence_as(after, flat[count:])
+        return tuple(next(values) if is_differentiable(x) else x for x in outputs), packed
+
+
+def scalar_loss(loss: Loss) -> Loss:
+    """The spec of a loss with a function of tensors as its `own`; losses of Keras do not broadcast.
+
+    Raises:
+        SpecError: a class that does not take `loss_kwargs`.
+    """
+    if keras().is_loss(loss.own):
+        return Loss(keras().loss_function(loss, tf.reduce_mean))
+    return Loss(make_loss(loss))

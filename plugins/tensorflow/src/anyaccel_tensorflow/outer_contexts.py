@@ -7,17 +7,20 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.errors import PhaseError
 
 
-@contextmanager
-def leave_contexts() -> Iterator[OuterContexts]:
-    """As `LeavesContexts.leave_contexts`."""
-    if not tf.executing_eagerly():
-        raise PhaseError(
-            "a graph is computed inside a tf.function or a tf.Graph, which records in place of computing",
-            hint="run it outside of the function",
-        )
-    with tf.device(None):
-        yield OuterContexts()
+class TensorFlowContexts(LeavesContexts):
+    """Contexts of TensorFlow."""
+
+    @contextmanager
+    def leave_contexts(self) -> Iterator[OuterContexts]:
+        """Leave scopes of devices."""
+        if not tf.executing_eagerly():
+            raise PhaseError(
+                "a graph is computed inside a tf.function or a tf.Graph, which records in place of computing",
+                hint="run it outside of the function",
+            )
+        with tf.device(None):
+            yield OuterContexts()

@@ -73,7 +73,6 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         replace_gradients(programs, gradients)
 
     def gather(self, value: Any) -> list[Any]:
-        """As `ReplicaGroup.gather`."""
         return gather_plain(value, self._gathered_on_host)
 
     def _gathered_on_host(self, array: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from anyaccel.adapter.array_ops import concatenate_vjp
 from anyaccel.adapter.segment_analysis import SegmentDataflow
+from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.segment import Operation, Segment
@@ -19,28 +20,35 @@ _SAME_MEMORY = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "Res
 _GIVEN = ("Placeholder", "Const", "ReadVariableOp")
 
 
-def activations(segment: Segment, batch_size: int) -> dict[str, int]:
-    """As `StepCosts.activations`: outputs, and what operations of the backward pass read of the forward pass.
+class TensorFlowStepCosts(StepCosts):
+    """Activations; operations are not counted."""
 
-    Raises:
-        CapabilityError: the backward pass reads something without a size, such as the list of a loop.
-    """
-    ops = _UnmovedOps(segment, lambda device: "/device:CPU:0")
-    dataflow = SegmentDataflow(segment, ops)
-    kept: dict[str, int] = {}
+    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
+        """Activations alone."""
+        return StepCost(activations=self.activations(segment, batch_size))
 
-    def call(op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        if op.model is None:
-            return tuple(concatenate_vjp(ops, op, inputs).outputs)
-        kept[op.label], outputs = _kept(ops, dataflow, op, inputs)
-        return outputs
+    def activations(self, segment: Segment, batch_size: int) -> dict[str, int]:
+        """Outputs, and what operations of the backward pass read of the forward pass.
 
-    def run(*inputs: Any) -> None:
-        dataflow.run(inputs, call)
+        Raises:
+            CapabilityError: the backward pass reads something without a size, such as the list of a loop.
+        """
+        ops = _UnmovedOps(segment, lambda device: "/device:CPU:0")
+        dataflow = SegmentDataflow(segment, ops)
+        kept: dict[str, int] = {}
 
-    specs = [tf.TensorSpec((batch_size, *spec.shape), spec.dtype) for spec, _ in segment.inputs.values()]
-    tf.function(run, autograph=False).get_concrete_function(*specs)
-    return kept
+        def call(op: Operation, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            if op.model is None:
+                return tuple(concatenate_vjp(ops, op, inputs).outputs)
+            kept[op.label], outputs = _kept(ops, dataflow, op, inputs)
+            return outputs
+
+        def run(*inputs: Any) -> None:
+            dataflow.run(inputs, call)
+
+        specs = [tf.TensorSpec((batch_size, *spec.shape), spec.dtype) for spec, _ in segment.inputs.values()]
+        tf.function(run, autograph=False).get_concrete_function(*specs)
+        return kept
 
 
 class _UnmovedOps(TensorFlowOps):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,8 +12,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from anyaccel.adapter.step_profiler import Mark, trace_label, trace_span, write_trace
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps, trace_label, trace_span, write_trace
 from anyaccel.adapter.xla_scopes import with_nodes, xla_programs
+from anyaccel.device import Device
 
 
 def scope_name(name: str) -> str:
@@ -21,16 +22,19 @@ def scope_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name).lstrip("_") or "node"
 
 
-@contextmanager
-def profile_steps(path: Path, nodes: Mapping[str, Any]) -> Iterator[Mark]:
-    """As `ProfilesSteps.profile_steps`."""
-    with TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder)
-        try:
-            yield tf.profiler.experimental.Trace
-        finally:
-            tf.profiler.experimental.stop()
-            _write(Path(folder), path, nodes)
+class TensorFlowProfiler(ProfilesSteps):
+    """`tf.profiler`, with the names of nodes."""
+
+    @contextmanager
+    def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
+        """With the scopes of compiled code."""
+        with TemporaryDirectory() as folder:
+            tf.profiler.experimental.start(folder)
+            try:
+                yield tf.profiler.experimental.Trace
+            finally:
+                tf.profiler.experimental.stop()
+                _write(Path(folder), path, nodes)
 
 
 def _write(folder: Path, path: Path, nodes: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry, ops
 
-from anyaccel.adapter.transfer_observer import Record, TransferEvent
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record, TransferEvent
 from anyaccel.device import Device
 from anyaccel_tensorflow.function_transfers import inside_function
 
@@ -60,18 +60,33 @@ DeviceOf = Callable[[str], Device]
 """The device that TensorFlow calls so."""
 
 
+class TensorFlowTransfers(ObservesTransfers):
+    """All transfers and waits but a few; a tensor on the CPU that becomes NumPy's counts as one."""
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """By functions around TensorFlow's own."""
+        return observed(record, self.backend.device_named)
+
+    def can_observe_transfers(self) -> bool:
+        """Whether this TensorFlow has what the observer needs."""
+        return not missing_names()
+
+    def unobserved_transfers(self) -> list[str]:
+        """What is never seen, not on these devices, and not of what has happened inside."""
+        missing = ", ".join(missing_names())
+        if missing:
+            return [f"this version of TensorFlow has no {missing}, by which transfers are seen"]
+        gpus = len(tf.config.get_visible_devices()) > len(tf.config.get_visible_devices("CPU"))
+        return [
+            *_ALWAYS_UNSEEN,
+            *(["copies inside compiled functions on accelerators"] if gpus else []),
+            *_seen_to_miss,
+        ]
+
+
 def missing_names() -> list[str]:
     """Names that this TensorFlow lacks, without which transfers would not be seen."""
     return [f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in _PATCHED if not hasattr(owner, name)]
-
-
-def unobserved() -> list[str]:
-    """What `observed` cannot see: always, on these devices, and of what has happened inside."""
-    missing = ", ".join(missing_names())
-    if missing:
-        return [f"this version of TensorFlow has no {missing}, by which transfers are seen"]
-    gpus = len(tf.config.get_visible_devices()) > len(tf.config.get_visible_devices("CPU"))
-    return [*_ALWAYS_UNSEEN, *(["copies inside compiled functions on accelerators"] if gpus else []), *_seen_to_miss]
 
 
 @contextmanager

@@ -29,6 +29,9 @@ __getattr__, __dir__ = lazy_attributes(
 
 __all__ = ["SequentialCNN", "SequentialMLP", "TorchBackend", "TorchSchedule", "backends"]
 
+contract = 2
+"""The version of the contract of backends that this plugin is written for."""
+
 
 @hookimpl
 def backends() -> list[Any]:

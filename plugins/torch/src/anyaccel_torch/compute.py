@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path as FilePath
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,16 +12,12 @@ import numpy as np
 
 from anyaccel.adapter.keyword_compute import KeywordCompute
 from anyaccel.adapter.loadable_shapes import LoadableShapes
-from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.output_activations import warn_of_activations
-from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Program
-from anyaccel.device import Device
 from anyaccel.errors import StateError
 from anyaccel.install_hints import HINTS
-from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
-from anyaccel.segment import Operation, OutputSpec, Path, Segment, TensorSpec
+from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec
 from anyaccel.specs import Loss, LossTargets, Optimizer
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.numpy_views import as_array
@@ -33,15 +28,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchCompute(
-    TorchPlacement, KeywordCompute, WeightFiles, ComputesPrecision, MemoryFigures, LoadableShapes, SingleRows
-):
+class TorchCompute(TorchPlacement, KeywordCompute):
     """Models are `nn.Module`s that return a tensor, or a tuple, list or dict of tensors."""
 
-    weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
-    safetensors_format: ClassVar[str] = "pt"
-    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
-    matmul_precisions: ClassVar[tuple[Any, ...]] = ("highest", "high", "medium")
     keeps_modes = True
     custom_steps = True
     parameter_groups = True
@@ -78,14 +67,6 @@ class TorchCompute(
         from anyaccel_torch.shape_inference import infer_training
 
         return infer_training(model, inputs, arguments)
-
-    def single_row_reason(self, operation: Operation, inputs: Sequence[TensorSpec]) -> str:
-        """As `SingleRows.single_row_reason`; runs a model with batch normalization on zeros in its training modes."""
-        from anyaccel_torch.module_traits import batch_coupling
-        from anyaccel_torch.shape_inference import single_row_reason
-
-        model: Any = operation.model
-        return single_row_reason(operation, inputs) if batch_coupling(model) else ""
 
     def dtype_of(self, model: Any) -> str | None:
         """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
@@ -130,47 +111,6 @@ class TorchCompute(
         reasons = (library.untrainable_reason(layer) or remat_reason(layer) for layer in keras.outermost(model))
         return next(filter(None, reasons), "")
 
-    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
-        """As `ComputesPrecision.precision_reason`: dtypes of the device, and what autocast and Keras can do."""
-        from anyaccel_torch.precise_call import precision_reason
-
-        if NodePrecision(precision).dtype in self.unsupported_dtypes:
-            return f"torch has no {NodePrecision(precision).dtype} on {device}"
-        return precision_reason(model, NodePrecision(precision), self.native_device(device))
-
-    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
-        """As `ComputesPrecision.matmul_precision`: `torch.set_float32_matmul_precision`."""
-        from anyaccel_torch.settings import matmul_precision
-
-        return matmul_precision().hold(value)
-
-    def float32_note(self, model: Any, device: Device) -> str:
-        """As `ComputesPrecision.float32_note`: convolutions in TF32, the default of torch's cuDNN."""
-        import torch
-
-        from anyaccel_torch.module_traits import convolves
-
-        if device.kind != "gpu" or not torch.backends.cudnn.allow_tf32 or not convolves(model):
-            return ""
-        return (
-            f"torch computes convolutions of float32 in TF32 on {device} by default, to three digits, if that GPU has "
-            "it: FrameworkSettings({'torch.backends.cudnn.allow_tf32': False}) keeps all"
-        )
-
-    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
-        """As `ComputesPrecision.remat_blocks`: members of lists and sequences of layers, or modules by their names.
-
-        None of a model with layers of Keras, whose seeds and arguments would be others when they are computed again.
-        """
-        import torch
-
-        from anyaccel_torch import keras
-        from anyaccel_torch.recomputation import parts_to_recompute
-
-        if isinstance(model, torch.nn.Module) and keras.outermost(model):
-            return []
-        return [part.name for parts in parts_to_recompute(model, remat).values() for part in parts]
-
     def data_format(self, model: Any) -> tuple[str, str]:
         """As `Compute.data_format`, for single layers and plain sequences of them."""
         from anyaccel_torch.module_traits import data_format
@@ -185,18 +125,6 @@ class TorchCompute(
         warn_of_activations(keras.library(), segment)
         with translate_errors(f"the program of segment {segment.label!r}, with its optimizer state"):
             return TorchProgram(segment, self.native_device)
-
-    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
-        """As `MemoryFigures.buffers`, also those that a state does not have."""
-        return {name: TensorSpec(tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()}
-
-    def step_memory(
-        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
-    ) -> Mapping[Device, int]:
-        """As `MemoryFigures.step_memory`, over tensors without values. What kernels need besides is not counted."""
-        from anyaccel_torch.step_memory import step_memory
-
-        return step_memory(segment, batch_size, n_microbatches, n_steps)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """As `Compute.state`; without buffers that the module does not save (`persistent=False`).
@@ -220,7 +148,9 @@ class TorchCompute(
         from anyaccel_torch.shape_inference import tensor_spec
 
         named, extra = _named_state(model), extra_tensors(model)
-        resized = self.loadable_shapes(model, {name: _spec_of(array) for name, array in state.items()})
+        resized = self.required(LoadableShapes).loadable_shapes(
+            model, {name: _spec_of(array) for name, array in state.items()}
+        )
         check_state(state, {name: resized.get(name) or tensor_spec(tensor) for name, tensor in named.items()})
         if resized:
             resize(model, {name: spec.shape for name, spec in resized.items()})
@@ -230,37 +160,6 @@ class TorchCompute(
                 if name.removeprefix("buffers/") not in extra:
                     tensor.copy_(copied(np.asarray(state[name])))
         load_extra(model, {name: state[f"buffers/{name}"] for name in extra})
-
-    def loadable_shapes(self, model: Any, given: Mapping[str, TensorSpec]) -> Mapping[str, TensorSpec]:
-        """As `LoadableShapes.loadable_shapes`: what modules take that have a loading of their own, as observers do."""
-        from anyaccel_torch.loadable_shapes import loadable
-
-        names = loadable(model, {name: spec.shape for name, spec in given.items()})
-        return {name: given[name] for name in names}
-
-    def weight_names(self, model: Any) -> Mapping[str, str]:
-        """As `WeightFiles.weight_names`: those of `state_dict()`; with Keras layers, the paths of attributes."""
-        from anyaccel_torch.weight_files import state_dict_names
-
-        return state_dict_names(model, _named_state(model))
-
-    def plain_name(self, model: Any, name: str) -> str:
-        """As `WeightFiles.plain_name`: without the `_orig_mod.` of `torch.compile`, and the `module.` of DDP."""
-        from anyaccel_torch.module_state import plain_names
-
-        return plain_names(model)(name)
-
-    def read_weights(self, path: FilePath) -> dict[str, np.ndarray]:
-        """As `WeightFiles.read_weights`, with `torch.load(path, weights_only=True)`."""
-        from anyaccel_torch.weight_files import read_weights
-
-        return read_weights(path)
-
-    def write_weights(self, path: FilePath, arrays: Mapping[str, np.ndarray]) -> None:
-        """As `WeightFiles.write_weights`, with `torch.save`."""
-        from anyaccel_torch.weight_files import write_weights
-
-        write_weights(path, arrays)
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
         """As `Compute.loss_targets`, of losses of torch and of Keras."""
@@ -286,6 +185,37 @@ class TorchCompute(
         from anyaccel_torch.builtin_models import SequentialCNN, SequentialMLP
 
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
+
+
+class TorchWeightFiles(WeightFiles):
+    """Names as in a `state_dict()`, and files of `torch.save`."""
+
+    weight_suffixes: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin", ".ckpt")
+    safetensors_format: ClassVar[str] = "pt"
+
+    def weight_names(self, model: Any) -> Mapping[str, str]:
+        """Those of `state_dict()`; with Keras layers, the paths of attributes."""
+        from anyaccel_torch.weight_files import state_dict_names
+
+        return state_dict_names(model, _named_state(model))
+
+    def plain_name(self, model: Any, name: str) -> str:
+        """Without the `_orig_mod.` of `torch.compile`, and the `module.` of DDP."""
+        from anyaccel_torch.module_state import plain_names
+
+        return plain_names(model)(name)
+
+    def read_weights(self, path: FilePath) -> dict[str, np.ndarray]:
+        """By `torch.load(path, weights_only=True)`."""
+        from anyaccel_torch.weight_files import read_weights
+
+        return read_weights(path)
+
+    def write_weights(self, path: FilePath, arrays: Mapping[str, np.ndarray]) -> None:
+        """By `torch.save`."""
+        from anyaccel_torch.weight_files import write_weights
+
+        write_weights(path, arrays)
 
 
 def _check_built(model: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

@@ -7,13 +7,39 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from anyaccel.adapter.device_replicas import Gradients
+from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.backend import Program
+from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
+from anyaccel_torch.keras import quiet_saving
 from anyaccel_torch.program import TorchProgram
 
 
-def check_copies(models: Sequence[Any], copies: Sequence[Any]) -> None:
+class TorchReplicas(DeviceReplicas):
+    """Replicas of torch's modules, also where only some rows use a parameter."""
+
+    def copy_models(self, models: Sequence[Any], device: Device) -> list[Any]:
+        """Keras models as Keras copies them, through its saving.
+
+        Raises:
+            CapabilityError: Keras models share parameters, which their copies would not.
+        """
+        with quiet_saving():
+            copies = super().copy_models(models, device)
+        _check_copies(models, copies)
+        return copies
+
+    def gradients(self, program: Program) -> Gradients:
+        """One for each trained parameter, None where no loss depends on it in these rows."""
+        return [_dense(parameter.grad) for parameter in cast("TorchProgram", program).trained]
+
+    def set_gradients(self, program: Program, gradients: Gradients) -> None:
+        """Set them as they are."""
+        for parameter, gradient in zip(cast("TorchProgram", program).trained, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def _check_copies(models: Sequence[Any], copies: Sequence[Any]) -> None:
     """See that copies share what the models share, and give their parameters the `requires_grad` of the models'.
 
     Raises:
@@ -39,17 +65,6 @@ def _sharing(parameters: Sequence[nn.Parameter]) -> list[int]:
     """For each parameter the place at which it stands first."""
     first: dict[int, int] = {}
     return [first.setdefault(id(parameter), place) for place, parameter in enumerate(parameters)]
-
-
-def gradients(program: Program) -> Gradients:
-    """As `DeviceReplicas.gradients`: one for each trained parameter, None where it has none."""
-    return [_dense(parameter.grad) for parameter in cast("TorchProgram", program).trained]
-
-
-def set_gradients(program: Program, gradients: Gradients) -> None:
-    """As `DeviceReplicas.set_gradients`."""
-    for parameter, gradient in zip(cast("TorchProgram", program).trained, gradients, strict=True):
-        parameter.grad = gradient
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:

@@ -13,8 +13,7 @@ from anyaccel.errors import PhaseError
 from anyaccel_torch.forward_call import share_of_batch
 from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.loss_scaling import LossScaling
-from anyaccel_torch.losses import BoundLoss
-from anyaccel_torch.weighted_losses import divisor
+from anyaccel_torch.losses import BoundLoss, divisor
 
 
 def gathered_blocks(

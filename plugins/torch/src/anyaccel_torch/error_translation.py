@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from anyaccel.adapter.out_of_memory import out_of_memory
 from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError, PhaseError, SpecError
-from anyaccel_torch.mixed_tensors import mixed_tensors
+from anyaccel.transfer_ledger import MixedTensors
+from anyaccel.transfer_ledger import mixed_tensors as read_mixed_tensors
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -145,3 +146,12 @@ def _translated(error: RuntimeError, what: str) -> AnyaccelError | None:
 def _is_device_mismatch(text: str) -> bool:
     types = _TYPES.search(text)
     return any(mark in text for mark in _DEVICE_MISMATCH) or (types is not None and types[1] != types[2])
+
+
+def mixed_tensors(error: BaseException) -> MixedTensors:
+    """The line of the user's code that raised an error, the tensors in it with their devices, and the node."""
+    return read_mixed_tensors(error, _device_of, ("torch", "keras"))
+
+
+def _device_of(value: Any) -> str | None:
+    return str(value.device) if hasattr(value, "is_leaf") and hasattr(value, "device") else None

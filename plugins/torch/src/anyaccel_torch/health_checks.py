@@ -6,10 +6,28 @@ import re
 from collections.abc import Iterator, Mapping
 
 from anyaccel.device import Device
-from anyaccel.doctor import Check, Machine, cuda_driver_checks
+from anyaccel.doctor import Check, HealthChecks, Machine, cuda_driver_checks
+from anyaccel_torch.installed_build import build_facts
 
 _NAMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 _BUILDS = {"nvidia": "cuda", "amd": "hip"}
+
+
+class TorchHealthChecks(HealthChecks):
+    """What torch was built for, whether it has kernels for a GPU, and whether steps can be compiled."""
+
+    def health_checks(self, machine: Machine) -> Iterator[Check]:
+        """By the files of the installed torch."""
+        return machine_checks(machine, build_facts())
+
+    def device_checks(self, device: Device) -> Iterator[Check]:
+        """Whether this torch has kernels for a GPU; imports torch, and initialises the GPU."""
+        import torch
+
+        if device.kind != "gpu" or not torch.version.cuda:
+            return
+        major, minor = torch.cuda.get_device_capability(device.index)
+        yield architecture_check(device, f"sm_{major}{minor}", torch.cuda.get_arch_list())
 
 
 def machine_checks(machine: Machine, build: Mapping[str, str]) -> Iterator[Check]:
@@ -49,16 +67,6 @@ def _compiler(machine: Machine) -> Check:
         message="there is no C++ compiler, so that steps run uncompiled",
         fix=fixes.get(machine.system, "apt-get install g++, or set CXX to the path of one"),
     )
-
-
-def architecture_checks(device: Device) -> Iterator[Check]:
-    """Whether this torch has kernels for a GPU; imports torch, and initialises the GPU."""
-    import torch
-
-    if device.kind != "gpu" or not torch.version.cuda:
-        return
-    major, minor = torch.cuda.get_device_capability(device.index)
-    yield architecture_check(device, f"sm_{major}{minor}", torch.cuda.get_arch_list())
 
 
 def architecture_check(device: Device, needed: str, built: list[str]) -> Check:

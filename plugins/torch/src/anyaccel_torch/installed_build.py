@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import DeviceInfo
-from anyaccel.doctor import Machine, cuda_driver_checks
+from anyaccel.doctor import ExpectedDevices, Machine, cuda_driver_checks
 
 _LINE = re.compile(r"^(\w+)(?::[^=\n]+)? = (?:'([^'\n]*)'|None)$", re.MULTILINE)
 _VENDORS = {"cuda": "nvidia", "hip": "amd"}
@@ -26,16 +25,20 @@ def build_facts() -> dict[str, str]:
     return {name: value or "" for name, value in _LINE.findall(text)}
 
 
-def expected_of_kind(kind: str, machine: Machine, build: Mapping[str, str]) -> list[DeviceInfo] | None:
-    """The devices of a kind that a build of torch will see on a machine; None where that is not certain."""
-    if not build.get("__version__"):
-        return None
-    if kind == "cpu":
-        return [cpu_info()]
-    if kind == "gpu":
-        platform = next((name for name in _VENDORS if build.get(name)), "")
-        return _gpus(machine, platform, build[platform]) if platform else []
-    return [] if kind == "xpu" and not build.get("xpu") else None
+class TorchExpectedDevices(ExpectedDevices):
+    """The devices that the installed build of torch will see on a machine."""
+
+    def expected_of_kind(self, kind: str, machine: Machine) -> list[DeviceInfo] | None:
+        """Of those that torch itself has."""
+        build = build_facts()
+        if not build.get("__version__"):
+            return None
+        if kind == "cpu":
+            return [cpu_info()]
+        if kind == "gpu":
+            platform = next((name for name in _VENDORS if build.get(name)), "")
+            return _gpus(machine, platform, build[platform]) if platform else []
+        return [] if kind == "xpu" and not build.get("xpu") else None
 
 
 def _gpus(machine: Machine, platform: str, version: str) -> list[DeviceInfo] | None:

@@ -7,25 +7,30 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from anyaccel.adapter.loadable_shapes import LoadableShapes
+from anyaccel.segment import TensorSpec
 from anyaccel_torch.module_state import plain_names
 
 _PREFIX = "buffers/"  # of buffers in a state
 Shape = tuple[int, ...]
 
 
-def loadable(module: nn.Module, shapes: Mapping[str, Shape]) -> set[str]:
-    """Those of some buffers, by their names in a state, that take another shape: copies of their modules are asked."""
-    plain = plain_names(module)
-    return {
-        _key(plain, path, name)
-        for path, part in module.named_modules()
-        if (wanted := _local(plain, path, part, shapes))
-        for name in _taken(copy.deepcopy(part), wanted)
-    }
+class TorchLoadableShapes(LoadableShapes):
+    """What modules take that have a loading of their own, as observers do."""
+
+    def loadable_shapes(self, model: nn.Module, given: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """Copies of such modules are asked."""
+        plain, shapes = plain_names(model), {name: spec.shape for name, spec in given.items()}
+        return {
+            (key := _key(plain, path, name)): given[key]
+            for path, part in model.named_modules()
+            if (wanted := _local(plain, path, part, shapes))
+            for name in _taken(copy.deepcopy(part), wanted)
+        }
 
 
 def resize(module: nn.Module, shapes: Mapping[str, Shape]) -> None:
-    """Give buffers that are `loadable` other shapes; their values are undefined then.
+    """Give buffers that take them other shapes; their values are undefined then.
 
     They are other tensors: torch breaks one that it resizes in place while NumPy has a view of it.
     """

@@ -63,16 +63,13 @@ class ScaledProgram(ScalesLosses):
         return factor if self._scaling is None else factor * self._scaling.state.scale
 
     def loss_scale_state(self) -> LossScaleState:
-        """As `ScalesLosses.loss_scale_state`."""
         return LossScaleState(1.0) if self._scaling is None else self._scaling.state
 
     def load_loss_scale_state(self, state: LossScaleState) -> None:
-        """As `ScalesLosses.load_loss_scale_state`."""
         if self._scaling is not None:
             self._scaling.state = state
 
     def update_loss_scale(self, *, finite: bool) -> None:
-        """As `ScalesLosses.update_loss_scale`."""
         if self._scaling is not None:
             self._scaling.count(finite=finite)
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anyaccel.adapter.loss_weights import total_weight, weight_inputs
-from anyaccel.adapter.losses import NamedLoss
+from anyaccel.adapter.losses import loss_function
 from anyaccel.errors import ShapeError, SpecError
+from anyaccel.formulas import LossParts, with_axis
 from anyaccel.segment import LossTerm
 from anyaccel.specs import FROM_OUTPUT, Loss, LossTargets
 from anyaccel_torch import array_functions, keras
 from anyaccel_torch.error_translation import first_line, raise_if_device_mismatch
 from anyaccel_torch.forward_call import keras_loss
-from anyaccel_torch.weighted_losses import IGNORES_NOTHING, WeightedLoss, divisor, product
 
 Values = Sequence[Any]
 Result = TypeVar("Result")
@@ -93,17 +93,15 @@ def bind(
     if term.loss.own is not None:
         return _bind_own(term, slots, device)
     if term.loss.name == FROM_OUTPUT:
-        return _bind_weighted_output(term, slots, weight_dtype) if weight_inputs(term) else _bind_output(term, slots)
+        return _bind_formula(term, slots, weight_dtype) if weight_inputs(term) else _bind_output(term, slots)
     if len(slots) < 2:
         raise SpecError(
             f"loss {term.label!r}: {term.loss.name} takes outputs and targets, "
             f"got {len(slots)} inputs ({', '.join(term.inputs)})",
             hint="give two inputs, such as ['outputs', 'targets']",
         )
-    if term.loss.name not in _NAMED:
+    if term.loss.name not in _NAMED or weight_inputs(term) or term.loss.kwargs:
         return _bind_formula(term, slots, weight_dtype)
-    if weight_inputs(term) or term.loss.kwargs:
-        return _bind_weighted(term, slots, device, weight_dtype)
     function, prepare, weigh = _NAMED[term.loss.name]
     label, (first, second) = f"{term.label!r} ({term.loss.name})", slots
 
@@ -133,30 +131,13 @@ def _bind_output(term: LossTerm, slots: Sequence[int]) -> BoundLoss:
     return BoundLoss(term, slots, mean, sum_and_weight)
 
 
-def _bind_weighted(term: LossTerm, slots: Sequence[int], device: torch.device, least: torch.dtype) -> BoundLoss:
-    """A named loss with settings, or weighted by columns: the sum of what counts, over the sum of its weights."""
-    loss = WeightedLoss(term, device)
-    is_weighted = bool(weight_inputs(term))
-    (first, second), weights = slots[:2], slots[2:]
-
-    def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
-        outputs = _at_least_float32(values[first])
-        return loss(outputs, values[second], [values[slot] for slot in weights])
-
-    def mean(values: Values) -> Tensor:
-        total, weight = sum_and_weight(values)
-        return total / (divisor(weight) if is_weighted else weight)
-
-    def total_weight(values: Values) -> Tensor:
-        return loss.weight(values[second], [values[slot] for slot in weights], least)
-
-    return BoundLoss(term, slots, mean, sum_and_weight, total_weight=total_weight if is_weighted else None)
-
-
 class _FormulaOps:
-    """What formulas of named losses need of torch: as `ArrayOps` of the adapter has it."""
+    """What formulas of named losses need of torch, as `ArrayOps` of the adapter has it."""
 
     xp = array_functions
+
+    def __init__(self) -> None:
+        self._constants: dict[Any, Tensor] = {}
 
     def astype(self, array: Tensor, dtype: torch.dtype) -> Tensor:
         return array.to(dtype)
@@ -173,13 +154,20 @@ class _FormulaOps:
         return torch.arange(count, device=like.device)
 
     def constant(self, values: Sequence[float], like: Tensor) -> Tensor:
-        return torch.tensor(values, dtype=like.dtype, device=like.device)
+        key = values, like.dtype, like.device
+        if key not in self._constants:  # made once: to a GPU it is a transfer
+            self._constants[key] = torch.tensor(values, dtype=like.dtype, device=like.device)
+        return self._constants[key]
 
 
 def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> BoundLoss:
-    """A named loss that torch has no function for, by its formula."""
+    """A named loss that torch has no function for, or with settings, or weighted: by its formula.
+
+    torch's own functions give the loss of each element or position where there are such.
+    """
     ops: Any = _FormulaOps()
-    loss, by_columns = NamedLoss(ops, term), slots[len(slots) - len(weight_inputs(term)) :]
+    loss = loss_function(ops, term, _PARTS.get(term.loss.name))
+    by_columns = slots[len(slots) - len(weight_inputs(term)) :]
 
     def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
         result = loss([values[slot] for slot in slots])
@@ -190,29 +178,45 @@ def _bind_formula(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> B
         return total / (divisor(weight) if by_columns else weight)
 
     def weight_alone(values: Values) -> Tensor:
-        weight: Tensor = total_weight(ops, term, [values[slot] for slot in by_columns], least)
+        inputs = [values[slot] for slot in by_columns]
+        given = (each.dtype for each in inputs if each.is_floating_point())
+        weight: Tensor = total_weight(ops, term, inputs, torch.promote_types(next(given, least), least))
         return weight
 
     return BoundLoss(term, slots, mean, sum_and_weight, total_weight=weight_alone if by_columns else None)
 
 
-def _bind_weighted_output(term: LossTerm, slots: Sequence[int], least: torch.dtype) -> BoundLoss:
-    """A loss that a module returned, weighted by columns: a scalar by their sum, or one for each row."""
+def divisor(weight: Tensor) -> Tensor:
+    """A weight to divide by: 1 in place of 0, where nothing counts, so that the loss and its gradients are 0."""
+    return torch.where(weight == 0, 1, weight)
 
-    def sum_and_weight(values: Values) -> tuple[Tensor, Tensor]:
-        value = _at_least_float32(values[slots[0]])
-        weight = product([values[slot] for slot in slots[2:]], value.dtype)
-        weight = weight.flatten(value.ndim).sum(-1) if weight.ndim > value.ndim else weight
-        return torch.where(weight == 0, 0, value * weight).sum(), weight.sum()
 
-    def mean(values: Values) -> Tensor:
-        total, weight = sum_and_weight(values)
-        return total / divisor(weight)
+def _elements(function: Callable[..., Tensor], ops: Any, outputs: Tensor, targets: Tensor, settings: Any) -> LossParts:
+    return LossParts(function(outputs, targets.to(outputs.dtype), reduction="none"), tuple)
 
-    def total_weight(values: Values) -> Tensor:
-        return product([values[slot] for slot in slots[2:]], least).sum()
 
-    return BoundLoss(term, slots, mean, sum_and_weight, total_weight=total_weight)
+def _positions(ops: Any, outputs: Tensor, targets: Tensor, settings: Mapping[str, Any]) -> LossParts:
+    axis, by_index = settings.get("class_axis", -1), not targets.is_floating_point()
+    logits, targets = outputs.movedim(axis, -1), targets if by_index else targets.movedim(axis, -1)
+    losses = F.cross_entropy(
+        logits.flatten(0, -2),
+        targets.long().flatten() if by_index else targets.to(outputs.dtype).flatten(0, -2),
+        weight=ops.constant(settings["class_weights"], outputs) if "class_weights" in settings else None,
+        ignore_index=settings.get("ignore_index", _IGNORES_NOTHING),
+        reduction="none",
+        label_smoothing=settings.get("label_smoothing", 0.0),
+    )
+    return LossParts(losses.reshape(logits.shape[:-1])[with_axis(axis)], tuple, axis)
+
+
+# torch leaves out targets equal to this; a number that is no class, so that every position counts.
+_IGNORES_NOTHING = -(2**62)
+_PARTS: dict[str, Callable[..., LossParts]] = {
+    "mse": functools.partial(_elements, F.mse_loss),
+    "mae": functools.partial(_elements, F.l1_loss),
+    "cross_entropy": _positions,
+    "binary_cross_entropy": functools.partial(_elements, F.binary_cross_entropy_with_logits),
+}
 
 
 def _elementwise(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,7 +238,7 @@ def _classes(label: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction=reduction, ignore_index=IGNORES_NOTHING)
+    return F.cross_entropy(outputs, targets, reduction=reduction, ignore_index=_IGNORES_NOTHING)
 
 
 _NAMED: dict[str, tuple[Callable[..., Tensor], Prepare, Callable[[Tensor], int]]] = {

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from anyaccel.adapter.single_rows import SingleRows
 from anyaccel.errors import GraphError
-from anyaccel.segment import Path, TensorSpec
+from anyaccel.segment import Operation, Path, TensorSpec
 from anyaccel_torch import keras
 from anyaccel_torch.builtin_models import SequentialCNN
 from anyaccel_torch.divided_gradients import is_dtensor
 from anyaccel_torch.module_state import submodules
-from anyaccel_torch.shape_inference import infer_outputs
+from anyaccel_torch.shape_inference import infer_outputs, single_row_reason
 from anyaccel_torch.synchronized_norm import is_synchronizable
 from anyaccel_torch.tree_utils import tensors_in
 
@@ -120,6 +121,15 @@ def batch_coupling(model: nn.Module) -> str:
     """Name of the first layer that normalizes over the batch in training, or `""`; functions are not seen."""
     parts = (part for part in submodules(model) if _couples_rows(part))
     return next((getattr(part, "original_name", type(part).__name__) for part in parts), "")
+
+
+class TorchSingleRows(SingleRows):
+    """Models with batch normalization."""
+
+    def single_row_reason(self, operation: Operation, inputs: Sequence[TensorSpec]) -> str:
+        """Run such a model on zeros in its training modes."""
+        model: Any = operation.model
+        return single_row_reason(operation, inputs) if batch_coupling(model) else ""
 
 
 def unsynchronizable(model: nn.Module) -> str:

@@ -89,7 +89,11 @@ class GroupOptimizer:
         scheduled = self.spec.schedule != Schedule() or derived
         self._rate = self.spec.rate if scheduled else None
         self._factor = (lambda step: self.spec.rate(step) / self.spec.lr) if derived else self.spec.schedule.factor
-        self._optimizer = self._created(sparse=sparse) if self.parameters else None
+        self._optimizer = (
+            create_optimizer(self.spec, self.parameters, groups=self._grouped, sparse=sparse, variables=self._variables)
+            if self.parameters
+            else None
+        )
         for torch_group in self._optimizer.param_groups if scheduled and self._optimizer is not None else ():
             torch_group.setdefault("initial_lr", torch_group["lr"])  # as torch's schedulers call it
         self._shared = None if self.spec.own is None or self._optimizer is None else SharedState(self._optimizer)
@@ -102,11 +106,6 @@ class GroupOptimizer:
         if not any(self._steps_before.values()):
             warn_of_lost_steps(self.spec)
         self._step = self.stepper(clip=False)
-
-    def _created(self, *, sparse: bool) -> torch.optim.Optimizer:
-        return create_optimizer(
-            self.spec, self.parameters, groups=self._grouped, sparse=sparse, variables=self._variables
-        )
 
     def settings_of(self, parameter: nn.Parameter) -> Optimizer:
         """The spec with the settings of a parameter's group."""

@@ -9,29 +9,34 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from anyaccel.adapter.outer_contexts import OuterContexts
+from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.errors import PhaseError
 
 _PRECISIONS = {torch.bfloat16: "bf16-mixed", torch.float16: "fp16-mixed"}
 
 
-@contextmanager
-def leave_contexts(types: Mapping[str, str]) -> Iterator[OuterContexts]:
-    """As `LeavesContexts.leave_contexts`; `types` are torch's types of device, by kind."""
-    _check_values()
-    set_aside: list[str] = []
-    with ExitStack() as entered:
-        if torch.is_inference_mode_enabled():
-            set_aside.append("torch.inference_mode around the phase is left: what trains needs gradients")
-            entered.enter_context(torch.inference_mode(False))
-        if not torch.is_grad_enabled():
-            set_aside.append("torch.no_grad around the phase is left: what trains needs gradients")
-            entered.enter_context(torch.enable_grad())
-        casts = entered.enter_context(_left_autocast(types))
-        set_aside += [
-            f"{context} around the phase is left: precision says how it computes" for context, _ in casts.values()
-        ]
-        yield OuterContexts(set_aside=tuple(set_aside), casts=casts)
+class TorchContexts(LeavesContexts):
+    """Contexts of torch."""
+
+    @contextmanager
+    def leave_contexts(self) -> Iterator[OuterContexts]:
+        """Leave autocast, inference_mode and no_grad."""
+        _check_values()
+        set_aside: list[str] = []
+        with ExitStack() as entered:
+            if torch.is_inference_mode_enabled():
+                set_aside.append("torch.inference_mode around the phase is left: what trains needs gradients")
+                entered.enter_context(torch.inference_mode(False))
+            if not torch.is_grad_enabled():
+                set_aside.append("torch.no_grad around the phase is left: what trains needs gradients")
+                entered.enter_context(torch.enable_grad())
+            casts = entered.enter_context(
+                _left_autocast({kind: self.backend.torch_types.get(kind, kind) for kind in self.backend.kinds})
+            )
+            set_aside += [
+                f"{context} around the phase is left: precision says how it computes" for context, _ in casts.values()
+            ]
+            yield OuterContexts(set_aside=tuple(set_aside), casts=casts)
 
 
 def _check_values() -> None:

@@ -71,12 +71,8 @@ class OverlappedExchange:
         """It is over: what was not launched in it follows."""
         if self._is_passing:
             self._is_passing = self._expects = False
-            if self._is_overlapping:
+            if self._overlaps and self._buckets is not None:
                 self._flush()
-
-    @property
-    def _is_overlapping(self) -> bool:
-        return self._overlaps and self._buckets is not None
 
     def _arrived(self, i: int, _: Tensor) -> None:
         """A parameter has its gradient."""

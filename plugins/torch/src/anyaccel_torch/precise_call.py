@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from anyaccel.precision import NodePrecision
+from anyaccel.device import Device
+from anyaccel.precision import PRECISIONS, ComputesPrecision, NodePrecision
 from anyaccel_torch import keras
 from anyaccel_torch.forward_call import output_tensors
+from anyaccel_torch.module_traits import convolves
+from anyaccel_torch.recomputation import parts_to_recompute
 from anyaccel_torch.replaced_tensors import call_with, tensor_names
+from anyaccel_torch.settings import matmul_precision
 from anyaccel_torch.shape_inference import input_dtype
 
 Call = Callable[..., Any]
@@ -22,17 +27,48 @@ def casts_everything(model: Any, precision: NodePrecision) -> bool:
     return not precision.is_mixed and input_dtype(model) not in (None, precision.dtype)
 
 
-def precision_reason(model: Any, precision: NodePrecision, device: torch.device) -> str:
-    """As `ComputesPrecision.precision_reason`, for dtypes that the device has."""
-    if casts_everything(model, precision):
-        made = f"layers of Keras compute in {precision.dtype} only if they are made so: dtype={precision.dtype!r}"
-        return made if keras.outermost(model) else ""
-    if precision.is_mixed and not _autocasts_to(precision.dtype, device.type):
-        return f"torch has no autocast to {precision.dtype} on {device.type!r}"
-    if precision.dtype == "bfloat16" and device.type == "cuda":
-        with torch.cuda.device(device):
-            return "" if torch.cuda.is_bf16_supported(including_emulation=False) else f"{device} has no bfloat16"
-    return ""
+class TorchPrecision(ComputesPrecision):
+    """By autocast, or with all tensors cast."""
+
+    precisions: ClassVar[tuple[str, ...]] = PRECISIONS
+    matmul_precisions: ClassVar[tuple[Any, ...]] = ("highest", "high", "medium")
+
+    def precision_reason(self, model: Any, precision: str, device: Device) -> str:
+        """Dtypes of the device, and what autocast and Keras can do."""
+        wanted, native = NodePrecision(precision), self.backend.native_device(device)
+        if wanted.dtype in self.backend.unsupported_dtypes:
+            return f"torch has no {wanted.dtype} on {device}"
+        if casts_everything(model, wanted):
+            made = f"layers of Keras compute in {wanted.dtype} only if they are made so: dtype={wanted.dtype!r}"
+            return made if keras.outermost(model) else ""
+        if wanted.is_mixed and not _autocasts_to(wanted.dtype, native.type):
+            return f"torch has no autocast to {wanted.dtype} on {native.type!r}"
+        if wanted.dtype == "bfloat16" and native.type == "cuda":
+            with torch.cuda.device(native):
+                return "" if torch.cuda.is_bf16_supported(including_emulation=False) else f"{native} has no bfloat16"
+        return ""
+
+    def matmul_precision(self, value: Any) -> AbstractContextManager[Any]:
+        """By `torch.set_float32_matmul_precision`."""
+        return matmul_precision().hold(value)
+
+    def float32_note(self, model: Any, device: Device) -> str:
+        """Convolutions in TF32, the default of torch's cuDNN."""
+        if device.kind != "gpu" or not torch.backends.cudnn.allow_tf32 or not convolves(model):
+            return ""
+        return (
+            f"torch computes convolutions of float32 in TF32 on {device} by default, to three digits, if that GPU has "
+            "it: FrameworkSettings({'torch.backends.cudnn.allow_tf32': False}) keeps all"
+        )
+
+    def remat_blocks(self, model: Any, remat: str) -> Sequence[str]:
+        """Members of lists and sequences of layers, or modules by their names.
+
+        None of a model with layers of Keras, whose seeds and arguments would be others when they are computed again.
+        """
+        if isinstance(model, nn.Module) and keras.outermost(model):
+            return []
+        return [part.name for parts in parts_to_recompute(model, remat).values() for part in parts]
 
 
 def _autocasts_to(dtype: str, device_type: str) -> bool:

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram, notify_one_by_one
 from anyaccel.backend import CompileEstimate, MultiStepProgram
 from anyaccel.device import Device
 from anyaccel.segment import NodeState, Segment
-from anyaccel_torch import step_compiler
+from anyaccel_torch import keras, step_compiler
 from anyaccel_torch.eager_steps import EagerSteps
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
 from anyaccel_torch.gradient_buckets import exchanged_bytes
-from anyaccel_torch.loss_scaling import ScaledProgram, loss_scaling_of
-from anyaccel_torch.losses import bind
+from anyaccel_torch.loss_scaling import LossScaling, ScaledProgram, loss_scaling_of
+from anyaccel_torch.losses import BoundLoss, bind, divisor
 from anyaccel_torch.module_state import parameters, seed_states, submodules
+from anyaccel_torch.optimizers import GroupOptimizer
 from anyaccel_torch.overlapped_exchange import OverlappedExchange
-from anyaccel_torch.program_snapshot import ProgramSnapshot
-from anyaccel_torch.pullback import Pullback
-from anyaccel_torch.segment_groups import create_groups
 from anyaccel_torch.segment_parameters import (
     check_frozen,
+    initial_states,
     modules_as_is,
     segment_modules,
     shared_with_all,
+    switched_off,
+    trained_parameters,
 )
 from anyaccel_torch.shape_inference import input_dtype
 from anyaccel_torch.state_guard import (
+    BufferSnapshot,
     GradientFlags,
     InputGuard,
     RandomState,
@@ -41,8 +44,128 @@ from anyaccel_torch.state_guard import (
     seed_generators,
 )
 from anyaccel_torch.synchronized_norm import AllReduce, SynchronizedNorm, is_synchronizable
-from anyaccel_torch.weighted_losses import divisor
 from anyaccel_torch.whole_steps import WholeSteps
+
+
+class ProgramSnapshot:
+    """What a program goes back to, as often as wanted.
+
+    Args:
+        parameters: those that are trained.
+        modules: whose buffers change.
+        groups: whose optimizer states change.
+        random: the random state now.
+        scaling: whose scale changes; None where losses are not scaled.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        modules: Iterable[nn.Module],
+        groups: Sequence[GroupOptimizer],
+        random: RandomState,
+        scaling: LossScaling | None,
+    ) -> None:
+        self._parameters = [(parameter, parameter.detach().clone()) for parameter in parameters]
+        self._buffers = BufferSnapshot(modules)
+        self._groups = [(group, group.snapshot()) for group in groups]
+        self._random, self._scaling = random, scaling
+        self._loss_scale = None if scaling is None else scaling.state
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give everything the values of the snapshot."""
+        for parameter, saved in self._parameters:
+            parameter.copy_(saved)
+        self._buffers.restore()
+        for group, snapshot in self._groups:
+            group.restore(snapshot)
+        self._random.restore()
+        if self._scaling is not None and self._loss_scale is not None:
+            self._scaling.state = self._loss_scale
+
+
+class Pullback:
+    """Gives cotangents of inputs for those of outputs, once; see `Program.forward_pullback`.
+
+    Args:
+        terms: losses times their factors.
+        outputs: of the segment; None where it has none.
+        leaves: inputs that have cotangents, by position.
+        pulled: positions of the inputs whose cotangents are given.
+        exchange: of the gradients while they are computed; None for none.
+        translate: translates errors of the pass.
+    """
+
+    def __init__(
+        self,
+        terms: list[Tensor],
+        outputs: list[Tensor | None],
+        leaves: dict[int, Tensor],
+        pulled: Sequence[int],
+        exchange: OverlappedExchange | None,
+        translate: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._terms, self._outputs, self._leaves = terms, outputs, leaves
+        self._pulled, self._exchange, self._translate = pulled, exchange, translate
+
+    def __call__(self, cotangents: Sequence[Any]) -> tuple[Tensor | None, ...]:
+        """The cotangents of inputs; gradients are accumulated into the parameters."""
+        roots: list[tuple[Tensor | None, Any]] = [(term, None) for term in self._terms]
+        roots += [pair for pair in zip(self._outputs, cotangents, strict=True) if pair[1] is not None]
+        live = [(root, start) for root, start in roots if root is not None and root.requires_grad]
+        del roots
+        try:
+            with self._translate("the pullback"):
+                self._backward(live)
+                return tuple(_cotangent(self._leaves.get(i)) for i in self._pulled)
+        finally:  # an error's traceback keeps this object and its frames, and with them the autograd graph
+            for held in (self._terms, self._outputs, self._leaves, live):
+                held.clear()
+
+    def _backward(self, roots: Sequence[tuple[Tensor, Any]]) -> None:
+        if self._exchange is not None:
+            self._exchange.begin_pass()
+        if roots:
+            torch.autograd.backward([root for root, _ in roots], [start for _, start in roots])
+        if self._exchange is not None:
+            self._exchange.end_pass()
+
+
+def _cotangent(leaf: Tensor | None) -> Tensor | None:
+    """The gradient that reached an input: zeros if none did, None if there was no input."""
+    return torch.zeros_like(leaf) if leaf is not None and leaf.grad is None else getattr(leaf, "grad", None)
+
+
+def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterable[nn.Module]) -> list[GroupOptimizer]:
+    """An optimizer for each group; a parameter is in the first of those that have it.
+
+    Args:
+        segment: has the groups.
+        losses: whose own parameters are trained with the nodes that they are on.
+        modules: all of the segment.
+
+    Raises:
+        SpecError: an optimizer that torch lacks.
+    """
+    seen: set[int] = set()
+    states, every = initial_states(segment), list(modules)
+    sparse = any(getattr(part, "sparse", False) for module in every for part in submodules(module))
+    constraints = {p: c for module in every for p, c in keras.constraints(module).items()}
+    variables = {p: v for module in every for p, v in keras.trained_variables(module).items()}
+    return [
+        GroupOptimizer(
+            group,
+            trained_parameters(segment, losses, group.nodes, seen),
+            states,
+            switched_off=switched_off(segment, group.nodes),
+            sparse=sparse,
+            constraints=constraints,
+            variables=variables,
+        )
+        for group in segment.groups
+    ]
+
 
 Losses = dict[str, tuple[Tensor, Tensor]]
 
@@ -189,7 +312,6 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             self._compiler.compile(columns, orders, batch_size, n_microbatches, device)
 
     def renew_compiled(self) -> Sequence[str]:
-        """As `Program.renew_compiled`."""
         return self._compiler.renew()
 
     @property
@@ -274,7 +396,6 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         return 1.0
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As `Program.loss_weights`."""
         return {label: divisor(weight) for label, weight in self.summed_weights(inputs).items()}
 
     @torch.no_grad()
@@ -316,7 +437,6 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        """As `Program.zero_grad`."""
         for parameter in self.trained:
             parameter.grad = None
 

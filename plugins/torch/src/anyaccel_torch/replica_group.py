@@ -30,10 +30,10 @@ from anyaccel_torch.gradient_buckets import (
     exchange_dtype,
     exchange_in_buckets,
 )
+from anyaccel_torch.losses import divisor
 from anyaccel_torch.overlapped_exchange import OverlappedExchange
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
-from anyaccel_torch.weighted_losses import divisor
 
 if TYPE_CHECKING:
     from anyaccel_torch.sharded_program import ShardedProgram
@@ -106,7 +106,6 @@ class TorchReplicaGroup(ReplicaGroup):
         return list(able)
 
     def expect_gradients(self, programs: Sequence[Program], weight: float, factor: float) -> None:
-        """As `ReplicaGroup.expect_gradients`."""
         for program in programs:
             exchange = cast("TorchProgram", program).exchange
             assert exchange is not None
@@ -168,7 +167,6 @@ class TorchReplicaGroup(ReplicaGroup):
             parameter.grad = piece.view_as(parameter) if counts is None or counts[i] else None
 
     def gather(self, value: Any) -> list[Any]:
-        """As `ReplicaGroup.gather`."""
         every: list[Any] = [None] * self.size
         self._try("gather values", lambda: dist.all_gather_object(every, value))
         return every
@@ -239,7 +237,6 @@ class TorchReplicaGroup(ReplicaGroup):
             cast("ShardedProgram", program).begin_step(sizes, n_rows)
 
     def abandon(self, programs: Sequence[Program]) -> None:
-        """As `ReplicaGroup.abandon`."""
         self._departure.fail()
         for program in programs:
             cast("ShardedProgram", program).abandon()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, reduce
-from typing import Any
+from typing import Any, ClassVar
 
+from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.adapter.process_setting import ProcessSetting
 
 BOOLEANS = (
@@ -18,20 +19,28 @@ BOOLEANS = (
 )
 
 
-@contextmanager
-def with_settings(values: Mapping[str, Any]) -> Iterator[None]:
-    """As `HasSettings.with_settings`."""
-    import torch
+class TorchSettings(HasSettings):
+    """Flags of cuDNN and cuBLAS."""
 
-    owners = {name: reduce(getattr, name.split(".")[1:-1], torch) for name in values}
-    before = {name: getattr(owner, _last(name)) for name, owner in owners.items()}
-    try:
-        for name, value in values.items():
-            setattr(owners[name], _last(name), value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owners[name], _last(name), value)
+    kernel_trials: ClassVar[str] = "torch.backends.cudnn.benchmark"
+
+    def settings(self) -> Mapping[str, tuple[Any, ...]]:
+        """All may be True or False."""
+        return dict.fromkeys(BOOLEANS, (True, False))
+
+    @contextmanager
+    def with_settings(self, values: Mapping[str, Any]) -> Iterator[None]:
+        import torch
+
+        owners = {name: reduce(getattr, name.split(".")[1:-1], torch) for name in values}
+        before = {name: getattr(owner, _last(name)) for name, owner in owners.items()}
+        try:
+            for name, value in values.items():
+                setattr(owners[name], _last(name), value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(owners[name], _last(name), value)
 
 
 @cache

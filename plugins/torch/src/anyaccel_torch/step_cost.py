@@ -11,23 +11,25 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from anyaccel.adapter.step_costs import StepCost
+from anyaccel.adapter.step_costs import StepCost, StepCosts
 from anyaccel.segment import Segment
 from anyaccel_torch.forward_plan import Run
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.step_memory import StorageCounter, fake_segment
 
 
-def step_cost(segment: Segment, batch_size: int) -> StepCost:
-    """As `StepCosts.step_cost`; operations as torch's own counter counts them, without those that are done again."""
-    flops = FlopCounterMode(display=False)
-    _run(replace(segment, precision=None), batch_size, StorageCounter(), flops)
-    return StepCost(flops=flops.get_total_flops(), activations=activations(segment, batch_size))
+class TorchStepCosts(StepCosts):
+    """Costs of steps, over tensors without values."""
 
+    def step_cost(self, segment: Segment, batch_size: int) -> StepCost:
+        """Operations as torch's own counter counts them, without those that are done again."""
+        flops = FlopCounterMode(display=False)
+        _run(replace(segment, precision=None), batch_size, StorageCounter(), flops)
+        return StepCost(flops=flops.get_total_flops(), activations=self.activations(segment, batch_size))
 
-def activations(segment: Segment, batch_size: int) -> dict[str, int]:
-    """As `StepCosts.activations`: storages that are used after a node's forward pass and were not before."""
-    return _run(segment, batch_size, StorageCounter(), nullcontext())
+    def activations(self, segment: Segment, batch_size: int) -> dict[str, int]:
+        """Storages that are used after a node's forward pass and were not before."""
+        return _run(segment, batch_size, StorageCounter(), nullcontext())
 
 
 def _run(

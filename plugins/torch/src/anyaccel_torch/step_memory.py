@@ -15,12 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.step_loop import steps_gathered_at_once
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
-from anyaccel.segment import Segment
+from anyaccel.segment import Segment, TensorSpec
 from anyaccel_torch.keras import outermost
 from anyaccel_torch.program import TorchProgram
+from anyaccel_torch.tree_utils import dtype_name
 
 _EPOCHS, _LEAST = 2, 2  # epochs and steps; the first makes the optimizer state
 
@@ -58,20 +60,29 @@ class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def step_memory(segment: Segment, batch_size: int, n_microbatches: int, n_steps: int) -> dict[Device, int]:
-    """As `MemoryFigures.step_memory`; nothing is allocated, and the models stay as they are."""
-    devices = list(dict.fromkeys(operation.device for operation in segment.operations))
-    places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
-    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
-        copies: dict[int, Any] = {}
-        fake = fake_segment(segment, mode, places, copies)
-        counter = StorageCounter()
-        for model in copies.values():
-            for tensor in (*model.parameters(), *model.buffers()):
-                counter.add(tensor)
-        with counter:
-            taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
-    return {device: taken.get(place, 0) for device, place in places.items()}
+class TorchMemoryFigures(MemoryFigures):
+    """Memory of models and steps; nothing is allocated, and the models stay as they are."""
+
+    def buffers(self, model: Any) -> Mapping[str, TensorSpec]:
+        """Also those that a state does not have."""
+        return {name: TensorSpec(tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()}
+
+    def step_memory(
+        self, segment: Segment, batch_size: int, n_microbatches: int = 1, n_steps: int = 2
+    ) -> dict[Device, int]:
+        """Over tensors without values. What kernels need besides is not counted."""
+        devices = list(dict.fromkeys(operation.device for operation in segment.operations))
+        places = {device: torch.device("cpu", i + 1) for i, device in enumerate(devices)}
+        with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+            copies: dict[int, Any] = {}
+            fake = fake_segment(segment, mode, places, copies)
+            counter = StorageCounter()
+            for model in copies.values():
+                for tensor in (*model.parameters(), *model.buffers()):
+                    counter.add(tensor)
+            with counter:
+                taken = _steps(fake, places, counter, batch_size, n_microbatches, n_steps)
+        return {device: taken.get(place, 0) for device, place in places.items()}
 
 
 def fake_segment(

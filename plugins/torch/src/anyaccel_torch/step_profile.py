@@ -11,26 +11,29 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from anyaccel.adapter.step_profiler import Mark
+from anyaccel.adapter.step_profiler import Mark, ProfilesSteps
 from anyaccel.device import Device
 
 
-@contextmanager
-def profile_steps(path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
-    """As `ProfilesSteps.profile_steps`; compiled steps do not call modules, so that nodes have no names in them."""
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # noqa: SLF001  (a second would end the first)
-        raise RuntimeError("torch records another profile already")
-    activities = {ProfilerActivity.CPU}
-    if any(device.kind not in ("cpu", "sim") for device in devices):
-        activities |= set(supported_activities())  # type: ignore[no-untyped-call]
-    recording = profile(activities=activities, acc_events=True)
-    with _named(nodes):
-        recording.start()
-        try:
-            yield record_function
-        finally:
-            recording.stop()
-            recording.export_chrome_trace(str(path))
+class TorchProfiler(ProfilesSteps):
+    """`torch.profiler`, with the names of nodes."""
+
+    @contextmanager
+    def profile_steps(self, path: Path, nodes: Mapping[str, Any], devices: Sequence[Device]) -> Iterator[Mark]:
+        """Compiled steps do not call modules, so that nodes have no names in them."""
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # noqa: SLF001  (a second would end the first)
+            raise RuntimeError("torch records another profile already")
+        activities = {ProfilerActivity.CPU}
+        if any(device.kind not in ("cpu", "sim") for device in devices):
+            activities |= set(supported_activities())  # type: ignore[no-untyped-call]
+        recording = profile(activities=activities, acc_events=True)
+        with _named(nodes):
+            recording.start()
+            try:
+                yield record_function
+            finally:
+                recording.stop()
+                recording.export_chrome_trace(str(path))
 
 
 @contextmanager

@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyaccel.adapter.transfer_observer import Record, TransferEvent
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record, TransferEvent
 from anyaccel.device import Device
 
 # The dispatch key of a type of device. Those that are not here are not observed.
@@ -40,6 +40,28 @@ _told = threading.local()  # an operator that was told may be made of others tha
 @cache
 def _device(native: torch.device) -> Device:
     return Device.parse(native)
+
+
+class TorchTransfers(ObservesTransfers):
+    """Transfers of the devices that are here, by kernels around torch's own; the CPU has none."""
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """In every thread, whatever torch computes."""
+        return observed(self._types(), record)
+
+    def can_observe_transfers(self) -> bool:
+        """Whether it can those of any type of device that is here."""
+        types = self._types()
+        return not types or len(unobserved(types)) < len(types)
+
+    def unobserved_transfers(self) -> Sequence[str]:
+        """All where this torch cannot give its kernels."""
+        return unobserved(self._types())
+
+    def _types(self) -> tuple[str, ...]:
+        """Types of torch's devices that are on this machine and are no CPU."""
+        kinds = dict.fromkeys(device.kind for device in self.backend.devices() if device.kind != "cpu")
+        return tuple(self.backend.torch_types.get(kind, kind) for kind in kinds)
 
 
 def transfer_event(

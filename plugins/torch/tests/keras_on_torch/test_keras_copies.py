@@ -5,9 +5,10 @@ from __future__ import annotations
 import keras
 import pytest
 
+from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
-from anyaccel.planner import OffloadRequest
+from anyaccel.planner import OffloadModels, OffloadRequest
 from anyaccel_torch import TorchBackend
 
 
@@ -15,13 +16,13 @@ def test_models_that_share_a_layer_are_refused() -> None:
     shared = keras.layers.Dense(3)
     models = [keras.Sequential([keras.layers.Input((3,)), shared]) for _ in range(2)]
     with pytest.raises(CapabilityError, match=r"models that share parameters cannot be copied.*make one Keras model"):
-        TorchBackend().copy_models(models, Device("cpu"))
+        TorchBackend().required(DeviceReplicas).copy_models(models, Device("cpu"))
 
 
 def test_parameters_that_are_switched_off_stay_so() -> None:
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3)])
     next(model.parameters()).requires_grad_(False)
-    (copied,) = TorchBackend().copy_models([model], Device("cpu"))
+    (copied,) = TorchBackend().required(DeviceReplicas).copy_models([model], Device("cpu"))
     assert (
         [p.requires_grad for p in copied.parameters()] == [p.requires_grad for p in model.parameters()] == [False, True]
     )
@@ -32,4 +33,4 @@ def test_a_device_map_is_refused() -> None:
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3)])
     request = OffloadRequest(device_map={"": "cpu"}, offload="cpu")
     with pytest.raises(CapabilityError, match=r"this Sequential is of Keras.*Hint: leave device_map"):
-        TorchBackend().plan_offload(model, Device("cpu"), request)
+        TorchBackend().required(OffloadModels).plan_offload(model, Device("cpu"), request)

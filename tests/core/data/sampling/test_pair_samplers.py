@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from anyaccel import Beyond, Different, FeatureSet, PairSampler, Same, TripletSampler, Where, Within
 from anyaccel.data import Rows, SimpleSampler, sampler_from_config
-from anyaccel.data.sampling import pair_index
+from anyaccel.data.sampling import pair_samplers
 from anyaccel.errors import ColumnError, ConfigError, SamplerError
 
 
@@ -134,7 +134,7 @@ def test_a_column_of_one_of_several_feature_sets() -> None:
 
 @pytest.mark.parametrize("kinds", [2048, 0], ids=["kinds", "masks"])
 def test_every_partner_by_several_conditions_is_as_likely(kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_index, "_KINDS", kinds)
+    monkeypatch.setattr(pair_samplers, "_KINDS", kinds)
     of = rows(label=LABELS, site=list("abcabc"), temp=[0.0, 0, 0, 0, 0, 9])
     sampler = PairSampler(1, [Different("site"), Within("temp", 1)], per_anchor=3000)
     anchors, pairs = orders(sampler, of)
@@ -183,7 +183,7 @@ def fits(condition: Any, values: dict[str, Any], i: int, j: int) -> bool:
 def test_every_anchor_with_a_partner_comes_per_anchor_times(
     monkeypatch: pytest.MonkeyPatch, kinds: int, data: st.DataObject, conditions: list[Any], seed: int, per_anchor: int
 ) -> None:
-    monkeypatch.setattr(pair_index, "_KINDS", kinds)
+    monkeypatch.setattr(pair_samplers, "_KINDS", kinds)
     n = data.draw(st.integers(1, 12))
     values = {
         "a": data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)),

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
-from anyaccel.data.splitting.stratified_split import apportion
+from anyaccel.data.splitting.random_split import apportion
 from anyaccel.errors import ColumnError, SplitError
 
 RATIOS = st.lists(st.integers(1, 20), min_size=1, max_size=5)

@@ -69,6 +69,8 @@ class Threaded(TinyBackend):
 class Plugin:
     """The plugin of `Threaded`."""
 
+    contract = 2
+
     @hookimpl
     def backends(self) -> list[Any]:
         return [Threaded()]

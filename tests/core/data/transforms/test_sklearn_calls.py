@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
-from anyaccel.data.transforms.state_equality import same_state
+from anyaccel.data.transforms.fitted_transform import same_state
 from anyaccel.errors import TransformError
 
 decomposition = pytest.importorskip("sklearn.decomposition")

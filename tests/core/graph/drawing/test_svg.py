@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from anyaccel import ConcatNode, EvalPhase, Experiment, FeatureSet, ModelGraph, ModelNode
 from anyaccel.graph.drawing.diagram import Arrow, Box, Diagram
-from anyaccel.graph.drawing.edge_paths import OrientedLayout
 from anyaccel.graph.drawing.layered_layout import Layout, arrange
-from anyaccel.graph.drawing.svg import svg
-from anyaccel.graph.drawing.text_metrics import fitted, text_width
+from anyaccel.graph.drawing.svg import OrientedLayout, fitted, svg, text_width
 from anyaccel.html import colours, text
 
 NS = "{http://www.w3.org/2000/svg}"

@@ -76,6 +76,8 @@ def calls(numpy_only):
     result = []
 
     class Plugin:
+        contract = 2
+
         @hookimpl
         def backends(self):
             return [Watched("one", result), Watched("two", result)]

@@ -288,6 +288,7 @@ class Elsewhere(NumpyBackend):
 @pytest.mark.parametrize("schedule", ["zip_strict", "alternate_strict"])
 def test_missing_rows_are_none_in_other_segments(schedule: str, numpy_only: Registry) -> None:
     plugin = ModuleType("elsewhere")
+    plugin.contract = 2  # type: ignore[attr-defined]
     plugin.backends = hookimpl(lambda: [Elsewhere()])  # type: ignore[attr-defined]
     numpy_only.register(plugin, "elsewhere")
     weights = []

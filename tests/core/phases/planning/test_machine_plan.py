@@ -8,7 +8,7 @@ import pytest
 import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, Optimizer, SequentialCNN, SequentialMLP
 from anyaccel.errors import AnyaccelError, ConfigError
-from anyaccel.phases.planning.replica_figures import with_replicas
+from anyaccel.phases.planning.machine_plan import with_replicas
 from anyaccel.requests import Inventory, InventoryDevice
 
 GB = 10**9

@@ -23,7 +23,12 @@ def run(folder: str, as_json: bool) -> int:
         print_json({"folders": reports})
     else:
         for report in reports:
-            _print_report(report)
+            if not report["problems"]:
+                print_line(
+                    f"ok       {report['folder']}: {report['arrays']} arrays, {format_size(report['bytes']) or '0 B'}"
+                )
+            for problem in report["problems"]:
+                print_line(f"damaged  {report['folder']}: {problem}", style="red")
     return int(any(report["problems"] for report in reports))
 
 
@@ -49,10 +54,3 @@ def _verify(storage: Storage) -> dict[str, Any]:
     except OSError as error:
         problems.append(f"{type(error).__name__}: {error}")
     return {"folder": storage.name, "arrays": n_arrays, "bytes": size, "problems": problems}
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    if not report["problems"]:
-        print_line(f"ok       {report['folder']}: {report['arrays']} arrays, {format_size(report['bytes']) or '0 B'}")
-    for problem in report["problems"]:
-        print_line(f"damaged  {report['folder']}: {problem}", style="red")

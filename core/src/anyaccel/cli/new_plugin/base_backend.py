@@ -98,7 +98,12 @@ def _check_class(text: str, cls: object) -> type[Backend]:
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise PluginError(f"{text} is an abstract class without {missing}", hint="name a class that implements them")
-    _check_facts(text, cls)
+    # The facts are written into source files: they must be class attributes
+    hint = "derive a class from it by hand"
+    if not text.partition(":")[2].isidentifier():
+        raise PluginError(f"{text} is nested and cannot be imported by name", hint=hint)
+    if not (hasattr(cls, "framework") and hasattr(cls, "kinds")):
+        raise PluginError(f"{text} sets framework and kinds on its objects, not on the class", hint=hint)
     try:
         cls()
     except Exception as error:  # a constructor may raise anything
@@ -107,15 +112,6 @@ def _check_class(text: str, cls: object) -> type[Backend]:
             hint="name a class whose constructor needs no arguments",
         ) from error
     return cls
-
-
-def _check_facts(text: str, cls: type[Backend]) -> None:
-    """The facts are written into source files: they must be class attributes."""
-    hint = "derive a class from it by hand"
-    if not text.partition(":")[2].isidentifier():
-        raise PluginError(f"{text} is nested and cannot be imported by name", hint=hint)
-    if not (hasattr(cls, "framework") and hasattr(cls, "kinds")):
-        raise PluginError(f"{text} sets framework and kinds on its objects, not on the class", hint=hint)
 
 
 def _locate(cls: type[Backend], module: str) -> BaseBackend:

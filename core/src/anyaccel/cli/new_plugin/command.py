@@ -47,7 +47,11 @@ def run(
         as_json: print JSON instead of text.
     """
     _check_name(name, "plugin")
-    _check_author(author)
+    if author != author.strip() or not author.isprintable() or len(author) > 100:
+        raise ConfigError(
+            f"{author!r} cannot be the name of an author",
+            hint="give one line of at most 100 characters, without spaces around it",
+        )
     if kind == "framework":
         if base:
             raise ConfigError("a new framework has no base", hint="leave --base out, or use --kind chip")
@@ -86,14 +90,6 @@ def _check_name(name: str, what: str) -> None:
         )
 
 
-def _check_author(author: str) -> None:
-    if author != author.strip() or not author.isprintable() or len(author) > 100:
-        raise ConfigError(
-            f"{author!r} cannot be the name of an author",
-            hint="give one line of at most 100 characters, without spaces around it",
-        )
-
-
 def _choose_base(name: str, framework: str | None, base: str | None) -> BaseBackend:
     """The named base, else the backend of the framework, else core's NumPy backend."""
     backend = import_base(base) if base else base_for_framework(framework or BUILT_IN)
@@ -128,24 +124,20 @@ def write_project(target: Path, files: Mapping[str, str]) -> None:
     if target.is_dir() and any(target.iterdir()):
         raise ConfigError(f"{target} exists and is not empty", hint=_OTHER_PATH)
     try:
-        _write_and_rename(target, files)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        try:
+            project = temporary / target.name
+            for name, text in files.items():
+                file = project / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, "utf-8", newline="\n")
+            if target.is_dir():
+                target.rmdir()  # some systems do not replace an empty folder
+            project.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written ({error})", hint=_OTHER_PATH) from error
-
-
-def _write_and_rename(target: Path, files: Mapping[str, str]) -> None:
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        project = temporary / target.name
-        for name, text in files.items():
-            file = project / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8", newline="\n")
-        if target.is_dir():
-            target.rmdir()  # some systems do not replace an empty folder
-        project.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _report(

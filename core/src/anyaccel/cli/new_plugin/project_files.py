@@ -10,12 +10,13 @@ from importlib.resources import files
 from string import Template
 
 from anyaccel.adapter.transfer_observer import ObservesTransfers
-from anyaccel.backend import CAPABILITIES, Compute, Exchange, Memory
+from anyaccel.backend import Compute, Exchange, Memory
 from anyaccel.cli.new_plugin.base_backend import BaseBackend
 from anyaccel.plugin_loader import own_distribution
 from anyaccel.testing.subject_discovery import canonical_name
 
 _WIDTH = 120
+_STOOD_IN: dict[type, str] = {Memory: "memory", ObservesTransfers: "transfers"}
 _COMMON = {
     ".github/workflows/ci.yml": "ci.yml",
     ".gitignore": "gitignore",
@@ -114,9 +115,11 @@ def chip_project(options: PluginOptions, base: BaseBackend) -> dict[str, str]:
         "facts": _facts(options) if base.is_built_in else "",
     }
     values["packages"] = f'"src/{values["package"]}"'
-    parts = [name for name in ("exchange", "compute", "memory") if issubclass(base.cls, CAPABILITIES[name])]
-    parts += ["transfers"] if issubclass(base.cls, ObservesTransfers) else []
-    values["capabilities"] = "".join(render(f"chip/{name}.part.tmpl", values) for name in parts).rstrip("\n")
+    parts = [name for name, kind in (("exchange", Exchange), ("compute", Compute)) if issubclass(base.cls, kind)]
+    values["parts"] = "".join(render(f"chip/{name}.part.tmpl", values) for name in parts).rstrip("\n")
+    stood_in = {kind: part for kind, part in _STOOD_IN.items() if kind in base.cls.capabilities}
+    values["capability_classes"] = "".join(render(f"chip/{part}.part.tmpl", values) for part in stood_in.values())
+    values["capability_table"] = _capability_table(base, stood_in)
     further = {
         "stand_in.py": {"imports": _stand_in_imports(base)},
         "conformance.py": _subject_values(base, values),
@@ -181,6 +184,15 @@ def _facts(options: PluginOptions) -> str:
     )
 
 
+def _capability_table(base: BaseBackend, stood_in: Iterable[type]) -> str:
+    """The attribute `capabilities` of the stand-in; nothing where the base class has none of these."""
+    own = [f"        {kind.__name__}: StandIn{_STOOD_IN[kind].capitalize()},\n" for kind in stood_in]
+    if not own:
+        return ""
+    head = "    capabilities: ClassVar[Capabilities] = {\n"
+    return f"{head}        **{base.name}.capabilities,\n{''.join(own)}    }}\n\n"
+
+
 def _stand_in_imports(base: BaseBackend) -> str:
     standard = {"collections.abc": ["Sequence"], "contextlib": ["AbstractContextManager"], "typing": ["Any"]}
     installed = {"anyaccel": ["Device"], "anyaccel.backend": ["DeviceInfo"]}
@@ -190,8 +202,14 @@ def _stand_in_imports(base: BaseBackend) -> str:
         standard["dataclasses"] = ["replace"]
         installed["anyaccel.backend"].append("Program")
         installed["anyaccel.segment"] = ["Segment"]
-    if issubclass(base.cls, Memory):
-        installed["anyaccel.backend"].append("MemoryInfo")
+    if Memory in base.cls.capabilities:
+        installed["anyaccel.backend"] += ["Memory", "MemoryInfo"]
+    if ObservesTransfers in base.cls.capabilities:
+        standard["contextlib"].append("nullcontext")
+        installed["anyaccel.adapter.transfer_observer"] = ["ObservesTransfers", "Record"]
+    if not base.cls.capabilities.keys().isdisjoint(_STOOD_IN):
+        standard["typing"].append("ClassVar")
+        installed["anyaccel.capability"] = ["Capabilities"]
     installed.setdefault(base.module, []).append(base.name)
     return import_lines(standard, installed)
 

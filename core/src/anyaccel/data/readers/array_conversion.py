@@ -69,7 +69,17 @@ def tag_column(name: str, values: Any) -> Any:
     try:
         return number_column(name, converted)
     except ColumnError:
-        return _any_column(name, converted)
+        plain = converted
+        if isinstance(converted, np.ndarray):
+            plain = converted.copy() if converted.ndim == 1 else converted.tolist()
+        try:
+            column = pa.array(plain, from_pandas=True)  # NaN among text is missing, too
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ColumnError(
+                f"tag {name!r} cannot be stored as an Arrow column: {error}",
+                hint="give values of one type: numbers, text, dates, or lists of these",
+            ) from error
+        return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
 
 
 def _as_arrow(name: str, values: Any) -> Any:
@@ -132,16 +142,12 @@ def _array(name: str, values: Any) -> np.ndarray:
         problem = f"column {name!r} is a {type(values).__name__} that does not become an array: {error}"
         raise ColumnError(problem, hint=f"cast it first: {name!r}: tensor.float()") from error
     except ValueError as error:
-        raise _uneven(name, values) from error
+        entries = values if isinstance(values, (list, tuple)) else ()
+        missing = np.array([_is_missing(entry) for entry in entries], dtype=bool)
+        raise missing_values(name, missing) if missing.any() else ragged(name) from error
     except RuntimeError as error:  # a tensor that has a gradient, or is on a device
         problem = f"column {name!r} is a {type(values).__name__} that does not become an array: {error}"
         raise ColumnError(problem, hint=f"give its values alone: {name!r}: tensor.detach().cpu()") from error
-
-
-def _uneven(name: str, values: Any) -> ColumnError:
-    entries = values if isinstance(values, (list, tuple)) else ()
-    missing = np.array([_is_missing(entry) for entry in entries], dtype=bool)
-    return missing_values(name, missing) if missing.any() else ragged(name)
 
 
 def _unnest(values: Any) -> Any:
@@ -194,17 +200,3 @@ def _is_integer(value: Any) -> bool:
 def _is_missing(value: Any) -> bool:
     is_nan = isinstance(value, (float, np.floating)) and bool(value != value)
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
-
-
-def _any_column(name: str, values: Any) -> Any:
-    plain = values
-    if isinstance(values, np.ndarray):
-        plain = values.copy() if values.ndim == 1 else values.tolist()
-    try:
-        column = pa.array(plain, from_pandas=True)  # NaN among text is missing, too
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ColumnError(
-            f"tag {name!r} cannot be stored as an Arrow column: {error}",
-            hint="give values of one type: numbers, text, dates, or lists of these",
-        ) from error
-    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])

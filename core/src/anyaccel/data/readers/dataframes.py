@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from anyaccel.data.padding import checked_pads
 from anyaccel.data.ragged_columns import padded_table
 from anyaccel.data.readers.array_conversion import number_column, padded_column, tag_column
 from anyaccel.data.readers.hf_datasets import are_splits, arrow_table, has_table
-from anyaccel.data.readers.lazy_tables import computed
 from anyaccel.data.readers.list_columns import with_shapes
 from anyaccel.data.readers.plain_layout import plain_table
 from anyaccel.data.roles import (
@@ -226,3 +225,43 @@ def _interchanged(label: str, df: Any, given: RoleNames, pad: Any) -> Any:
     # The memory may still be that of the frame, whose owner may write to it.
     plain = stamp(plain_table(table.take(pa.array(np.arange(len(table))))), roles)
     return padded_table(with_shapes(plain, roles, pads), pads)
+
+
+# -- lazy tables: frames that are not computed yet, and Arrow data sets in folders; only chosen columns are read -------
+
+
+def computed(label: str, source: Any, given: RoleNames) -> Any:
+    """The chosen columns of a lazy table in memory; anything else as it is.
+
+    Lazy are frames with `collect_schema` and `collect`, as those of Polars, and data sets with `schema` and `to_table`,
+    as those of Arrow.
+
+    Raises:
+        ColumnError: names that are not columns.
+        DataError: it cannot be computed.
+    """
+    read = _reader(source)
+    if read is None:
+        return source
+    names, columns = read
+    chosen = list(names() if all(role is None for role in given) else assign_roles(label, list(names()), given))
+    try:
+        return columns(chosen)
+    except Exception as error:
+        raise DataError(
+            f"the {type(source).__name__} of {label!r} cannot be computed: {type(error).__name__}: {error}",
+            hint="see the error above this one; compute it yourself to find the cause",
+        ) from error
+
+
+def _reader(source: Any) -> tuple[Callable[[], Sequence[str]], Callable[[list[str]], Any]] | None:
+    """How to get the names of columns, and some columns in memory; None for what is no lazy table."""
+    if isinstance(source, type):
+        return None
+    if callable(getattr(source, "collect_schema", None)) and callable(getattr(source, "collect", None)):
+        if hasattr(source, "__arrow_c_stream__"):  # in memory already
+            return None
+        return lambda: source.collect_schema().names(), lambda names: source.select(names).collect()
+    if all(hasattr(source, name) for name in ("schema", "to_table", "scanner", "get_fragments")):
+        return lambda: source.schema.names, lambda names: source.to_table(columns=names)
+    return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -12,14 +13,18 @@ from anyaccel import rng
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data.rows import Rows
+from anyaccel.data.sampling.column_codes import ComparedColumn
 from anyaccel.data.sampling.pair_conditions import (
+    Beyond,
     Conditions,
+    Different,
     PairCondition,
+    Same,
+    Within,
     condition_from_config,
     conditions_of,
     field_names,
 )
-from anyaccel.data.sampling.pair_index import PairIndex, pair_index
 from anyaccel.data.sampling.sampler import EpochOrders, Sampler, SimpleSampler, check_settings, integer
 from anyaccel.errors import ConfigError, SamplerError
 
@@ -251,3 +256,186 @@ def _without_both(rows: Mapping[str, Rows], positive: PairIndex, negative: PairI
         cause=f"{len(positive.counts)} rows; {counts[0]} have a positive, {counts[1]} a negative",
         hint="loosen a condition, or take other rows",
     )
+
+
+# -- which rows each anchor may be drawn together with, computed once and drawn from in every epoch --------------------
+
+
+_CELLS = 2**22  # of a mask of anchors by candidates that is held at once
+_KINDS = 2048  # distinct combinations of values for which every pair of them is kept
+
+
+class PairIndex(ABC):
+    """The partners of each row: the rows that meet some conditions, except the row itself.
+
+    Attributes:
+        counts: the number of partners of each row, int64 [n].
+    """
+
+    counts: np.ndarray
+
+    @abstractmethod
+    def at(self, anchors: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """For each of `anchors` its partner number `places`, int64 [k]; each place is below the anchor's count."""
+
+    def draw(self, key: int, anchors: np.ndarray) -> np.ndarray:
+        """A partner for each of `anchors`, uniformly: int64 [k]. All of them must have one."""
+        words, counts = rng.bits(key, len(anchors)) >> np.uint64(32), self.counts[anchors].astype(np.uint64)
+        return self.at(anchors, ((words * counts) >> np.uint64(32)).astype(np.int64))
+
+
+def pair_index(conditions: Sequence[PairCondition], rows: Mapping[str, Rows], partner: str) -> PairIndex:
+    """The partners by some conditions, all of which must hold; messages call them `partner`."""
+    n = len(next(iter(rows.values())))
+    compared = [condition.read(rows) for condition in conditions]
+    index = _built(conditions, compared, n)
+    if not index.counts.any():
+        pairs = zip(conditions, compared, strict=True)
+        alone = ((condition, _built([condition], [column], n).counts) for condition, column in pairs)
+        shares = ", ".join(f"{condition}: {int(np.count_nonzero(counts))}" for condition, counts in alone)
+        raise SamplerError(
+            f"no row of {', '.join(map(repr, rows))} has a {partner} by {' and '.join(map(str, conditions))}",
+            cause=f"{n} rows; of these have one by {shares}",
+            hint="loosen a condition, or take other rows",
+        )
+    return index
+
+
+def _built(conditions: Sequence[PairCondition], compared: Sequence[ComparedColumn], n: int) -> PairIndex:
+    """By ranges of a sorted order, which costs no more than sorting. If the conditions are not ranges, by distinct
+    values; by masks if there are too many of these."""
+    eligible = np.flatnonzero(~np.any([column.missing for column in compared], axis=0))
+    pairs = [(condition, column.at(eligible)) for condition, column in zip(conditions, compared, strict=True)]
+    windows = [pair for pair in pairs if isinstance(pair[0], (Different, Within, Beyond))]
+    same = [column for condition, column in pairs if isinstance(condition, Same)]
+    if len(same) + len(windows) == len(pairs) and len(windows) <= 1:
+        return _RangeIndex(n, eligible, same, *(windows[0] if windows else (None, None)))
+    kinds = _numbered([column.values for _, column in pairs], len(eligible))
+    return (_ValueIndex if kinds.max(initial=0) < _KINDS else _MaskIndex)(n, eligible, pairs, kinds)
+
+
+class _RangeIndex(PairIndex):
+    """Rows sorted so that the candidates of each are a range, or a range without another one inside it."""
+
+    def __init__(
+        self,
+        n: int,
+        eligible: np.ndarray,
+        same: Sequence[ComparedColumn],
+        window: PairCondition | None,
+        compared: ComparedColumn | None,
+    ) -> None:
+        group = _numbered([column.values for column in same], len(eligible))
+        rank, least, beyond = _ranked(window, compared, len(eligible))
+        width = int(beyond.max(initial=0)) + 1
+        line = group * width + rank
+        order = np.argsort(line, kind="stable")
+        line = line[order]
+        self._rows = eligible[order]
+        self._place = np.zeros(n, dtype=np.int64)
+        self._place[self._rows] = np.arange(len(order))
+        self._first, self._stop = (np.searchsorted(line, (group[order] + i) * width) for i in (0, 1))
+        self._low = np.searchsorted(line, group[order] * width + least[order])
+        self._high = np.searchsorted(line, group[order] * width + beyond[order])
+        self._inside = not isinstance(window, (Different, Beyond))
+        near = self._high - self._low
+        self.counts = np.zeros(n, dtype=np.int64)
+        self.counts[self._rows] = near - 1 if self._inside else self._stop - self._first - near
+
+    def at(self, anchors: np.ndarray, places: np.ndarray) -> np.ndarray:
+        own = self._place[anchors]
+        if self._inside:  # the range without the anchor
+            position = self._low[own] + places
+            return np.asarray(self._rows[position + (position >= own)])
+        position = self._first[own] + places
+        low, high = self._low[own], self._high[own]
+        return np.asarray(self._rows[position + np.where(position >= low, high - low, 0)])
+
+
+def _numbered(columns: Sequence[np.ndarray], n: int) -> np.ndarray:
+    """A number for each distinct combination of values, int64 [n]."""
+    numbers = np.zeros(n, dtype=np.int64)
+    for values in columns:
+        codes = np.unique(values, return_inverse=True)[1].reshape(-1)
+        numbers = np.unique(numbers * (int(codes.max(initial=0)) + 1) + codes, return_inverse=True)[1].reshape(-1)
+    return numbers.astype(np.int64)
+
+
+def _ranked(
+    window: PairCondition | None, compared: ComparedColumn | None, n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each row's rank by value, the least rank that is near it, and the first rank beyond."""
+    if compared is None:
+        zeros = np.zeros(n, dtype=np.int64)
+        return zeros, zeros, zeros + 1
+    values, rank = np.unique(compared.values, return_inverse=True)
+    rank = rank.reshape(-1)
+    if not isinstance(window, (Within, Beyond)):
+        return rank, rank, rank + 1
+    least, greatest = window.window(compared.values)
+    return rank, np.searchsorted(values, least), np.searchsorted(values, greatest, side="right")
+
+
+class _ValueIndex(PairIndex):
+    """Rows of equal values are of one kind: only kinds are compared, each with each, and counted by their rows."""
+
+    def __init__(
+        self, n: int, eligible: np.ndarray, pairs: Sequence[tuple[PairCondition, ComparedColumn]], kinds: np.ndarray
+    ) -> None:
+        distinct, first, sizes = np.unique(kinds, return_index=True, return_counts=True)
+        fits = np.ones((len(distinct), len(distinct)), dtype=bool)
+        for condition, column in pairs if len(distinct) else ():
+            fits &= condition.mask(column.at(first), np.arange(len(distinct)))
+        self._rows = eligible[np.argsort(kinds, kind="stable")]
+        self._begins, self._sizes = np.cumsum(sizes) - sizes, sizes
+        self._ends = np.cumsum(fits * sizes, axis=1)  # of each kind's rows, among the candidates of a kind
+        self._fits_itself = fits.diagonal()
+        self._kind, self._place = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        self._kind[eligible] = kinds
+        self._place[self._rows] = np.arange(len(eligible))
+        self.counts = np.zeros(n, dtype=np.int64)
+        self.counts[eligible] = self._ends[kinds, -1] - self._fits_itself[kinds] if len(distinct) else 0
+
+    def at(self, anchors: np.ndarray, places: np.ndarray) -> np.ndarray:
+        kinds = self._kind[anchors]
+        own = self._place[anchors] - self._begins[kinds] + self._ends[kinds, kinds] - self._sizes[kinds]
+        wanted = places + (self._fits_itself[kinds] & (places >= own))
+        chosen = np.empty(len(anchors), dtype=np.int64)
+        for kind in np.unique(kinds):
+            of_kind = kinds == kind
+            chosen[of_kind] = np.searchsorted(self._ends[kind], wanted[of_kind], side="right")
+        inside = wanted - (self._ends[kinds, chosen] - self._sizes[chosen])
+        return np.asarray(self._rows[self._begins[chosen] + inside])
+
+
+class _MaskIndex(PairIndex):
+    """Every anchor against every candidate, some anchors at a time; only the counts are kept."""
+
+    def __init__(
+        self, n: int, eligible: np.ndarray, pairs: Sequence[tuple[PairCondition, ComparedColumn]], kinds: np.ndarray
+    ) -> None:
+        self._eligible = eligible
+        self._pairs = pairs
+        self._place = np.zeros(n, dtype=np.int64)
+        self._place[eligible] = np.arange(len(eligible))
+        self.counts = np.zeros(n, dtype=np.int64)
+        for chunk, mask in self._masks(eligible):
+            self.counts[eligible[chunk]] = mask.sum(axis=1)
+
+    def at(self, anchors: np.ndarray, places: np.ndarray) -> np.ndarray:
+        partners = np.empty(len(anchors), dtype=np.int64)
+        for chunk, mask in self._masks(anchors):
+            begins = np.concatenate([[0], np.cumsum(mask.sum(axis=1))[:-1]])
+            partners[chunk] = self._eligible[np.nonzero(mask)[1][begins + places[chunk]]]
+        return partners
+
+    def _masks(self, anchors: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Chunks of the anchors, and bool [k, candidates] of their partners."""
+        size = max(1, _CELLS // max(1, len(self._eligible)))
+        for start in range(0, len(anchors), size):
+            own = self._place[anchors[start : start + size]]
+            mask = np.ones((len(own), len(self._eligible)), dtype=bool)
+            for condition, column in self._pairs:
+                mask &= condition.mask(column, own)
+            mask[np.arange(len(own)), own] = False
+            yield slice(start, start + size), mask

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from anyaccel.data.padding import Pad
 from anyaccel.data.roles import listed
-from anyaccel.data.streaming.batch_structure import batch_parts
 from anyaccel.data.streaming.padded_batches import PaddedBatches
 from anyaccel.data.streaming.source_errors import error_context
-from anyaccel.data.streaming.to_numpy import number_array, tag_array
+from anyaccel.data.streaming.to_numpy import is_tensor, number_array, tag_array
 from anyaccel.errors import SourceError
 from anyaccel.segment import TensorSpec
+from anyaccel.suggestions import did_you_mean
 
 
 class BatchSchema:
@@ -39,7 +40,16 @@ class BatchSchema:
             SourceError: columns that are missing, new, without rows, of unequal length, or of another shape or dtype.
         """
         parts = batch_parts(position, batch, list(self._roles))
-        self._check_keys(position, parts.keys)
+        if self._keys is None:
+            self._keys = parts.keys
+        new = sorted(parts.keys - self._keys)
+        if new:
+            known = listed(sorted(self._keys)) if self._keys else "its columns by position"
+            raise SourceError(
+                f"{position} has a new column {new[0]!r}",
+                cause=f"the first batch has {known}",
+                hint="give every batch the same columns",
+            )
         _check_batched(position, parts.values)
         with error_context(position):
             arrays = {name: self._array(name, position, value) for name, value in parts.values.items()}
@@ -51,18 +61,6 @@ class BatchSchema:
         if name in self._padded.pads:
             return self._padded.batch(name, position, value)
         return tag_array(name, value) if self._roles[name] == "tag" else number_array(name, value)
-
-    def _check_keys(self, position: object, keys: frozenset[str]) -> None:
-        if self._keys is None:
-            self._keys = keys
-        new = sorted(keys - self._keys)
-        if new:
-            known = listed(sorted(self._keys)) if self._keys else "its columns by position"
-            raise SourceError(
-                f"{position} has a new column {new[0]!r}",
-                cause=f"the first batch has {known}",
-                hint="give every batch the same columns",
-            )
 
     def _check_specs(self, position: object, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items():
@@ -121,3 +119,122 @@ class RowSpec:
                 if rows.shape[2:] == self.shape[1:] and rows.dtype == self.dtype and rows.ndim > 1
                 else "give all rows one shape (pad or cut) and one dtype",
             )
+
+
+# -- which part of a batch, or of an item, is which column -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BatchParts:
+    """The columns of a batch or item.
+
+    Attributes:
+        values: of the columns that have a role, by name, as they were given.
+        keys: names of everything given by name; empty if it came by position.
+    """
+
+    values: Mapping[str, Any]
+    keys: frozenset[str]
+
+
+def batch_parts(position: object, given: Any, names: Sequence[str]) -> BatchParts:
+    """The columns `names` of a batch or item; `position` begins messages.
+
+    Taken by name from mappings, data classes, named tuples and Arrow tables; by position from tuples and lists, one
+    part for each name, nested parts in their turn; anything else is the only column.
+    """
+    named = _named(given, names)
+    if named is not None:
+        keys, read = named
+        return BatchParts({name: _picked(position, name, keys, read) for name in names}, frozenset(map(str, keys)))
+    if not _has_parts(given, names):
+        return _by_position(position, [given], names)
+    parts = list(given)
+    if len(parts) != len(names) or any(_named(part, ()) for part in parts):
+        return _nested(position, parts, names)
+    return _by_position(position, parts, names)
+
+
+def _named(given: Any, names: Sequence[str]) -> tuple[list[str], Callable[[str], Any]] | None:
+    """Names of what is given by name, and how to read it; None if it comes by position."""
+    if isinstance(given, (pa.Table, pa.RecordBatch)):
+        return list(given.schema.names), given.column
+    if is_dataclass(given) and not isinstance(given, type):
+        return [field.name for field in fields(given)], lambda name: getattr(given, name)
+    if isinstance(given, tuple) and hasattr(given, "_fields"):
+        keys = [str(name) for name in given._fields]
+        return (keys, lambda name: getattr(given, name)) if names and set(names) <= set(keys) else None
+    is_series = hasattr(given, "iloc") and not hasattr(given, "columns")
+    if isinstance(given, Mapping) or (hasattr(given, "keys") and hasattr(given, "__getitem__") and not is_series):
+        return list(given.keys()), given.__getitem__
+    return None
+
+
+def _picked(position: object, name: str, keys: Iterable[str], read: Callable[[str], Any]) -> Any:
+    if name not in keys:
+        inner = [value for key in keys if isinstance(value := read(key), Mapping)]
+        holders = [mapping for mapping in inner if name in mapping]
+        if len(holders) == 1:
+            return holders[0][name]
+        if inner:
+            raise _not_in_nested(position, name, keys, inner, len(holders))
+        raise SourceError(
+            f"{position} has no column {name!r}", available=listed(keys) if keys else "", hint=did_you_mean(name, keys)
+        )
+    return read(name)
+
+
+def _not_in_nested(
+    position: object, name: str, keys: Iterable[str], inner: Sequence[Mapping[str, Any]], count: int
+) -> SourceError:
+    nested = [str(key) for mapping in inner for key in mapping]
+    problem = f"{count} columns {name!r} in nested mappings" if count else f"no column {name!r}"
+    hint = "give each another name" if count else did_you_mean(name, [*keys, *nested])
+    return SourceError(
+        f"{position} has {problem}", available=listed([*keys, *nested]) if keys or nested else "", hint=hint
+    )
+
+
+def _has_parts(given: Any, names: Sequence[str]) -> bool:
+    """Whether a batch consists of parts; a list of numbers, or of lists of them, may be the only column itself."""
+    if isinstance(given, tuple):
+        return True
+    return isinstance(given, list) and (len(names) > 1 or _are_columns(given))
+
+
+def _are_columns(given: Sequence[Any]) -> bool:
+    """Whether a list consists of arrays or tensors with rows, not of numbers."""
+    return bool(given) and all(is_tensor(part) and len(part.shape) > 0 for part in given)
+
+
+def _by_position(position: object, given: Sequence[Any], names: Sequence[str]) -> BatchParts:
+    if len(given) != len(names):
+        shown = f"{len(given)} part{'' if len(given) == 1 else 's'}"
+        weights = (
+            "; weights in third place are a tag: IterableSource(..., tags=['w']), AppliedLoss(sample_weight='DATA.w')"
+        )
+        raise SourceError(
+            f"{position} has {shown} for {len(names)} columns",
+            cause=f"columns: {listed(names)}; parts: {listed(type(part).__name__ for part in given)}",
+            hint="name one column for each part (features=, targets=, tags=), or give mappings by name"
+            + weights * (len(given) == 3 and len(names) == 2),
+        )
+    return BatchParts(dict(zip(names, given, strict=True)), frozenset())
+
+
+def _nested(position: object, given: Sequence[Any], names: Sequence[str]) -> BatchParts:
+    """Nested parts: columns by name from mappings among them, and the rest by position."""
+    values: dict[str, Any] = {}
+    keys: list[str] = []
+    rest: list[Any] = []
+    for part in given:
+        named = _named(part, ())
+        if named is not None:
+            keys += map(str, named[0])
+            values.update({name: named[1](name) for name in names if name in named[0]})
+        elif isinstance(part, tuple) or (isinstance(part, list) and _are_columns(part)):
+            rest += part
+        else:
+            rest.append(part)
+    remaining = [name for name in names if name not in values]
+    return BatchParts({**values, **_by_position(position, rest, remaining).values}, frozenset(keys))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import operator
 import traceback
 import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,11 +27,12 @@ from anyaccel.data.streaming.dataloader_workers import (
     check_fork,
     check_no_share,
     dropped_rows,
+    set_epoch,
     worker_ended,
     worker_notes,
     workers_of,
 )
-from anyaccel.data.streaming.iterator_factory import iterator_factory, length_of, never_ends
+from anyaccel.data.streaming.not_a_source import data_hint
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.padded_batches import source_pads
 from anyaccel.data.streaming.random_states import RandomStates, States, kept_frameworks, watched_rng
@@ -88,7 +92,12 @@ class IterableSource(BatchSource):
         self._source = source
         self._factory = iterator_factory(label, source)
         self._limit = _checked_steps(label, steps)
-        self.read_ahead = _checked_read_ahead(label, read_ahead)
+        if read_ahead is not None and not (is_integer(read_ahead) and read_ahead == 0):
+            raise SourceError(
+                f"source {label!r}: read_ahead={shown(read_ahead)} is neither None nor 0",
+                hint="write read_ahead=0 to ask for a batch only when the step before it is done, or leave it out",
+            )
+        self.read_ahead = None if read_ahead is None else 0
         if self._limit is None and never_ends(source):
             raise SourceError(
                 f"source {label!r}, a {type(source).__name__}, never ends",
@@ -208,7 +217,9 @@ class IterableSource(BatchSource):
                     yield columns
             finally:
                 if not self._factory.once:
-                    _close(iterator)
+                    close = getattr(iterator, "close", None)
+                    if callable(close):
+                        close()
                 del iterator  # as in _next
 
     def _next(self, position: BatchPosition, iterator: Iterator[Any]) -> Any:
@@ -273,12 +284,6 @@ def _close_started(started: tuple[Columns, Generator[Columns]]) -> None:
     started[1].close()
 
 
-def _close(iterator: Any) -> None:
-    close = getattr(iterator, "close", None)
-    if callable(close):
-        close()
-
-
 def _checked_steps(label: str, steps: Any) -> int | None:
     if steps is None:
         return None
@@ -287,10 +292,120 @@ def _checked_steps(label: str, steps: Any) -> int | None:
     return int(steps)
 
 
-def _checked_read_ahead(label: str, read_ahead: Any) -> int | None:
-    if read_ahead is not None and not (is_integer(read_ahead) and read_ahead == 0):
+# -- iterators of batches: how a user's source is opened anew for every epoch ------------------------------------------
+
+
+_INFINITE = -1  # what cardinality() gives for a data set without an end
+
+
+@dataclass(frozen=True, slots=True)
+class IteratorFactory:
+    """Opens a source for an epoch.
+
+    Attributes:
+        label: of the source.
+        open: from the number of an epoch to an iterable of batches.
+        once: the source is an iterator, which is read once and is not ours to close.
+    """
+
+    label: str
+    open: Callable[[int], Any]
+    once: bool = False
+
+    def iterator(self, epoch: int) -> Iterator[Any]:
+        """An iterator of the batches of an epoch."""
+        try:
+            iterable = self.open(epoch)
+            iterator = None if data_hint(iterable) else self._started(iterable, epoch)
+        except SourceError:
+            raise
+        except Exception as error:
+            raise failed(f"source {self.label!r} cannot be opened for epoch {epoch}", error) from error
+        if iterator is None:
+            raise SourceError(
+                f"the function of source {self.label!r} gave a {type(iterable).__name__}, not an iterable of batches",
+                cause="it is called once for every epoch",
+                hint="yield batches, or return a list of them",
+            )
+        return iterator
+
+    def _started(self, iterable: Any, epoch: int) -> Iterator[Any] | None:
+        if self.once:
+            return cast("Iterator[Any]", iterable)
+        check_fork(self.label, iterable)
+        set_epoch(iterable, epoch)
+        return iter(iterable) if hasattr(iterable, "__iter__") else None
+
+
+def iterator_factory(label: str, source: Any) -> IteratorFactory:
+    """How a source is opened."""
+    hint = data_hint(source)
+    if hint:
+        kind = type(source).__name__
+        raise SourceError(f"the {kind} given as source {label!r} is data, not a source of batches", hint=hint)
+    if isinstance(source, type):
+        return IteratorFactory(label, _function(label, source))
+    if hasattr(source, "__next__"):
+        return IteratorFactory(label, lambda epoch: source, once=True)
+    if hasattr(source, "__iter__"):
+        return IteratorFactory(label, lambda epoch: source)
+    if callable(source):
+        return IteratorFactory(label, _function(label, source))
+    if hasattr(source, "__getitem__"):
         raise SourceError(
-            f"source {label!r}: read_ahead={shown(read_ahead)} is neither None nor 0",
-            hint="write read_ahead=0 to ask for a batch only when the step before it is done, or leave it out",
+            f"the {type(source).__name__} of source {label!r} gives rows by number, not batches",
+            hint="write MapSource(label, dataset, features=[...]) in place of IterableSource; the phase's sampler then "
+            "orders and batches its rows",
         )
-    return None if read_ahead is None else 0
+    raise SourceError(
+        f"a {type(source).__name__} is not a source of batches for {label!r}",
+        available="loaders, data sets, lists of batches, functions without arguments that return an iterable",
+        hint="write a function that yields batches",
+    )
+
+
+def length_of(source: Any) -> int | None:
+    """How many batches a source says it gives, None if it does not know."""
+    if not hasattr(source, "__len__"):
+        return None
+    try:
+        return len(source)
+    except TypeError:
+        return None
+
+
+def never_ends(source: Any) -> bool:
+    """Whether a source is known to have no end: `itertools.count`, `cycle` and `repeat`, and those that say so."""
+    if isinstance(source, (itertools.count, itertools.cycle)):
+        return True
+    if isinstance(source, itertools.repeat):
+        return operator.length_hint(source, _INFINITE) == _INFINITE
+    cardinality = getattr(source, "cardinality", None)
+    if not callable(cardinality) or isinstance(source, type):
+        return False
+    try:
+        return int(cardinality()) == _INFINITE
+    except (TypeError, ValueError):
+        return False
+
+
+def _function(label: str, source: Callable[..., Any]) -> Callable[[int], Any]:
+    """A function called for each epoch, with its number if it has a parameter `epoch`."""
+    try:
+        parameters = inspect.signature(source).parameters.values()
+    except (TypeError, ValueError):  # built-in functions may have no signature
+        return lambda epoch: source()
+    empty, variadic = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [each.name for each in parameters if each.default is empty and each.kind not in variadic]
+    if any(each.name == "epoch" and each.kind is not inspect.Parameter.POSITIONAL_ONLY for each in parameters):
+        required = [name for name in required if name != "epoch"]
+        call: Callable[[int], Any] = lambda epoch: source(epoch=epoch)  # noqa: E731
+    else:
+        call = lambda epoch: source()  # noqa: E731
+    if required:
+        raise SourceError(
+            f"the function of source {label!r} needs {', '.join(required)}",
+            cause="it is called without arguments, or with the number of the epoch as `epoch`",
+            hint="write lambda: make_batches(...) with the arguments inside",
+        )
+    return call

@@ -16,8 +16,7 @@ from anyaccel.data.padding import Pad, mask_dtype
 from anyaccel.data.readers.hf_datasets import has_table
 from anyaccel.data.roles import Names, listed
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, Columns, Source
-from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec
-from anyaccel.data.streaming.batch_structure import batch_parts
+from anyaccel.data.streaming.batch_schema import BatchSchema, RowSpec, batch_parts
 from anyaccel.data.streaming.not_a_source import data_hint
 from anyaccel.data.streaming.padded_batches import PaddedBatches, rows_of, source_pads
 from anyaccel.data.streaming.random_states import RandomStates, same_states, watched_rng
@@ -75,11 +74,37 @@ class MapSource(Source):
         self._masks = {own.mask: name for name, own in self.pads.items() if own.mask is not None}
         self._roles.update(dict.fromkeys(self._masks, "feature"))
         self.pads.update({mask: replace(self.pads[name], value=0, mask=None) for mask, name in self._masks.items()})
-        self.collate = _checked_collate(label, collate)
+        if collate is not None and not callable(collate):
+            raise SourceError(
+                f"source {label!r}: collate={shown(collate)} is not a function", hint="write collate=lambda items: ..."
+            )
+        self.collate = collate
         self._batches = BatchSchema(self._roles, self.pads)
         self._dataset = dataset
-        self._rows = _length(label, dataset)
-        self._workers = _checked_workers(label, workers)
+        hint = "" if has_table(dataset) else data_hint(dataset)
+        if (
+            hint
+            or isinstance(dataset, Mapping)
+            or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))
+        ):
+            raise SourceError(
+                f"the {type(dataset).__name__} of source {label!r} is not a map-style data set",
+                cause="a map-style data set has __len__ and __getitem__, which gives one row",
+                hint=hint or "write IterableSource(label, source, ...) for a source of batches",
+            )
+        try:
+            rows = len(dataset)
+        except Exception as error:
+            raise failed(f"the length of source {label!r} cannot be read", error) from error
+        if not rows:
+            raise SourceError(f"source {label!r} has no rows", hint="give data with at least one row")
+        self._rows = rows
+        if not is_integer(workers) or workers < 0:
+            raise SourceError(
+                f"source {label!r}: workers={shown(workers)} is not a number of threads",
+                hint="write workers=0, or a few",
+            )
+        self._workers = int(workers)
         self._specs: dict[str, RowSpec] = {}
         self._padded = PaddedBatches(self.pads)
         self._lock = threading.Lock()
@@ -207,7 +232,19 @@ class MapSource(Source):
 
     def _items(self, numbers: list[int]) -> list[Any]:
         if callable(getattr(self._dataset, "__getitems__", None)):
-            return self._items_at_once(numbers)
+            what = f"rows {listed(numbers)} of source {self._label!r}"
+            try:
+                with self._lock:
+                    items = list(self._dataset.__getitems__(numbers))
+            except Exception as error:
+                raise failed(f"{what} could not be read", error) from error
+            if len(items) != len(numbers):
+                raise SourceError(
+                    f"{what}: __getitems__ gave {len(items)} items for {len(numbers)} numbers",
+                    cause="it gives a list with one item for each number",
+                    hint="correct __getitems__, or leave it out",
+                )
+            return items
         if self._workers < 2 or len(numbers) < 2 or self.passes_thread_rng:
             with self._lock:
                 return [self._item(number) for number in numbers]
@@ -218,21 +255,6 @@ class MapSource(Source):
             return self._dataset[number]
         except Exception as error:
             raise failed(f"{_RowPosition(self._label, number)} could not be read", error) from error
-
-    def _items_at_once(self, numbers: list[int]) -> list[Any]:
-        what = f"rows {listed(numbers)} of source {self._label!r}"
-        try:
-            with self._lock:
-                items = list(self._dataset.__getitems__(numbers))
-        except Exception as error:
-            raise failed(f"{what} could not be read", error) from error
-        if len(items) != len(numbers):
-            raise SourceError(
-                f"{what}: __getitems__ gave {len(items)} items for {len(numbers)} numbers",
-                cause="it gives a list with one item for each number",
-                hint="correct __getitems__, or leave it out",
-            )
-        return items
 
     def _stacked(self, name: str, values: list[Any], numbers: list[int]) -> np.ndarray:
         position = f"rows {listed(numbers)} of source {self._label!r}"
@@ -290,37 +312,3 @@ def _by_threads(read: Callable[[int], Any], numbers: list[int], workers: int) ->
         finally:
             stop.set()
     return items
-
-
-def _length(label: str, dataset: Any) -> int:
-    # A data set of Hugging Face is read row by row on purpose: with functions of its own, for example.
-    hint = "" if has_table(dataset) else data_hint(dataset)
-    if hint or isinstance(dataset, Mapping) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise SourceError(
-            f"the {type(dataset).__name__} of source {label!r} is not a map-style data set",
-            cause="a map-style data set has __len__ and __getitem__, which gives one row",
-            hint=hint or "write IterableSource(label, source, ...) for a source of batches",
-        )
-    try:
-        rows = len(dataset)
-    except Exception as error:
-        raise failed(f"the length of source {label!r} cannot be read", error) from error
-    if not rows:
-        raise SourceError(f"source {label!r} has no rows", hint="give data with at least one row")
-    return rows
-
-
-def _checked_collate(label: str, collate: Any) -> Callable[[list[Any]], Any] | None:
-    if collate is not None and not callable(collate):
-        raise SourceError(
-            f"source {label!r}: collate={shown(collate)} is not a function", hint="write collate=lambda items: ..."
-        )
-    return collate  # type: ignore[no-any-return]
-
-
-def _checked_workers(label: str, workers: Any) -> int:
-    if not is_integer(workers) or workers < 0:
-        raise SourceError(
-            f"source {label!r}: workers={shown(workers)} is not a number of threads", hint="write workers=0, or a few"
-        )
-    return int(workers)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from anyaccel import rng
 from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import constructor_hints
-from anyaccel.data.readers.file_discovery import Paths
-from anyaccel.data.readers.parquet import choose_files
+from anyaccel.data.arrow_columns import check_numbers, column_spec, contiguous, to_numpy
+from anyaccel.data.readers.file_discovery import DataFile, Paths
+from anyaccel.data.readers.list_columns import with_shapes
+from anyaccel.data.readers.parquet import ParquetFiles, choose_files, parquet_errors
 from anyaccel.data.roles import ROLES, NamesOrRest, RoleNames, of_role
 from anyaccel.data.sampling.sampler import SimpleSampler, integer
 from anyaccel.data.streaming.base import EXAMPLE_ROWS, BatchSource, Columns
-from anyaccel.data.streaming.row_groups import PIECE_BYTES, ReadSpec, read_pieces, row_groups
-from anyaccel.data.streaming.shuffle_buffer import ShuffleBuffer, shuffled_batches
+from anyaccel.data.streaming.source_errors import error_context
 from anyaccel.data.streaming.to_numpy import column_array
 from anyaccel.errors import ColumnError, DataError, MissingFileError, SourceError
+from anyaccel.segment import TensorSpec
 
 BUFFER_GROUPS = 4
 """Row groups, of the size of the largest, whose rows the shuffle buffer holds by default."""
@@ -177,3 +181,247 @@ def _absolute(path: Any) -> Any:
         return str(Path(path).absolute())
     is_list = isinstance(path, (list, tuple)) and all(isinstance(part, (str, os.PathLike)) for part in path)
     return [str(Path(part).absolute()) for part in path] if is_list else path
+
+
+# -- parquet files read piece by piece, in any order of their row groups, never as a whole -----------------------------
+
+
+PIECE_BYTES = 8 * 2**20
+"""Bytes of a piece of a row group, which are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFooter:
+    """A file whose footer was read; `stamp` is its size and modification time at that moment."""
+
+    file: DataFile
+    metadata: Any
+    stamp: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group of one file."""
+
+    footer: FileFooter
+    number: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"row group {self.number} of {self.footer.file.path}"
+
+
+def row_groups(label: str, files: ParquetFiles) -> tuple[RowGroup, ...]:
+    """All row groups that have rows, in the order of the files; only the footers of the files are read."""
+    groups = tuple(group for file in files.files for group in _groups_of(_footer(label, file)) if group.rows)
+    if not groups:
+        raise SourceError(
+            f"source {label!r} has no rows",
+            cause=f"{len(files.files)} Parquet files without a row",
+            hint="give files with rows",
+        )
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpec:
+    """How row groups are read.
+
+    Attributes:
+        label: of the source, for messages.
+        files: which columns are read.
+        piece_rows: the most rows of a piece.
+        specs: the required specs of features and targets; empty before they are known.
+    """
+
+    label: str
+    files: ParquetFiles
+    piece_rows: int
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+
+def read_pieces(spec: ReadSpec, groups: Sequence[RowGroup]) -> Generator[Any]:
+    """Rows of some row groups, in their order, as Arrow tables; one file is open at a time."""
+    for group in groups:
+        with error_context(f"{group}, source {spec.label!r}"):
+            yield from _pieces_of(spec, group)
+
+
+def _groups_of(footer: FileFooter) -> Iterator[RowGroup]:
+    for number in range(footer.metadata.num_row_groups):
+        yield RowGroup(footer, number, footer.metadata.row_group(number).num_rows)
+
+
+def _footer(label: str, file: DataFile) -> FileFooter:
+    stamp = _stamp(file)
+    with _opened(label, file) as parquet:
+        return FileFooter(file, parquet.metadata, stamp)
+
+
+def _stamp(file: DataFile) -> tuple[int, int]:
+    stat = Path(file.path).stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _pieces_of(spec: ReadSpec, group: RowGroup) -> Iterator[Any]:
+    footer = group.footer
+    if _stamp(footer.file) != footer.stamp:
+        raise SourceError(
+            f"{footer.file.path} has changed since the source was made",
+            hint="make the source anew, and leave its files alone while it is used",
+        )
+    with _opened(spec.label, footer.file, footer.metadata) as parquet:
+        # If the folders give all columns, any column of the file tells the number of rows.
+        names = spec.files.stored or parquet.schema_arrow.names[:1]
+        batches = parquet.iter_batches(spec.piece_rows, row_groups=[group.number], columns=names)
+        while (batch := _next(group, batches)) is not None:
+            yield _checked(spec, group, batch)
+
+
+def _next(group: RowGroup, batches: Iterator[Any]) -> Any:
+    with parquet_errors(group.footer.file.path):
+        batch = next(batches, None)
+        if batch is not None:
+            batch.validate(full=True)
+    return batch
+
+
+def _checked(spec: ReadSpec, group: RowGroup, batch: Any) -> Any:
+    files, table = spec.files, pa.Table.from_batches([batch])
+    table = with_shapes(files.with_partitions(table, group.footer.file), files.roles)
+    for name, role in files.roles.items():
+        if role != "tag":
+            check_numbers(name, table.column(name))
+            _check_spec(name, table.schema.field(name).type, spec.specs, group)
+    return table
+
+
+def _check_spec(name: str, arrow_type: Any, specs: Mapping[str, TensorSpec], group: RowGroup) -> None:
+    actual = column_spec(name, arrow_type)
+    if actual != specs.get(name, actual):
+        raise SourceError(
+            f"column {name!r} of {group} is {actual}",
+            cause=f"it is {specs[name]} in the rows before, and rows of a column have one shape and dtype",
+            hint="write files whose samples have one shape (pad or cut)",
+        )
+
+
+@contextmanager
+def _opened(label: str, file: DataFile, metadata: Any = None) -> Iterator[Any]:
+    """An open Parquet file; its footer is not read again if its metadata is given."""
+    import pyarrow.parquet as pq
+
+    with pa.OSFile(file.path) as source:
+        with error_context(f"source {label!r}"), parquet_errors(file.path):
+            parquet = pq.ParquetFile(source, metadata=metadata)
+        yield parquet
+
+
+# -- A buffer of rows from which batches are taken in a shuffled order -------------------------------------------------
+
+
+Order = Callable[[int, int], np.ndarray]
+"""The order of the rows of a full buffer, from how often it was filled before and how many rows it has."""
+
+
+class ShuffleBuffer:
+    """Memory for `size` rows of every column, filled piece by piece and overwritten after they have been taken.
+
+    Args:
+        size: rows.
+        specs: of the columns that are read as arrays; all others are kept as Arrow columns.
+    """
+
+    def __init__(self, size: int, specs: Mapping[str, TensorSpec]) -> None:
+        self._size = size
+        self._arrays = {name: np.empty((size, *spec.shape), spec.dtype) for name, spec in specs.items()}
+        self._others: dict[str, list[Any]] = {}
+        self._filled = 0
+
+    @property
+    def free(self) -> int:
+        """Rows that it has still room for."""
+        return self._size - self._filled
+
+    @property
+    def filled(self) -> int:
+        """Rows that it holds."""
+        return self._filled
+
+    def add(self, piece: Any) -> None:
+        """Copy the rows of an Arrow table, for all of which there must be room."""
+        stop = self._filled + len(piece)
+        for name in piece.column_names:
+            column = piece.column(name)
+            if name in self._arrays:
+                self._arrays[name][self._filled : stop] = to_numpy(name, contiguous(column))
+            else:
+                self._others.setdefault(name, []).extend(column.chunks)
+        self._filled = stop
+
+    def rows(self, order: np.ndarray) -> dict[str, np.ndarray]:
+        """Copies of some rows, by column name."""
+        columns = {name: np.take(array, order, axis=0) for name, array in self._arrays.items()}
+        for name, chunks in self._others.items():
+            columns[name] = column_array(name, pa.chunked_array(chunks).take(pa.array(order)))
+        return columns
+
+    def combine_chunks(self) -> None:
+        """Combine the chunks of Arrow columns, so that single rows are found at once."""
+        self._others = {name: [contiguous(pa.chunked_array(chunks))] for name, chunks in self._others.items()}
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._others.clear()
+        self._filled = 0
+
+
+def shuffled_batches(
+    pieces: Generator[Any], buffer: ShuffleBuffer, order: Order, batch_size: int
+) -> Generator[Columns]:
+    """Batches of `batch_size` rows, and a last one of the rest, of rows that pass through a buffer.
+
+    Args:
+        pieces: Arrow tables, in the order in which the rows come.
+        buffer: is filled, emptied in the order that `order` says, and filled again.
+        order: the order of the rows of each filling.
+        batch_size: rows of a batch, which may come from several fillings.
+    """
+    parts: list[dict[str, np.ndarray]] = []
+    missing = batch_size
+    for number in _fillings(pieces, buffer):
+        taken, rows = 0, order(number, buffer.filled)
+        while taken < len(rows):
+            part = buffer.rows(rows[taken : taken + missing])
+            taken += missing
+            parts.append(part)
+            missing -= len(next(iter(part.values())))
+            if not missing:
+                yield _joined(parts)
+                parts, missing = [], batch_size
+    if parts:
+        yield _joined(parts)
+
+
+def _fillings(pieces: Generator[Any], buffer: ShuffleBuffer) -> Generator[int]:
+    """Yield the number of each filling, when the buffer is full or the rows have ended."""
+    number = 0
+    buffer.clear()
+    for piece in pieces:
+        while len(piece):
+            head, piece = piece.slice(0, buffer.free), piece.slice(min(buffer.free, len(piece)))
+            buffer.add(head)
+            if not buffer.free:
+                buffer.combine_chunks()
+                yield number
+                buffer.clear()
+                number += 1
+    if buffer.filled:
+        buffer.combine_chunks()
+        yield number
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -45,17 +45,7 @@ def transform_columns(rows: Rows, columns: Names, more: Sequence[str] = ()) -> t
 
 def fit_transform(rows: Rows, log: Log, request: FitRequest) -> tuple[Any, Log]:
     """A table with the columns of a request transformed: fitted to its rows, applied to all."""
-    _refuse_padded(rows, request)
-    role = _result_role(rows, request)
-    table = rows.to_arrow()
-    fitted, output = fit(table, replace(request, role=role))
-    if request.role is None:
-        _check_tags(rows, request.columns, output, request.what)
-    return put(table, log, fitted, output, request.what)
-
-
-def _refuse_padded(rows: Rows, request: FitRequest) -> None:
-    """What fills the places behind a row would be fitted as if it were data."""
+    # What fills the places behind a row would be fitted as if it were data
     padded = next((name for name in request.columns if padding_of(rows.schema.field(name)) is not None), None)
     if padded is not None:
         raise TransformError(
@@ -63,6 +53,12 @@ def _refuse_padded(rows: Rows, request: FitRequest) -> None:
             available="columns of one shape per sample",
             hint="transform the values before they are given to the FeatureSet",
         )
+    role = _result_role(rows, request)
+    table = rows.to_arrow()
+    fitted, output = fit(table, replace(request, role=role))
+    if request.role is None:
+        _check_tags(rows, request.columns, output, request.what)
+    return put(table, log, fitted, output, request.what)
 
 
 def _result_role(rows: Rows, request: FitRequest) -> str | None:

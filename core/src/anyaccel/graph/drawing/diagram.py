@@ -99,7 +99,10 @@ def build_diagram(
             if isinstance(upstream, Reference):
                 arrow = Arrow(_data_box(data, upstream).id, ids[name])
             else:
-                arrow = _arrow(upstream, name, ids, places, plan)
+                source, _, output = upstream.partition(".")
+                crosses = _differ(places[source], places[name])
+                route = _route(source, name, plan) if crosses else ""
+                arrow = Arrow(ids[source], ids[name], ", ".join(filter(None, [text(output), route])), crosses)
             arrows[arrow.source, arrow.target] = _merged(arrows.get((arrow.source, arrow.target)), arrow)
     return Diagram(label, (*data.values(), *boxes), tuple(arrows.values()))
 
@@ -192,15 +195,6 @@ def _data_box(boxes: dict[Any, Box], reference: Reference) -> Box:
         lines = [*names, *([f"and {rest:,} more"] if rest else []), *([f"stream {text(stream)}"] if stream else [])]
         boxes[key] = Box(f"d{len(boxes)}", "data", text(source.label), lines=tuple(lines))
     return boxes[key]
-
-
-def _arrow(
-    upstream: str, target: str, ids: Mapping[str, str], places: Mapping[str, NodePlace], plan: Plan | None
-) -> Arrow:
-    source, _, output = upstream.partition(".")
-    crosses = _differ(places[source], places[target])
-    route = _route(source, target, plan) if crosses else ""
-    return Arrow(ids[source], ids[target], ", ".join(filter(None, [text(output), route])), crosses)
 
 
 def _differ(first: NodePlace, second: NodePlace) -> bool:

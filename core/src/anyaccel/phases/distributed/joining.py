@@ -9,7 +9,7 @@ from typing import Any
 from anyaccel.adapter.batch_shards import FIXED_SHARDS
 from anyaccel.adapter.loss_weights import weight_inputs
 from anyaccel.errors import CapabilityError, PhaseError
-from anyaccel.graph import Assignment, ModelGraph, Plan, Resolution
+from anyaccel.graph import Assignment, Plan, Resolution
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.distributed.devices import DeviceGroup
 from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
@@ -21,7 +21,7 @@ from anyaccel.registry import registry
 from anyaccel.replicas import Launched, ReplicaGroup, Replicate, ShardParameters, is_main_process, launched
 
 
-def process_group(phase: PhaseSettings, resolution: Resolution, graph: ModelGraph) -> ProcessGroup:
+def process_group(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> ProcessGroup:
     """Join the replicas of a phase; a group of one if this process computes it alone.
 
     Raises:
@@ -47,7 +47,7 @@ def process_group(phase: PhaseSettings, resolution: Resolution, graph: ModelGrap
     divided = is_sharded(phase, resolution.plan)
     given = divided and any(each.required(ShardParameters).global_batches for each in resolution.backends)
     allowed = not divided and may_compute_together(phase, resolution)
-    coupled = check_shareable(phase, resolution, phase.learners(graph), together=given or allowed)
+    coupled = check_shareable(phase, resolution, learners, together=given or allowed)
     backends = {backend.framework: backend for backend in resolution.backends}
     for framework, backend in backends.items():
         if backend.capability(Replicate) is None:

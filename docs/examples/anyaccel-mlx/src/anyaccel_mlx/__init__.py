@@ -9,6 +9,9 @@ from anyaccel_mlx.backend import MlxBackend
 
 __all__ = ["MlxBackend", "SequentialMLP", "backends"]
 
+contract = 2
+"""The version of the contract of backends that this plugin is written for."""
+
 
 @hookimpl
 def backends() -> list[Any]:

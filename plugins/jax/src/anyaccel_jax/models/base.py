@@ -102,12 +102,10 @@ class Model(ABC):
 
     @property
     def data_format(self) -> tuple[str, str]:
-        """As `Compute.data_format`."""
         return "", ""
 
     @property
     def batch_coupling(self) -> str:
-        """As `Compute.batch_coupling`."""
         return ""
 
     def computing_in(self, precision: NodePrecision) -> AbstractContextManager[None] | None:
@@ -120,12 +118,10 @@ class Model(ABC):
 
     @property
     def untrainable_reason(self) -> str:
-        """As `Compute.untrainable_reason`."""
         return ""
 
     @property
     def constraints(self) -> Mapping[str, Callable[[Any], Any]]:
-        """As `ArrayOps.constraints`."""
         return {}
 
     @property

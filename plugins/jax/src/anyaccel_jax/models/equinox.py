@@ -102,7 +102,6 @@ class Equinox(Model):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> Any:
-        """As in `Model`."""
         module = eqx.nn.inference_mode(self._join(parameters, buffers), value=not train)
         state, takes_key = self._state_from(buffers), has_parameter(type(module).__call__, "key")
         keys = jax.random.split(key, inputs[0].shape[0]) if takes_key else None

@@ -111,7 +111,6 @@ class Function(Model):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> Any:
-        """As in `Model`."""
         keywords = mode_keywords(self._apply, train)
         if has_parameter(self._apply, "key"):
             keywords["key"] = key

@@ -130,7 +130,6 @@ class KerasModel(Model):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> Any:
-        """As in `Model`."""
         states = {name: _random_state(key, i, buffers[name]) for i, name in enumerate(self._random) if train}
         values, variables = {**parameters, **buffers, **states}, {**self._trained, **self._others}
         mapping = [(variables[name], value) for name, value in values.items()]

@@ -118,7 +118,6 @@ class Linen(Model):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> Any:
-        """As in `Model`."""
         variables = self._join(parameters, buffers)
         mutable = [name for name in variables if name != _PARAMS] if train else []
         keywords = mode_keywords(type(self.module).__call__, train)

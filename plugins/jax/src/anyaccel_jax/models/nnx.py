@@ -83,7 +83,6 @@ class NnxModel(Model):
         key: Any,
         layout: CallLayout = POSITIONAL,
     ) -> Any:
-        """As in `Model`."""
         buffer_state = self._buffer_tree.unflatten(buffers)
         module = nnx.merge(
             nnx.graphdef(self.module), self._parameter_tree.unflatten(parameters), self._random_state(key), buffer_state

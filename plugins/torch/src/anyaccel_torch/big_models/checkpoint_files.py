@@ -148,11 +148,9 @@ class LoadedTensor(SavedTensor):
         self.shape, self.dtype = tuple(values.shape), values.dtype
 
     def read_into(self, target: Tensor) -> None:
-        """As `SavedTensor.read_into`."""
         target.detach().copy_(_cast(self.values, target.dtype, self.name))
 
     def has_values_of(self, other: SavedTensor) -> bool:
-        """As `SavedTensor.has_values_of`."""
         return isinstance(other, LoadedTensor) and torch.equal(self.values, other.values)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from torch import nn
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, ConfigError
 from anyaccel.host_memory import host_memory
-from anyaccel.planner import OffloadPlan, OffloadRequest, PlacedBlock
+from anyaccel.planner import OffloadModels, OffloadPlan, OffloadRequest, PlacedBlock
 from anyaccel_torch import keras
 from anyaccel_torch.big_models.auto_device_map import DeviceMap, planned_map
 from anyaccel_torch.big_models.block_order import BlockOrder
@@ -20,9 +22,11 @@ from anyaccel_torch.big_models.block_placement import placed_blocks
 from anyaccel_torch.big_models.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_torch.big_models.device_map import DISK, checked_map
 from anyaccel_torch.big_models.dispatch import put_blocks
+from anyaccel_torch.big_models.empty_modules import init_empty_weights
 from anyaccel_torch.big_models.model_blocks import check_values, find_blocks, places, shared_tensors
 from anyaccel_torch.big_models.offload import BlockPlace, offload_of, remove_offload
 from anyaccel_torch.big_models.offload_folder import is_unwritten
+from anyaccel_torch.tree_utils import check_dtypes
 
 WHERE = "device_map: "
 _REMEMBERED = 8
@@ -32,53 +36,60 @@ _Known = tuple[Device, OffloadRequest, OffloadPlan]
 _plans: weakref.WeakKeyDictionary[nn.Module, list[_Known]] = weakref.WeakKeyDictionary()
 
 
-def plan_offload(model: nn.Module, device: Device, request: OffloadRequest, native: Native) -> OffloadPlan:
-    """As `OffloadModels.plan_offload`; `native` gives torch's devices.
+class TorchOffload(OffloadModels):
+    """Modules whose blocks are on several devices, or whose weights rest in host memory or files."""
 
-    A model that was put somewhere by an equal request stays there, though less is free now.
+    def empty_weights(self) -> AbstractContextManager[Any]:
+        """Parameters are on torch's `meta` device."""
+        return init_empty_weights()
 
-    Raises:
-        CapabilityError: the model was dispatched already, or is of Keras.
-    """
-    if keras.outermost(model):
-        raise CapabilityError(
-            f"this {type(model).__name__} is of Keras, which keeps parameters apart from the layers that use them, so "
-            "that its blocks cannot be on several devices or rest elsewhere",
-            hint="leave device_map, max_memory and offload out of the node",
-        )
-    before = _current(model, native)
-    if before is not None and before[:2] == (device, request):
-        return before[2]
-    if before is None and offload_of(model) is not None:
-        raise CapabilityError(
-            f"this {type(model).__name__} was dispatched already, and its node has a device_map as well",
-            hint="leave device_map, max_memory and offload out of the node, or call remove_offload(model)",
-        )
-    order = BlockOrder(model, request)
-    given = _entries(model, device, request, native, order)
-    blocks = _blocks(model, given, native(device), order)
-    _check_disk(model, blocks, request.training)
-    plan = _described(model, blocks, request.training, order.notes)
-    known = _plans.setdefault(model, [])
-    known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
-    return plan
+    def plan_offload(self, model: nn.Module, device: Device, request: OffloadRequest) -> OffloadPlan:
+        """A block is an element of a list of modules, or a module without others inside.
 
+        Weights rest on disk in files of safetensors, which they were loaded from. A model that was put somewhere by an
+        equal request stays there, though less is free now.
 
-def offload(model: nn.Module, plan: OffloadPlan, native: Native) -> nn.Module:
-    """As `OffloadModels.offload`."""
-    blocks = _places(plan, native)
-    current = offload_of(model)
-    if current is not None and list(current.blocks) == blocks:
-        return model
-    check_values(WHERE, model)
-    if current is not None:
-        remove_offload(model)
-    return put_blocks(model, blocks, pinned_memory=host_memory()[1] // 2)
+        Raises:
+            CapabilityError: the model was dispatched already, or is of Keras.
+        """
+        if keras.outermost(model):
+            raise CapabilityError(
+                f"this {type(model).__name__} is of Keras, which keeps parameters apart from the layers that use them, "
+                "so that its blocks cannot be on several devices or rest elsewhere",
+                hint="leave device_map, max_memory and offload out of the node",
+            )
+        before = _current(model, self.backend.native_device)
+        if before is not None and before[:2] == (device, request):
+            return before[2]
+        if before is None and offload_of(model) is not None:
+            raise CapabilityError(
+                f"this {type(model).__name__} was dispatched already, and its node has a device_map as well",
+                hint="leave device_map, max_memory and offload out of the node, or call remove_offload(model)",
+            )
+        order = BlockOrder(model, request)
+        given = _entries(model, device, request, self.backend.native_device, order)
+        blocks = _blocks(model, given, self.backend.native_device(device), order)
+        _check_disk(model, blocks, request.training)
+        plan = _described(model, blocks, request.training, order.notes)
+        known = _plans.setdefault(model, [])
+        known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
+        return plan
 
+    def offload(self, model: nn.Module, device: Device, plan: OffloadPlan) -> nn.Module:
+        """Change the module in place."""
+        check_dtypes(model, device, self.backend.unsupported_dtypes)
+        blocks = _places(plan, self.backend.native_device)
+        current = offload_of(model)
+        if current is not None and list(current.blocks) == blocks:
+            return model
+        check_values(WHERE, model)
+        if current is not None:
+            remove_offload(model)
+        return put_blocks(model, blocks, pinned_memory=host_memory()[1] // 2)
 
-def end_offload(model: nn.Module) -> nn.Module:
-    """As `OffloadModels.end_offload`; also of a model that its user has dispatched."""
-    return model if offload_of(model) is None else remove_offload(model)
+    def end_offload(self, model: nn.Module) -> nn.Module:
+        """Also of a model that its user has dispatched."""
+        return model if offload_of(model) is None else remove_offload(model)
 
 
 def _current(model: nn.Module, native: Native) -> _Known | None:

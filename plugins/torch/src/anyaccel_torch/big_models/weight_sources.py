@@ -58,7 +58,6 @@ class PinnedPart(Part):
     memory: Tensor
 
     def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
-        """As `Part.copy_into`."""
         self.extent.view(flat).copy_(self.memory, non_blocking=non_blocking)
 
 
@@ -69,7 +68,6 @@ class TensorPart(Part):
     tensor: Tensor
 
     def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
-        """As `Part.copy_into`."""
         self.extent.view(flat).copy_(self.tensor.detach(), non_blocking=non_blocking)
 
     @property
@@ -78,7 +76,6 @@ class TensorPart(Part):
         return self.tensor.device.type == "cpu" and self.tensor.is_contiguous()
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
-        """As `Part.read_bytes`."""
         into.copy_(self.tensor.detach().view(-1).view(torch.uint8)[begin : begin + len(into)])
 
 
@@ -95,11 +92,9 @@ class FilePart(Part):
         return isinstance(saved, FileTensor) and saved.dtype == self.extent.dtype
 
     def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
-        """As `Part.copy_into`."""
         self.stored.saved.read_into(self.extent.view(flat))
 
     def read_bytes(self, begin: int, into: Tensor) -> None:
-        """As `Part.read_bytes`."""
         saved = self.stored.saved
         if isinstance(saved, FileTensor):
             saved.file.read(saved.entry.begin + begin, bytes_of(into))

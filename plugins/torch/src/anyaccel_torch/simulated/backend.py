@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, ClassVar
 
-from anyaccel.adapter.transfer_observer import Record
+from anyaccel.adapter.transfer_observer import ObservesTransfers, Record
+from anyaccel.capability import Capabilities
 from anyaccel.device import Device
-from anyaccel.hookspecs import hookimpl
+from anyaccel.hookspecs import CONTRACT, hookimpl
 from anyaccel.registry import registry
 from anyaccel_torch.backend import TorchBackend
 from anyaccel_torch.simulated.sim_device import KIND, observers, running, unavailable_reason
@@ -17,25 +18,34 @@ from anyaccel_torch.simulated.sim_device import KIND, observers, running, unavai
 _PLUGIN = "torch-simulated"
 
 
+class SimulatedTransfers(ObservesTransfers):
+    """Whatever the devices count."""
+
+    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
+        """All of it."""
+        return observers.added(record)
+
+
 class SimulatedBackend(TorchBackend):
     """torch on `sim`, which differs from torch on a GPU only in where things are."""
 
     kinds: ClassVar[tuple[str, ...]] = (KIND,)
     pinned_kinds: ClassVar[frozenset[str]] = frozenset({KIND})  # without effect: there is no page-locked memory
+    capabilities: ClassVar[Capabilities] = {**TorchBackend.capabilities, ObservesTransfers: SimulatedTransfers}
 
     def __init__(self) -> None:
         self._registered = False
 
     def devices(self) -> Sequence[Device]:
-        """As `Backend.devices`: those that were started, or that the environment variable asks for."""
+        """Those that were started, or that the environment variable asks for."""
         return [handle.device for handle in running()]
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.unavailable_reason`: how many were started."""
+        """How many were started."""
         return unavailable_reason(device)
 
     def native_device(self, device: Device) -> Any:
-        """As `Backend.native_device`; the first call registers the devices with torch."""
+        """The first call registers the devices with torch."""
         if not self._registered:
             from anyaccel_torch.simulated.registration import register
 
@@ -43,20 +53,8 @@ class SimulatedBackend(TorchBackend):
             self._registered = True
         return super().native_device(device)
 
-    def observe_transfers(self, record: Record) -> AbstractContextManager[None]:
-        """As `ObservesTransfers.observe_transfers`: whatever the devices count."""
-        return observers.added(record)
-
-    def can_observe_transfers(self) -> bool:
-        """As `ObservesTransfers.can_observe_transfers`: always."""
-        return True
-
-    def unobserved_transfers(self) -> Sequence[str]:
-        """As `ObservesTransfers.unobserved_transfers`: nothing."""
-        return ()
-
     def synchronize(self, device: Device) -> None:
-        """As `Backend.synchronize`; counts a wait, though nothing is ever pending."""
+        """Count a wait, though nothing is ever pending."""
         import torch
 
         torch.get_device_module(self.native_device(device)).synchronize(device.index)
@@ -67,5 +65,6 @@ def add_to_registry() -> None:
     if registry().serves("torch", KIND):
         return
     plugin = ModuleType(_PLUGIN)
+    plugin.contract = CONTRACT  # type: ignore[attr-defined]
     plugin.backends = hookimpl(lambda: [SimulatedBackend()])  # type: ignore[attr-defined]
     registry().register(plugin, _PLUGIN)

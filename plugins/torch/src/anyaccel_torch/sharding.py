@@ -1,0 +1,71 @@
+"""Sharding of torch: replicas in several processes, which may keep a part of the parameters each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+from anyaccel.program import Program
+from anyaccel.replicas import ReplicaGroup, ShardParameters
+from anyaccel.segment import Segment
+
+
+class TorchSharding(ShardParameters):
+    """Replicas that are joined by torch.distributed, and whose parameters FSDP2 divides."""
+
+    shards_nodes: ClassVar[bool] = True
+    _group: ReplicaGroup | None = None
+
+    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
+        """By torch.distributed."""
+        from anyaccel_torch.replica_group import TorchReplicaGroup
+
+        if self._group is None:
+            self._group = TorchReplicaGroup(rank, size)
+        return self._group
+
+    def unshareable_reason(self, model: Any) -> str:
+        """Parameters that are DTensors, which other processes have parts of."""
+        from anyaccel_torch.module_traits import has_dtensors
+
+        return "has DTensors as parameters, which its user has divided among processes" if has_dtensors(model) else ""
+
+    def unsynchronizable(self, model: Any) -> str:
+        """Layers of Keras, or with a forward of their own, cannot."""
+        from anyaccel_torch.module_traits import unsynchronizable
+
+        return unsynchronizable(model)
+
+    def unshardable_reason(self, segment: Segment, *, offload: bool, whole: Collection[str] = ()) -> str:
+        """What FSDP2 of this torch lacks, or what a model has."""
+        from anyaccel_torch.sharded_module import lacking_reason
+        from anyaccel_torch.sharded_program import unshardable_reason
+
+        if reason := lacking_reason():
+            return reason
+        if offload and any(operation.device.kind == "cpu" for operation in segment.operations):
+            return "offload, and its nodes are on the CPU, whose memory is the host's"
+        return unshardable_reason(segment, whole)
+
+    def sharded_blocks(self, model: Any) -> Sequence[str]:
+        """The outermost children of ModuleLists and Sequentials."""
+        from anyaccel_torch.sharded_module import blocks_of
+
+        return tuple(blocks_of(model))
+
+    def build_sharded(
+        self, segment: Segment, group: ReplicaGroup, *, offload: bool, whole: Collection[str] = ()
+    ) -> Program:
+        """By torch's FSDP2."""
+        from anyaccel_torch.replica_group import device_mesh
+        from anyaccel_torch.sharded_program import ShardedProgram
+
+        device = next(operation.device for operation in segment.operations if operation.model is not None)
+        mesh = device_mesh(self.backend.native_device(device).type, group.size)
+        return ShardedProgram(segment, self.backend.native_device, mesh, offload=offload, whole=whole)
+
+    def sharded_bytes(self, program: Program) -> int | None:
+        """Of the parts in this process."""
+        from anyaccel_torch.sharded_program import ShardedProgram
+
+        return program.sharded_bytes() if isinstance(program, ShardedProgram) else None
