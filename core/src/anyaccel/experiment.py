@@ -17,10 +17,9 @@ from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.framework_versions import versions_of
 from anyaccel.graph.nodes import check_label
 from anyaccel.graph.runnable import checked_runnable
-from anyaccel.graph.serialization import checked_classes
+from anyaccel.graph.serialization import checked_classes, class_name
 from anyaccel.graph.weight_matching import Change, Names
-from anyaccel.phases import Callback, Phase, plan_for
-from anyaccel.phases.phase_config import callback_parts, phase_parts, read_callbacks, read_phase
+from anyaccel.phases import Callback, EarlyStopping, FrameworkSettings, Phase, Profile, plan_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.runner import run_in_order
 from anyaccel.phases.settings import checked_callbacks
@@ -269,8 +268,8 @@ class Experiment(AttributeHints):
         arrays: dict[str, np.ndarray] = {}
         part = {
             "label": self.label,
-            "phases": [phase_parts(phase) for phase in self.phases],
-            "callbacks": callback_parts(self.callbacks),
+            "phases": [_phase_parts(phase) for phase in self.phases],
+            "callbacks": _callback_parts(self.callbacks),
             "results": [results_parts(results, arrays, f"{i}/") for i, results in enumerate(self.history)],
         }
         parts, versions = (
@@ -315,9 +314,9 @@ class Experiment(AttributeHints):
         graph = ModelGraph.load(folder, **given, allow=classes, names=names, change=change, strict=strict)
         hint = "give them: load(folder, callbacks=[...]); callbacks=[] for none"
         if phases is None:
-            phases = [read_phase(each, classes) for each in part["phases"]]
+            phases = [_read_phase(each, classes) for each in part["phases"]]
         if callbacks is None:
-            callbacks = read_callbacks(part["callbacks"], classes, f"experiment {part['label']!r}", hint)
+            callbacks = _read_callbacks(part["callbacks"], classes, f"experiment {part['label']!r}", hint)
         experiment = cls(part["label"], graph, phases, callbacks=callbacks, progress=progress)
         read: Iterable[Any] = (read_results(each, arrays, classes) for each in part["results"])
         experiment.history.extend(read)
@@ -332,3 +331,85 @@ def _read(folder: Any) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]]:
     if not isinstance(part, Mapping) or "label" not in part or not all(isinstance(part.get(key), list) for key in keys):
         raise ConfigError(f"{shown(part)} is not a saved experiment", hint="give the folder that save() wrote")
     return part, arrays
+
+
+_KNOWN: dict[str, type[Callback]] = {
+    "EarlyStopping": EarlyStopping,
+    "FrameworkSettings": FrameworkSettings,
+    "Profile": Profile,
+}
+_HINT = "give the folder that save() wrote"
+
+
+def _phase_parts(phase: Phase) -> dict[str, Any]:
+    """A phase with its callbacks as plain data; `config` is None where it has none, and `reason` says why."""
+    parts = {"label": phase.label, "config": None, "reason": "", "callbacks": _callback_parts(phase.callbacks)}
+    if type(phase) is not Phase.kinds[phase.kind]:
+        return {**parts, "reason": f"it is of a class of its own, {type(phase).__name__}"}
+    try:
+        return {**parts, "config": phase.get_config()}
+    except ConfigError as error:
+        return {**parts, "reason": error.problem}
+
+
+def _read_phase(parts: Any, allow: Iterable[type]) -> Any:
+    """The phase of `phase_parts`.
+
+    Raises:
+        ConfigError: malformed, or the phase or a callback of it has no configuration.
+    """
+    if not isinstance(parts, Mapping) or not {"label", "config", "reason", "callbacks"} <= set(parts):
+        raise ConfigError(f"{shown(parts)} is not a saved phase", hint=_HINT)
+    where = f"phase {parts['label']!r}"
+    hint = f"give the phases: load(folder, phases=[TrainPhase({parts['label']!r}, ...)]); phases=[] for none"
+    if parts["config"] is None:
+        raise ConfigError(f"{where} was not saved: {parts['reason']}", hint=hint)
+    phase = Phase.from_config(parts["config"])
+    phase.callbacks = _read_callbacks(parts["callbacks"], allow, where, hint)
+    return phase
+
+
+def _callback_parts(callbacks: Iterable[Callback]) -> list[dict[str, Any]]:
+    """Callbacks as plain data: the class, and what its `get_config` gives; None without one."""
+    parts = []
+    for callback in callbacks:
+        cls = type(callback)
+        name = cls.__name__ if _KNOWN.get(cls.__name__) is cls else class_name(cls)
+        parts.append({"class": name, "config": callback.get_config() if hasattr(callback, "get_config") else None})
+    return parts
+
+
+def _read_callbacks(given: Any, allow: Iterable[type], where: str, hint: str) -> tuple[Callback, ...]:
+    """The callbacks of `callback_parts`; nothing is imported.
+
+    Args:
+        given: the list.
+        allow: classes that it may name besides those of this library.
+        where: begins messages.
+        hint: for a callback without a configuration.
+
+    Raises:
+        ConfigError: malformed; or a callback without a configuration, or of a class that is not allowed.
+    """
+    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+        raise ConfigError(f"{where}: {shown(given)} are not saved callbacks", hint=_HINT)
+    known: dict[str, type] = {**{class_name(cls): cls for cls in allow}, **_KNOWN}
+    return tuple(_read_callback(each.get("class"), each.get("config"), known, where, hint) for each in given)
+
+
+def _read_callback(name: Any, config: Any, known: Mapping[str, type], where: str, hint: str) -> Callback:
+    if config is None:
+        problem = f"{where}: the callback {name} was not saved: it has no get_config()"
+        raise ConfigError(problem, hint=hint)
+    cls = known.get(str(name))
+    if cls is None or not issubclass(cls, Callback):
+        raise ConfigError(
+            f"{where}: the callback {name} is of a class that is not known; nothing was imported",
+            available=", ".join(known),
+            hint=f"if you trust it, import it: allow=[{str(name).rpartition(':')[2]}]",
+        )
+    try:
+        return cls(**config)
+    except TypeError as error:
+        problem = f"{where}: the callback {name} does not take its configuration: {getattr(error, 'problem', error)}"
+        raise ConfigError(problem, hint="let get_config() give the arguments of the class") from error

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 ENTRIES = {
-    "planning": "anyaccel.phases.runner.resolve",
+    "planning": "anyaccel.phases.runner.resolve_phase",
     "preparing": "anyaccel.phases.runner.prepare",
     "placing": "anyaccel.phases.runner.place",
     "loading": "anyaccel.phases.runner.make_loaders",

@@ -48,7 +48,7 @@ def notes(
 
 def warn(phase: PhaseSettings, nan_notes: Sequence[str]) -> bool:
     """Issue one NaNWarning with the notes, if there are any and the phase does not ignore NaN; returns whether."""
-    if not nan_notes or getattr(phase, "on_nan", "") == "ignore":
+    if not nan_notes or phase.on_nan == "ignore":
         return False
     warnings.warn(printable(f"phase {phase.label!r}: {'. '.join(nan_notes)}."), NaNWarning, stacklevel=user_level())
     return True

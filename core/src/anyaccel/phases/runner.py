@@ -54,7 +54,6 @@ from anyaccel.registry import registry
 from anyaccel.results import PhaseResults
 from anyaccel.results.events import LogEvent
 from anyaccel.results.records import EvaluationValues
-from anyaccel.segment import Segment
 
 
 class Phase(PhaseSettings):
@@ -217,52 +216,39 @@ def execute(
     Raises:
         AnyaccelError: whatever keeps the phase from running; PhaseError if another phase is running on the graph.
     """
+    phase, graph = run.phase, run.graph
     with interrupts.deferred():
-        run.is_main_process = is_first(run.phase)
-        shown = (progress if progress is not None and run.is_main_process else Progress()).begin(run.phase.label)
+        run.is_main_process = is_first(phase)
+        shown = (progress if progress is not None and run.is_main_process else Progress()).begin(phase.label)
         run.heard = shown.event
         try:
-            hooks = HookCaller(registry().hooks, _callbacks_of(run, callbacks))
-            return _execute(PhaseExecution(run, hooks, shown, resume), run)
+            everybody = [*callbacks, *phase.callbacks]
+            if phase.trains:  # schedules that listen to a training come first
+                optimizers = [graph.optimizer, *(getattr(node, "optimizer", None) for node in graph.nodes.values())]
+                everybody = [*listening_schedules(optimizers, everybody), *everybody]
+            execution = PhaseExecution(run, HookCaller(registry().hooks, everybody), shown, resume)
+            try:
+                running.claim(run)
+                return execution.start()
+            except BaseException as error:
+                run.error = error
+                ragged = [] if run.plan is None else [column.shown for column in run.plan.columns if column.ragged]
+                if ragged and run.looping and isinstance(error, Exception):
+                    # A model may have been made for one length, which is known only when a batch of another comes.
+                    error.add_note(
+                        f"the rows of {', '.join(ragged)} differ in length, and each batch is padded to its own "
+                        "longest; a model that takes one length needs pad={'COLUMN': Pad(..., length=...)}"
+                    )
+                raise
+            finally:
+                try:
+                    with interrupts.deferred():
+                        execution.end()
+                except KeyboardInterrupt as interrupt:  # it may have come before anything was given back
+                    execution.end(interrupt)
+                    raise
         finally:
             shown.end()
-
-
-def _callbacks_of(run: Run, callbacks: Iterable[Callback]) -> list[Callback]:
-    """The callbacks of an experiment and its phase, after the schedules that listen to a training."""
-    given = [*callbacks, *run.phase.callbacks]
-    if not run.phase.trains:
-        return given
-    optimizers = [run.graph.optimizer, *(getattr(node, "optimizer", None) for node in run.graph.nodes.values())]
-    return [*listening_schedules(optimizers, given), *given]
-
-
-def _execute(execution: PhaseExecution, run: Run) -> EvaluationValues | None:
-    try:
-        running.claim(run)
-        return execution.start()
-    except BaseException as error:
-        run.error = error
-        if run.looping and isinstance(error, Exception):
-            _note_lengths(error, run)
-        raise
-    finally:
-        try:
-            with interrupts.deferred():
-                execution.end()
-        except KeyboardInterrupt as interrupt:  # it may have come before anything was given back
-            execution.end(interrupt)
-            raise
-
-
-def _note_lengths(error: Exception, run: Run) -> None:
-    """A model may have been made for one length, which is known only when a batch of another comes."""
-    ragged = [] if run.plan is None else [column.shown for column in run.plan.columns if column.ragged]
-    if ragged:
-        error.add_note(
-            f"the rows of {', '.join(ragged)} differ in length, and each batch is padded to its own longest; a model "
-            "that takes one length needs pad={'COLUMN': Pad(..., length=...)}"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,7 +509,14 @@ def _build_pipeline(
     stages: list[PipelineStage] = []
     try:
         for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
-            segment = replace(_with_placed_models(segment, graph), compile=phase.compile)
+            models = {label: getattr(graph[label], "model", None) for label in graph.nodes}  # as they were placed
+            segment = replace(
+                segment,
+                operations=tuple(replace(each, model=models[each.label]) for each in segment.operations),
+                states={label: graph.optimizer_states[label] for label in segment.states},
+                frozen={label: models[label] for label in segment.frozen},
+                compile=phase.compile,
+            )
             names = (name for operation in segment.operations for name in operation.outputs)
             has_gradient = any(name in resolution.live for name in names)
             program = group.build(segment, backend)
@@ -534,12 +527,3 @@ def _build_pipeline(
     step = phase.step
     custom_step = None if step is None else CustomStep(stages[0], step, resolution.step_columns, phase.label)
     return Pipeline(stages, [learners] if learners else [], log_event, custom_step, group.step)
-
-
-def _with_placed_models(segment: Segment, graph: ModelGraph) -> Segment:
-    operations = tuple(
-        replace(operation, model=getattr(graph[operation.label], "model", None)) for operation in segment.operations
-    )
-    states = {label: graph.optimizer_states[label] for label in segment.states}
-    frozen = {label: getattr(graph[label], "model", None) for label in segment.frozen}
-    return replace(segment, operations=operations, states=states, frozen=frozen)
