@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from anyaccel.adapter import TracedProgram, attributes_key
-from anyaccel.adapter.cache_key import IdentityKey
 from anyaccel.adapter.compile_cache import CACHE, MAX_SEGMENTS
+from anyaccel.adapter.python_values import IdentityKey
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, OutOfMemoryError
 from anyaccel.numpy_backend import NumpyBackend

@@ -16,13 +16,13 @@ immutable arrays work as well as others.
 
 Further modules hold what plugins have in common; import them by name, `from anyaccel.adapter.call_layout import ...`:
 
-- `keyword_compute`, `call_layout`, `argument_paths`: models called by keyword, with outputs at any depth and the batch
+- `keyword_compute`, `call_layout`: models called by keyword, with outputs at any depth and the batch
   on any axis.
 - `model_outputs`: outputs of a model found by calling it, and the errors for models that fail.
 - `example_spec`: inputs of models that do not accept zeros.
 - `precision_casts`, `loss_scaling`: models computed in another precision, and scaled losses.
 - `state_check`: names and checks of states.
-- `model_specs`, `model_constructors`: the models that exist in every framework.
+- `model_specs`: the models that exist in every framework.
 - `nested`: containers of tensors. `device_description`: CPUs and NVIDIA GPUs. `out_of_memory`: its error.
 - `memory_figures`: what plans say of memory. `weight_files`: a framework's own names and files of weights.
 - `loadable_shapes`: models that take values of other shapes than theirs. `notifying_program`: programs that notify of
@@ -45,11 +45,9 @@ from anyaccel.adapter.array_ops import (
     scaled,
 )
 from anyaccel.adapter.array_program import ArrayProgram
-from anyaccel.adapter.cache_key import IdentityKey
 from anyaccel.adapter.losses import loss_function
-from anyaccel.adapter.optimizers import UpdateRule, update_rule
-from anyaccel.adapter.parameter_groups import settings_of
-from anyaccel.adapter.python_values import attributes_key, values_of
+from anyaccel.adapter.optimizers import UpdateRule, settings_of, update_rule
+from anyaccel.adapter.python_values import IdentityKey, attributes_key, values_of
 from anyaccel.adapter.scoped_program import ScopedProgram
 from anyaccel.adapter.step_cursor import DeviceScalars, StepCursor
 from anyaccel.adapter.traced_ops import StepFunction, StepLoop, TracedOps

@@ -19,7 +19,7 @@ from anyaccel.adapter.array_ops import (
     scaled,
 )
 from anyaccel.adapter.loss_scaling import ProgramLossScale, loss_scale_of
-from anyaccel.adapter.loss_weights import divisor
+from anyaccel.adapter.losses import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.optimizer_step import weighted_sum
 from anyaccel.adapter.parameter_state import ParameterState

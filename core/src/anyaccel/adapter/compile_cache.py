@@ -10,10 +10,9 @@ from functools import partial, wraps
 from typing import Any
 
 from anyaccel.adapter.array_ops import Function
-from anyaccel.adapter.cache_key import Incomparable
 from anyaccel.adapter.compile_watch import CompileWatch
 from anyaccel.adapter.optimizer_step import CompiledOptimizerStep, OptimizerStep
-from anyaccel.adapter.python_values import ValueReader, Values
+from anyaccel.adapter.python_values import Incomparable, ValueReader, Values
 from anyaccel.adapter.segment_analysis import GradientFlow, SegmentDataflow, SegmentLayout
 from anyaccel.adapter.segment_functions import SegmentFunctions, TrainStep
 from anyaccel.adapter.traced_ops import StepLoop, TracedOps, ValueAndPullback

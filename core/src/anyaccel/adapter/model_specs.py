@@ -14,6 +14,7 @@ import numpy as np
 
 from anyaccel import arguments, rng
 from anyaccel.arguments import is_integer, shown
+from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ConfigError, ShapeError, SpecError
 from anyaccel.suggestions import did_you_mean
 
@@ -245,3 +246,46 @@ class CNNSpec(ModelSpec):
         ends = enumerate(itertools.pairwise(shape[0] for shape in shapes))
         convs: dict[str, tuple[int, ...]] = {f"convs.{i}": (after, before, *kernel) for i, (before, after) in ends}
         return {**convs, "head": (math.prod(self.output_shape), math.prod(shapes[-1]))}
+
+
+@constructor_hints
+class SequentialMLPConstructor:
+    """Keywords of `MLPSpec`, made into the spec that the next base class of a framework's model takes.
+
+    Raises:
+        SpecError: a setting out of range.
+    """
+
+    def __init__(
+        self,
+        output_shape: Sequence[int] | int = (1,),
+        n_layers: int = 2,
+        hidden_dim: int = 16,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        dtype: str = "float32",
+    ) -> None:
+        spec = MLPSpec(as_shape(output_shape), n_layers, hidden_dim, activation, dropout, dtype)
+        super().__init__(spec)  # type: ignore[call-arg]
+
+
+@constructor_hints
+class SequentialCNNConstructor:
+    """Keywords of `CNNSpec`, made into the spec that the next base class of a framework's model takes.
+
+    Raises:
+        SpecError: a setting out of range.
+    """
+
+    def __init__(
+        self,
+        output_shape: Sequence[int] | int = (1,),
+        channels: Sequence[int] | int = (8, 16),
+        kernel_size: int = 3,
+        pool: int = 2,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        dtype: str = "float32",
+    ) -> None:
+        shapes = as_shape(output_shape), as_shape(channels)
+        super().__init__(CNNSpec(*shapes, kernel_size, pool, activation, dropout, dtype))  # type: ignore[call-arg]

@@ -7,8 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, at_least_float32, scaled
-from anyaccel.adapter.optimizers import UpdateRule
-from anyaccel.adapter.parameter_groups import grouped_rule
+from anyaccel.adapter.optimizers import UpdateRule, grouped_rule
 from anyaccel.errors import SpecError
 from anyaccel.formulas import cast
 from anyaccel.segment import LossTerm, ParameterGroup

@@ -8,8 +8,7 @@ from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, LossResult
 from anyaccel.adapter.call_layout import POSITIONAL, layout_of
-from anyaccel.adapter.loss_weights import divisor, total_weight, weight_inputs
-from anyaccel.adapter.losses import loss_function
+from anyaccel.adapter.losses import divisor, loss_function, total_weight, weight_inputs
 from anyaccel.device import Device
 from anyaccel.errors import GraphError
 from anyaccel.segment import LossTerm, Operation, Segment

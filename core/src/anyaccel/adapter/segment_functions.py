@@ -12,7 +12,7 @@ from typing import Any
 
 from anyaccel.adapter.array_ops import ArrayOps, Function, LossResult, concatenate_vjp, is_differentiable, scaled
 from anyaccel.adapter.loss_scaling import KEY, kept_unless, loss_scale_of, scale_after
-from anyaccel.adapter.loss_weights import divisor
+from anyaccel.adapter.losses import divisor
 from anyaccel.adapter.model_outputs import operation_outputs
 from anyaccel.adapter.optimizer_step import OptimizerStep, select_nodes, weighted_sum
 from anyaccel.adapter.optimizers import UpdateRule

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 
-from anyaccel.adapter.parameter_groups import unmatched_patterns
+from anyaccel.adapter.optimizers import unmatched_patterns
 from anyaccel.backend import ComputingBackend
 from anyaccel.data.roles import listed
 from anyaccel.errors import ColumnError, ShapeError, SpecError

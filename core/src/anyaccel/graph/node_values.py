@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 
-from anyaccel.adapter.argument_paths import batch_axes_of, is_positional
+from anyaccel.adapter.call_layout import batch_axes_of, is_positional
 from anyaccel.backend import ComputingBackend
 from anyaccel.data import Reference, joined_spec
 from anyaccel.errors import GraphError

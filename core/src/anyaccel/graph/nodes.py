@@ -11,7 +11,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any, ClassVar
 
 from anyaccel.accelerator import Accelerator
-from anyaccel.adapter.argument_paths import ArgumentPaths
+from anyaccel.adapter.call_layout import ArgumentPaths
 from anyaccel.arguments import check, is_integer, shown, text
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import constructor_hints

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.accelerator import Accelerator
-from anyaccel.adapter.argument_paths import batch_axes_of
-from anyaccel.adapter.call_layout import CallLayout
+from anyaccel.adapter.call_layout import CallLayout, batch_axes_of
 from anyaccel.arguments import flag, shown
 from anyaccel.backend import Compute
 from anyaccel.data import FeatureSet, Reference

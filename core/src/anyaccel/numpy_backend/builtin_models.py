@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from anyaccel.adapter import VjpResult
-from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, ModelSpec
+from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, ModelSpec, SequentialCNNConstructor, SequentialMLPConstructor
 from anyaccel.numpy_backend.layers import Activation, Conv2d, Dense, Dropout, Flatten, MaxPool2d
 from anyaccel.numpy_backend.module import Module, Values
 from anyaccel.numpy_backend.sequential import apply_in_sequence

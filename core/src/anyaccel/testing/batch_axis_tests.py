@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.adapter.argument_paths import ArgumentPaths
+from anyaccel.adapter.call_layout import ArgumentPaths
 from anyaccel.backend import Program
 from anyaccel.segment import OutputSpec, Segment, TensorSpec
 from anyaccel.testing.harness import NODE, Harness, assert_close

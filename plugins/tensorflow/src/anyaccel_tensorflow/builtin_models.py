@@ -9,8 +9,13 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from anyaccel import rng
-from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, check_input_shapes
+from anyaccel.adapter.model_specs import (
+    CNNSpec,
+    MLPSpec,
+    SequentialCNNConstructor,
+    SequentialMLPConstructor,
+    check_input_shapes,
+)
 from anyaccel_tensorflow.stateless_rng import dropout, key_of
 from anyaccel_tensorflow.variables import model_variables, read
 

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, check_input_shapes
+from anyaccel.adapter.model_specs import (
+    CNNSpec,
+    MLPSpec,
+    SequentialCNNConstructor,
+    SequentialMLPConstructor,
+    check_input_shapes,
+)
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
 

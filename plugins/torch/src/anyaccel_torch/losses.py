@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyaccel.adapter.loss_weights import total_weight, weight_inputs
-from anyaccel.adapter.losses import loss_function
+from anyaccel.adapter.losses import loss_function, total_weight, weight_inputs
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.formulas import LossParts, with_axis
 from anyaccel.segment import LossTerm

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.adapter.batch_shards import FIXED_SHARDS
-from anyaccel.adapter.loss_weights import weight_inputs
+from anyaccel.adapter.losses import weight_inputs
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Assignment, Plan, Resolution
 from anyaccel.phases.accumulation import check_accumulation

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from anyaccel.adapter.loss_weights import weight_inputs
+from anyaccel.adapter.losses import weight_inputs
 from anyaccel.device import Device
 from anyaccel.phases.executor.clipping import GradientClipping
 from anyaccel.phases.executor.loss_scaling import loss_scaling_of

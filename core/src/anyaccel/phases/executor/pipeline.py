@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from anyaccel.adapter.loss_weights import weight_inputs
+from anyaccel.adapter.losses import weight_inputs
 from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram
 from anyaccel.backend import MultiStepProgram
 from anyaccel.data.casting import widened

@@ -10,8 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
-from anyaccel.adapter.model_constructors import SequentialCNNConstructor, SequentialMLPConstructor
-from anyaccel.adapter.model_specs import CNNSpec, MLPSpec, check_input_shapes
+from anyaccel.adapter.model_specs import (
+    CNNSpec,
+    MLPSpec,
+    SequentialCNNConstructor,
+    SequentialMLPConstructor,
+    check_input_shapes,
+)
 from anyaccel.segment import TensorSpec
 from anyaccel_jax.host_transfer import check_dtype
 from anyaccel_jax.models.base import Arrays, Model, outputs_of
