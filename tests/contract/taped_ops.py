@@ -17,7 +17,7 @@ from anyaccel.adapter import TracedOps, TracedProgram
 from anyaccel.adapter.loss_scaling import steps_behind
 from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, write_trace
 from anyaccel.numpy_backend import NumpyBackend
-from anyaccel.numpy_backend.rounding import rounded_vjp
+from anyaccel.numpy_backend.ops import rounded_vjp
 from anyaccel.numpy_backend.sim_array import place_of
 from anyaccel.numpy_backend.transfers import gather_rows, moved
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,25 +196,6 @@ def test_columns_with_a_plus_sign(hint: Any) -> None:
     with hint("rename the column that has a '+' in its name"):
         two("a+b").build()
     assert trained(two("both"))
-
-
-def test_the_runner_of_phases(hint: Any) -> None:
-    script = (
-        "import numpy as np, anyaccel.graph as g, anyaccel.data as d, anyaccel.errors as e, sys\n"
-        "data = d.FeatureSet.from_dict('data', {'x': np.ones((4, 2), 'f4')}, ['x'])\n"
-        "from anyaccel.numpy_backend import SequentialMLP\n"
-        "graph = g.ModelGraph([g.ModelNode('net', SequentialMLP(1), data.reference())])\n"
-        "try:\n    graph.run('phase')\nexcept e.GraphError as error:\n    print(error.hint)\n"
-        "import anyaccel.experiment\n"
-        "from anyaccel import ModelGraph, EvalPhase\n"
-        "assert ModelGraph is g.ModelGraph\n"
-        "print(len(graph.run(EvalPhase('test', data='all'), progress='none').prediction('net')))\n"
-    )
-    with hint("write import anyaccel.experiment, or take ModelGraph from anyaccel itself") as printed:
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        printed.text = done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "4"
 
 
 def test_precision_of_devices(hint: Any) -> None:

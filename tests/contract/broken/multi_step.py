@@ -8,8 +8,7 @@ import numpy as np
 
 from anyaccel.adapter import ArrayProgram
 from anyaccel.numpy_backend import NumpyBackend
-from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.numpy_backend.program import NumpyProgram
+from anyaccel.numpy_backend.ops import NumpyOps, NumpyProgram
 from anyaccel.numpy_backend.sim_array import put
 
 from .faults import fault

@@ -6,9 +6,8 @@ import contextlib
 
 from anyaccel.adapter.step_costs import StepCost
 from anyaccel.adapter.step_profiler import read_trace, write_trace
+from anyaccel.numpy_backend.capabilities import NumpyProfiler, NumpyStepCosts
 from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.numpy_backend.step_cost import NumpyStepCosts
-from anyaccel.numpy_backend.step_profile import NumpyProfiler
 
 from .faults import fault, having
 

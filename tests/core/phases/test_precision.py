@@ -19,7 +19,7 @@ from anyaccel.errors import (
     SpecError,
 )
 from anyaccel.numpy_backend import NumpyBackend
-from anyaccel.numpy_backend.rounding import rounded_vjp
+from anyaccel.numpy_backend.ops import rounded_vjp
 from anyaccel.phases import Phase
 from anyaccel.precision import LossScaleState, NodePrecision
 

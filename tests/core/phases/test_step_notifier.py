@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.numpy_backend.program import NumpyProgram
+from anyaccel.numpy_backend.ops import NumpyProgram
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
 Y = X[:, :1] - X[:, 1:2]

@@ -6,7 +6,7 @@ import pytest
 
 from anyaccel.errors import ConfigError
 from anyaccel.replicas import Launched, is_main_process, launched, replica_timeout
-from anyaccel.replicas.host_list import first_host, host_names
+from anyaccel.replicas.launcher_variables import first_host, host_names
 
 WHOLE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 TORCHRUN = {**WHOLE, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}

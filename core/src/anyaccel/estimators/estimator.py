@@ -323,9 +323,9 @@ def no_predict_error(obj: Any) -> EstimatorError:
 
 def _no_output_hint(obj: Any) -> str:
     """What to do with an object that has no method for new rows."""
-    instead = "give an object with fit and predict, or fit and transform"
+    advice = "give an object with fit and predict, or fit and transform"
     only = next((name for name in ("fit_predict", "fit_transform") if has(obj, name)), "")
-    return f"{only} knows the rows that it is fitted to and no others: {instead}" if only else instead
+    return f"{only} knows the rows that it is fitted to and no others: {advice}" if only else advice
 
 
 def check(obj: Any, method: Any, output_dtype: Any) -> None:

@@ -8,31 +8,38 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error
+from anyaccel.adapter.state_check import check_state, state_names
 from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.adapter.step_profiler import ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import AsyncCopy, Backend, Compute, DeviceInfo, Exchange, Memory, Program
 from anyaccel.capability import Capabilities
 from anyaccel.device import Device
-from anyaccel.errors import DeviceMismatchError, MoveError
+from anyaccel.errors import ENVIRONMENT_ERRORS, DeviceMismatchError, EstimatorError, MoveError, ShapeError
 from anyaccel.host_memory import aligned_empty
 from anyaccel.install_hints import HINTS
-from anyaccel.numpy_backend import model_state, transfers
+from anyaccel.numpy_backend import transfers
 from anyaccel.numpy_backend.array_creation import handle, scoped
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
-from anyaccel.numpy_backend.capabilities import OWN_KINDS, NumpyMemory, NumpyPrecision, NumpyTransfers
-from anyaccel.numpy_backend.layers import Conv2d, MaxPool2d
-from anyaccel.numpy_backend.module import Module
-from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.numpy_backend.program import NumpyProgram
-from anyaccel.numpy_backend.sim_array import HOST, SimArray, download
+from anyaccel.numpy_backend.capabilities import (
+    OWN_KINDS,
+    NumpyMemory,
+    NumpyMemoryFigures,
+    NumpyPrecision,
+    NumpyProfiler,
+    NumpyStepCosts,
+    NumpyTransfers,
+)
+from anyaccel.numpy_backend.layers import BatchNorm, Conv2d, MaxPool2d
+from anyaccel.numpy_backend.module import Module, output_specs
+from anyaccel.numpy_backend.ops import NumpyOps, NumpyProgram
+from anyaccel.numpy_backend.sim_array import HOST, SimArray, download, upload
 from anyaccel.numpy_backend.sim_device import SWITCH, missing, running
-from anyaccel.numpy_backend.step_cost import NumpyStepCosts
-from anyaccel.numpy_backend.step_memory import NumpyMemoryFigures
-from anyaccel.numpy_backend.step_profile import NumpyProfiler
 from anyaccel.precision import ComputesPrecision
 from anyaccel.segment import OutputSpec, Path, Segment, TensorSpec, positional_outputs
 from anyaccel.specs import Loss, Optimizer
@@ -177,17 +184,57 @@ class NumpyBackend(Backend, Exchange, Compute):
 
     def infer(self, model: Any, inputs: Sequence[TensorSpec], seed: int) -> tuple[TensorSpec, ...]:
         """Build the module if needed, and run it on a batch of two samples of zeros."""
-        return model_state.infer(model, inputs, seed)
+        if not isinstance(model, Module):
+            raise ShapeError(
+                f"a {type(model).__name__} is not a NumPy model: its gradients are not known",
+                hint="derive a class from anyaccel.numpy_backend.Module, and write its pullback",
+            )
+        foreign = next((spec for spec in inputs if not _is_numpy_dtype(spec.dtype)), None)
+        if foreign is not None:
+            raise ShapeError(
+                f"{type(model).__name__} does not accept {foreign}: NumPy has no {foreign.dtype}",
+                hint="feed it float32, from a model that ends in it, or a column cast to it",
+            )
+        try:
+            if not model.is_built:
+                model.build(inputs, seed)
+            snapshot = AttributeSnapshot([model], vars)
+            try:
+                return output_specs(model, inputs)
+            finally:
+                snapshot.restore()
+        except (ShapeError, EstimatorError, *ENVIRONMENT_ERRORS):
+            raise
+        except CODE_ERRORS as error:
+            raise code_error(type(model).__name__, error, str(error)) from error
+        except Exception as error:  # a user's module may raise anything
+            raise ShapeError(
+                f"{type(model).__name__} does not accept {', '.join(map(str, inputs))}: {error}",
+                cause=f"parameters {_shapes(model)}" if model.parameters else "",
+                hint=model.input_hint,
+            ) from error
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
         """Run the module on a batch of two samples of zeros, in training mode."""
-        return positional_outputs(model_state.infer_training(model, inputs))
+        if not isinstance(model, Module):
+            return ()
+        snapshot = AttributeSnapshot([model], vars)
+        try:
+            return positional_outputs(output_specs(model, inputs, train=True))
+        except (ShapeError, *ENVIRONMENT_ERRORS):
+            raise
+        except Exception:  # a user's module may raise anything; the first step has the right error
+            return ()
+        finally:
+            snapshot.restore()
 
     def dtype_of(self, model: Any) -> str | None:
         """`Module.dtype`, else the dtype of its first floating parameter."""
-        return model_state.dtype_of(model)
+        if model.dtype is not None:
+            return str(model.dtype)
+        return next((array.dtype.name for array in model.parameters.values() if array.dtype.kind == "f"), None)
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
         """In the module's order."""
@@ -199,7 +246,11 @@ class NumpyBackend(Backend, Exchange, Compute):
 
     def batch_coupling(self, model: Any) -> str:
         """`"BatchNorm"` where the model has one; nothing is known of other modules."""
-        return model_state.batch_coupling(model)
+        if isinstance(model, BatchNorm):
+            return "BatchNorm"
+        values = vars(model).values()
+        parts = [part for value in values for part in (value if isinstance(value, (tuple, list)) else [value])]
+        return next(filter(None, (self.batch_coupling(part) for part in parts if isinstance(part, Module))), "")
 
     def data_format(self, model: Any) -> tuple[str, str]:
         """Channels first for image layers; unknown for others."""
@@ -213,11 +264,17 @@ class NumpyBackend(Backend, Exchange, Compute):
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
         """Copies in host memory."""
-        return model_state.state(model)
+        arrays = state_names(model.parameters, model.buffers)
+        return {name: download(a) if isinstance(a, SimArray) else np.array(a) for name, a in arrays.items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """All of it, or nothing if anything does not match."""
-        model_state.load_state(model, state)
+        current = state_names(model.parameters, model.buffers)
+        check_state(state, {name: TensorSpec(tuple(a.shape), a.dtype.name) for name, a in current.items()})
+        for kind, values in (("parameters", model.parameters), ("buffers", model.buffers)):
+            for name, array in values.items():
+                loaded = np.array(state[f"{kind}/{name}"], array.dtype)
+                values[name] = upload(loaded, array.on) if isinstance(array, SimArray) else loaded
 
     def models(self) -> Mapping[str, type]:
         """SequentialMLP and SequentialCNN."""
@@ -232,3 +289,15 @@ class NumpyBackend(Backend, Exchange, Compute):
         cls = spec.own if isinstance(spec.own, type) else type(spec.own)
         foreign = {str(base.__module__).partition(".")[0] for base in cls.__mro__} & set(HINTS)
         return f"it belongs to {', '.join(sorted(foreign))}" if foreign else ""
+
+
+def _is_numpy_dtype(dtype: str) -> bool:
+    """Other packages register dtypes such as bfloat16 with NumPy; the answer must not depend on them."""
+    try:
+        return np.dtype(dtype).kind in "biufc"
+    except TypeError:
+        return False
+
+
+def _shapes(model: Module) -> str:
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in model.parameters.items())

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter import ArrayOps, LossFunction, LossResult, VjpResult
+from anyaccel.adapter import ArrayOps, ArrayProgram, LossFunction, LossResult, VjpResult
 from anyaccel.adapter.custom_loss import make_loss
+from anyaccel.adapter.notifying_program import AfterStep, NotifyingProgram, notify_one_by_one
 from anyaccel.device import Device
 from anyaccel.errors import SpecError
 from anyaccel.numpy_backend.module import Module
-from anyaccel.numpy_backend.rounding import rounded_vjp
-from anyaccel.numpy_backend.sim_array import Array, SimArray, download, put_like, upload
+from anyaccel.numpy_backend.sim_array import Array, SimArray, bare, download, put_like, upload
 from anyaccel.numpy_backend.transfers import gather_rows, moved
 from anyaccel.precision import NodePrecision
 from anyaccel.specs import Loss
@@ -100,3 +101,90 @@ def _on_host(model: Module, inputs: tuple[Array, ...], train: bool, key: int) ->
     plain = tuple(download(x) if isinstance(x, SimArray) else x for x in inputs)
     applied = model.apply({}, plain, train=train, key=key)
     return applied if on is None else applied._replace(outputs=tuple(upload(x, on) for x in applied.outputs))
+
+
+# -- modules in other precisions: what enters and leaves a module is rounded to the precision, also on the way back ----
+
+
+Round = Callable[[Any], Any]
+
+
+def rounded_vjp(
+    precision: NodePrecision,
+    vjp: Callable[[Mapping[str, Array], tuple[Array, ...]], VjpResult],
+    parameters: Mapping[str, Array],
+    inputs: tuple[Array, ...],
+) -> VjpResult:
+    """A module in a precision: what enters it and leaves it is rounded, and so are its cotangents and gradients.
+
+    Args:
+        precision: in which to compute.
+        vjp: the module, of parameters and inputs.
+        parameters: by name, of any floating dtype, which is that of gradients and outputs.
+        inputs: of the module.
+    """
+    into = _rounding(precision.dtype)
+    quiet = partial(np.errstate, over="ignore", invalid="ignore")  # as other frameworks compute with infinities
+    with quiet():
+        applied = vjp({name: into(array) for name, array in parameters.items()}, tuple(map(into, inputs)))
+    own = next((array.dtype for array in (*parameters.values(), *inputs) if array.dtype.kind == "f"), None)
+
+    def back(array: Any) -> Any:
+        is_floating = array is not None and own is not None and array.dtype.kind == "f"
+        return into(array).astype(own) if is_floating else array
+
+    def pullback(cotangents: tuple[Array, ...]) -> tuple[Mapping[str, Array], Sequence[Any]]:
+        with quiet():
+            gradients, pulled = applied.pullback(tuple(map(into, cotangents)))
+        return {name: back(array) for name, array in gradients.items()}, [
+            None if array is None else into(array).astype(x.dtype) for array, x in zip(pulled, inputs, strict=True)
+        ]
+
+    return VjpResult(tuple(map(back, applied.outputs)), pullback, applied.buffers)
+
+
+def _rounding(dtype: str) -> Round:
+    """What rounds floating arrays to a dtype: 16 bits in float32, other dtypes as they are."""
+    narrow = {"bfloat16": _to_bfloat16, "float16": _to_float16}.get(dtype)
+
+    def into(array: Any) -> Any:
+        if array.dtype.kind != "f":
+            return array
+        return array.astype(dtype) if narrow is None else put_like(narrow(bare(array)), array)
+
+    return into
+
+
+def _to_float16(array: Array) -> Array:
+    with np.errstate(over="ignore"):  # what float16 does not reach is infinite there
+        return np.asarray(array, np.float32).astype(np.float16).astype(np.float32)
+
+
+def _to_bfloat16(array: Array) -> Array:
+    """To the nearest with 8 significant bits, to the even one of two; NaN and infinities stay."""
+    plain = np.ascontiguousarray(array, np.float32)
+    bits = plain.view(np.uint32)
+    with np.errstate(over="ignore"):
+        nearest = (bits + (0x7FFF + ((bits >> 16) & 1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isfinite(plain), nearest.astype(np.uint32).view(np.float32), plain).reshape(np.shape(array))
+
+
+# -- NumpyProgram: the program of a segment in NumPy, which tells of each step -----------------------------------------
+
+
+class NumpyProgram(ArrayProgram, NotifyingProgram):
+    """An `ArrayProgram` that does its steps one after the other in any case."""
+
+    def train_and_notify(
+        self,
+        columns: Sequence[Any],
+        orders: Sequence[Any],
+        start: int,
+        n_steps: int,
+        batch_size: int,
+        after_step: AfterStep,
+        n_microbatches: int = 1,
+    ) -> Any:
+        """As of `NotifyingProgram`."""
+        told = notify_one_by_one(self, columns, orders, start, n_steps, batch_size, after_step, n_microbatches)
+        return self._ops.xp.concatenate(told)
