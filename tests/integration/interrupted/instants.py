@@ -23,7 +23,7 @@ ENTRIES = {
     "compiling": "anyaccel.phases.executor.pipeline.ChunkRunner.compile",
     "training": "anyaccel.phases.train_loop.TrainLoop._chunk",
     "validating": "anyaccel.phases.evaluation.Evaluation.run",
-    "between epochs": "anyaccel.phases.validation_run.Validation.epoch_ends",
+    "between epochs": "anyaccel.phases.evaluation.Validation.epoch_ends",
     "ending": "anyaccel.phases.runner.PhaseExecution.end",
 }
 """The function that each stage of a phase begins with."""

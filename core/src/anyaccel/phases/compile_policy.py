@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from anyaccel.backend import CompileEstimate
 from anyaccel.errors import CompileError, CompileWarning
-from anyaccel.phases.compiled_changes import changed
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loop_extension import UNLIMITED, Call, LoopExtension
@@ -114,10 +113,10 @@ class CompilePolicy(LoopExtension):
         names = self._pipeline.renew_compiled() if self._may_change else []
         if not names:
             return
-        if self._dropped(names, f"{changed(names)} changed"):
+        if self._dropped(names, f"{_changed(names)} changed"):
             self._pipeline.run_uncompiled()
         else:
-            self._log_event("compile", f"what was compiled is dropped, as {changed(names)} changed")
+            self._log_event("compile", f"what was compiled is dropped, as {_changed(names)} changed")
 
     def before_call(self, call: Call) -> None:
         """Compile the next steps now, if that pays off."""
@@ -311,6 +310,26 @@ class CompilePolicy(LoopExtension):
         self._log_event("compile", f"steps run uncompiled: {error}")
         if self._mode == "steps":
             warnings.warn(f"steps run uncompiled: {error}", CompileWarning, stacklevel=user_level())
+
+
+def refuse_changes_between_steps(run: Run, pipeline: Pipeline) -> None:
+    """Compiled steps of an epoch cannot have seen what `step_end` or `steps_done` has changed.
+
+    Raises:
+        CompileError: it has changed a value that they read.
+    """
+    names = pipeline.renew_compiled()
+    if names:
+        raise CompileError(
+            f"{_changed(names)} changed between steps of epoch {run.epoch}, and the compiled steps have not seen it",
+            hint="change it in epoch_start or epoch_end, or set compile='off'",
+        )
+
+
+def _changed(names: Sequence[str]) -> str:
+    """Some of the names that have changed."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more} " + ("has" if len(names) == 1 else "have")
 
 
 def _is_free(estimate: CompileEstimate | None) -> bool:

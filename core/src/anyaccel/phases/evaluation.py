@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,11 +32,15 @@ from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
+from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.phases.memory_error import as_out_of_memory
+from anyaccel.phases.non_finite_losses import NonFiniteLosses
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery
 from anyaccel.phases.probability_check import ProbabilityCheck
 from anyaccel.phases.process_group import ProcessGroup
+from anyaccel.phases.progress import Progress
+from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.printable import printable
@@ -43,6 +48,7 @@ from anyaccel.registry import registry
 from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.results.records import Compared, EvaluationValues
 from anyaccel.segment import LossTerm
+from anyaccel.specs import takes_classes
 from anyaccel.user_level import user_level
 
 
@@ -141,11 +147,11 @@ def _named_loss(loss: AppliedLoss) -> Callable[[np.ndarray, np.ndarray], float]:
 
     def named_loss(outputs: np.ndarray, targets: np.ndarray) -> float:
         shape = list(outputs.shape)
-        if loss.loss.name == "cross_entropy" and targets.shape != outputs.shape:
+        if takes_classes(loss.loss) and targets.shape != outputs.shape:
             del shape[loss.loss.kwargs.get("class_axis", -1)]
         if targets.size == math.prod(shape):
             targets = targets.reshape(shape)
-        if loss.loss.name != "cross_entropy":
+        if not takes_classes(loss.loss):
             targets = targets.astype(outputs.dtype)
         result = compute([outputs, targets])
         return float(result.sum) / float(result.weight)
@@ -335,6 +341,30 @@ def _joined_outputs(name: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
         joined[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
         start += len(array)
     return joined
+
+
+class Validation(LoopExtension):
+    """Evaluates after every so many epochs, and after the last; an epoch is complete, whatever comes of this.
+
+    Args:
+        run: has its values in the record of the epoch.
+        evaluation: what is computed.
+        non_finite: looks at its losses.
+        progress: is told that it runs.
+    """
+
+    def __init__(self, run: Run, evaluation: Evaluation, non_finite: NonFiniteLosses, progress: Progress) -> None:
+        self._run, self._evaluation, self._non_finite, self._progress = run, evaluation, non_finite, progress
+
+    def epoch_ends(self) -> None:
+        run, n_done = self._run, self._run.epoch + 1
+        if n_done % run.phase.validate_every and n_done < run.phase.n_epochs:
+            return
+        self._progress.doing("validating")
+        values = self._evaluation.run().named
+        run.history[-1] = replace(run.history[-1], validation=values)
+        self._non_finite.validation(values)
+        self._progress.doing("")
 
 
 def _of_width(array: np.ndarray, width: int | None) -> np.ndarray:

@@ -47,7 +47,7 @@ class Call:
         batch_size: rows of a step.
         microbatch_size: rows that are computed at once, at most; None for all.
         n_steps: how many it takes; 0 until that is decided.
-        n_notified: of these, how many `run.step` has counted while it ran.
+        n_counted: of these, how many `run.step` has counted while it ran.
         train: makes it.
     """
 
@@ -57,7 +57,7 @@ class Call:
     batch_size: int
     microbatch_size: int | None
     n_steps: int = 0
-    n_notified: int = 0
+    n_counted: int = 0
     train: Callable[[Call], list[Losses]] = lambda call: call.runner.train_steps(
         call.start, call.n_steps, call.batch_size, call.microbatch_size
     )

@@ -6,6 +6,7 @@ from anyaccel.phases.checkpointing.extension import CheckpointWrites, Resumption
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
 from anyaccel.phases.distributed.checks import step_checks
+from anyaccel.phases.evaluation import Validation
 from anyaccel.phases.hooks import EpochHooks
 from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtension
 from anyaccel.phases.loss_scale_report import LossScaleReport
@@ -18,7 +19,6 @@ from anyaccel.phases.runner import PhasePrograms
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.phases.step_listeners import StepListeners, StepNotifier
 from anyaccel.phases.train_loop import TrainLoop
-from anyaccel.phases.validation_run import Validation
 
 
 def train_loop(phase: PhaseSettings, programs: PhasePrograms) -> TrainLoop:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyaccel import interrupts
-from anyaccel.phases.compiled_changes import refuse_changes_between_steps
+from anyaccel.phases.compile_policy import refuse_changes_between_steps
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.finished_steps import FinishedSteps
@@ -42,7 +42,7 @@ class StepListeners(LoopExtension):
 
     def call_done(self, call: Call, first: int, step_losses: list[Losses]) -> None:
         last = first + call.n_steps - 1
-        if not call.n_notified and self._hooks.step_listeners:
+        if not call.n_counted and self._hooks.step_listeners:
             self._unreported += step_losses
             if self._hooks.steps_until_listener(last) == 1:
                 self._run.step, self._run.last_losses, self._unreported = last, self._unreported.copy, []
@@ -91,11 +91,11 @@ class StepNotifier(StepListeners):
         try:
             means = call.runner.train_and_notify(call.start, n_asked, rows, call.microbatch_size, self._step_done)
         finally:
-            self._in_progress.n_steps = n_asked - call.n_notified
+            self._in_progress.n_steps = n_asked - call.n_counted
             # the last losses are kept, and nothing of the program and its columns
             self._run.last_losses = self._losses().copy
             self._call = self._table = None
-        call.n_steps = call.n_notified
+        call.n_steps = call.n_counted
         return [call.runner.losses_of(means, call.n_steps, rows)]
 
     def _step_done(self, table: Callable[[], Any]) -> bool:
@@ -104,7 +104,7 @@ class StepNotifier(StepListeners):
         self._table = table
         del table  # an error's traceback would keep it, and what it holds
         assert self._call is not None
-        self._call.n_notified += 1
+        self._call.n_counted += 1
         try:
             self._progress.advance(1)
             self._hooks.step_end(run.step, run=run)

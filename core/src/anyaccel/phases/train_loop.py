@@ -192,7 +192,7 @@ class TrainLoop:
             for enter in self._at.around_call:
                 around.enter_context(enter(call))
             step_losses = call.train(call)
-        first = run.step - call.n_notified
+        first = run.step - call.n_counted
         self._in_progress.n_steps = 0
         self._samples.add(first, call.n_steps, call.batch_size)
         try:

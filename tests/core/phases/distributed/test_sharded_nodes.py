@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
+from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.errors import CapabilityError, GraphError, PhaseError
 from anyaccel.numpy_backend.backend import NumpyBackend
 from anyaccel.phases.distributed import sharding
@@ -169,6 +170,6 @@ def test_processes_are_a_hint_where_they_can_divide(monkeypatch: pytest.MonkeyPa
 
 
 def test_devices_that_divide_all_nodes_or_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NumpyBackend, "undividable_reason", lambda self, segment: "")
+    monkeypatch.setattr(DeviceReplicas, "undividable_reason", lambda self, segment: "")
     with aa.simulate(2), pytest.raises(CapabilityError, match=r"the plugin of numpy divides all nodes or none"):
         plan("full", None, accelerator="sim", replicas=2)

@@ -33,7 +33,7 @@ class ProgressReports(LoopExtension):
             self._progress.advance(self._begins.step)
 
     def call_done(self, call: Call, first: int, step_losses: list[Losses]) -> None:
-        if not call.n_notified:
+        if not call.n_counted:
             self._progress.advance(call.n_steps)
 
     def went_back(self, n_steps: int) -> None:
