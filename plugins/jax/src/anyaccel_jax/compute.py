@@ -41,49 +41,48 @@ class JaxCompute(JaxPlacement, KeywordCompute):
     custom_steps = True
 
     def wrap(self, model: Any) -> Any:
-        """As `Compute.wrap`: modules of Linen and Equinox are put into `Linen` and `Equinox`, which hold values."""
+        """Modules of Linen and Equinox are put into `Linen` and `Equinox`, which hold values."""
         from anyaccel_jax.models.dispatch import wrap
 
         return wrap(model)
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
-        """As `Compute.mutates_inputs`: never, arrays are immutable."""
+        """Never, arrays are immutable."""
         return False
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """As `Compute.data_format`, for single layers and plain sequences of them."""
+        """For single layers and plain sequences of them."""
         return _model(model).data_format
 
     def batch_coupling(self, model: Any) -> str:
-        """As `Compute.batch_coupling`, for layers of Flax, Equinox and Keras; of a `Function` nothing is known."""
+        """For layers of Flax, Equinox and Keras; of a `Function` nothing is known."""
         return _model(model).batch_coupling
 
     def untrainable_reason(self, model: Any) -> str:
-        """As `Compute.untrainable_reason`, for models of Keras."""
+        """For models of Keras."""
         return _model(model).untrainable_reason
 
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """As `Compute.infer_outputs`; on shapes alone, in evaluation mode."""
+        """On shapes alone, in evaluation mode."""
         from anyaccel_jax.shape_inference import infer_outputs
 
         return infer_outputs(_model(model), inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """As `Compute.signature`."""
         return _model(model).signature
 
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
-        """As `Compute.infer_training`; on shapes alone."""
+        """On shapes alone."""
         from anyaccel_jax.shape_inference import infer_training
 
         return infer_training(_model(model), inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
-        """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""
+        """That of the first floating parameter, or the one that an unbuilt model will have."""
         return _model(model).dtype
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
@@ -95,7 +94,7 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         return _specs(_built(model).parameters)
 
     def build(self, segment: Segment) -> Program:
-        """As `Compute.build`; the adapter's program, compiled as a whole where the segment is on one device."""
+        """The adapter's program, compiled as a whole where the segment is on one device."""
         from anyaccel_jax.losses import keras_library
         from anyaccel_jax.ops import DonatingOps, JaxOps
         from anyaccel_jax.program import JaxProgram
@@ -106,7 +105,6 @@ class JaxCompute(JaxPlacement, KeywordCompute):
     def build_mesh(
         self, segment: Segment, devices: Sequence[Device], *, divided: bool, whole: Collection[str] = ()
     ) -> Program:
-        """As `DeviceReplicas.build_over`."""
         from anyaccel_jax.losses import keras_library
         from anyaccel_jax.mesh_program import DeviceMesh, MeshProgram
 
@@ -150,7 +148,7 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         return {name: np.array(array) for name, array in state_names(built.parameters, built.buffers).items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """As `Compute.load_state`; nothing is written if anything does not fit."""
+        """Nothing is written if anything does not fit."""
         import jax
 
         from anyaccel_jax.host_transfer import copy_on_host
@@ -171,13 +169,13 @@ class JaxCompute(JaxPlacement, KeywordCompute):
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
-        """As `Compute.loss_targets`, of losses of Keras."""
+        """Of losses of Keras."""
         from anyaccel_jax.losses import keras_library
 
         return keras_library().loss_targets(loss)
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """As `Compute.unsupported_reason`; supports Optax's transformations, factories of them, and Keras's losses."""
+        """Supports Optax's transformations, factories of them, and Keras's losses."""
         own = spec.own
         is_like_optax = (callable(own) or hasattr(own, "init")) and not isinstance(own, type)
         if isinstance(spec, Optimizer) and is_like_optax:

@@ -22,29 +22,29 @@ class JaxExchange(JaxPlacement, Exchange):
     index_dtype = "int32"  # JAX has no int64 unless the user enables it
 
     def loaded_dtype(self, dtype: str) -> str:
-        """As `Exchange.loaded_dtype`: integers of 64 bits are loaded in 32 while JAX has no others."""
+        """Integers of 64 bits are loaded in 32 while JAX has no others."""
         import jax
 
         return str(jax.dtypes.canonicalize_dtype(dtype)) if "int" in dtype else dtype
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """As `Exchange.from_host`; any strides and byte order."""
+        """Any strides and byte order."""
         check_dtype(array.dtype)
         with translate_errors(f"an array of {array.nbytes} bytes on {device}"):
             return self._put(copy_on_host(array), device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `Exchange.from_host_owned`; on the CPU the array's own memory, where that is dense and aligned."""
+        """On the CPU the array's own memory, where that is dense and aligned."""
         if not is_own(array) or (device.kind == "cpu" and not is_aligned(array)):
             return self.from_host(array, device)
         return self._put(array, device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """As `Exchange.staging_buffer`; JAX has no page-locked memory."""
+        """JAX has no page-locked memory."""
         return aligned_empty(shape, dtype)
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """As `Exchange.copy_async`; computations on a device wait for what is copied there.
+        """Computations on a device wait for what is copied there.
 
         On the CPU the copy is made at once: JAX would compute from the buffer itself.
         """
@@ -61,7 +61,7 @@ class JaxExchange(JaxPlacement, Exchange):
             return jax.device_put(array, self.jax_device(device))
 
     def to_host(self, tensor: Any) -> np.ndarray:
-        """As `Exchange.to_host`; read-only, and on the CPU the array's own memory."""
+        """Read-only, and on the CPU the array's own memory."""
         try:
             with translate_errors(f"the computation of an array of {tensor.nbytes} bytes"):
                 return np.asarray(tensor)
@@ -73,7 +73,7 @@ class JaxExchange(JaxPlacement, Exchange):
             ) from error
 
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
-        """As `Exchange.from_dlpack`; strided, read-only and unaligned memory is copied."""
+        """Strided, read-only and unaligned memory is copied."""
         import jax
 
         if isinstance(foreign, jax.Array):
@@ -84,7 +84,7 @@ class JaxExchange(JaxPlacement, Exchange):
         return array if array.device is self.jax_device(device) else self.move(array, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """As `Exchange.gather_rows`; compiled once for each number of rows."""
+        """Compiled once for each number of rows."""
         from anyaccel_jax.ops import gather_rows, slice_rows
 
         limit = len(column if order is None else order)
@@ -97,7 +97,7 @@ class JaxExchange(JaxPlacement, Exchange):
         return bool(tensor.is_ready())
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """As `Exchange.scalars`; all transfers are started before the first is waited for."""
+        """All transfers are started before the first is waited for."""
         import jax
 
         with translate_errors("the losses of training steps"):

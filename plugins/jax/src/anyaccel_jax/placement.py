@@ -26,7 +26,7 @@ class JaxPlacement(Backend):
     platforms: ClassVar[Mapping[str, str]] = {}  # JAX's name of a kind, where it is another one
 
     def devices(self) -> Sequence[Device]:
-        """As `Backend.devices`; until JAX has started, from its settings and the drivers, so that it does not start."""
+        """Until JAX has started, from its settings and the drivers, so that it does not start."""
         return [Device(kind, index) for kind in self.kinds for index in range(self._count(kind))]
 
     def _count(self, kind: str) -> int:
@@ -46,11 +46,11 @@ class JaxPlacement(Backend):
         return list(jax.local_devices(backend=self._platform(kind)))
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.unavailable_reason`: JAX's settings, or how it was installed."""
+        """JAX's settings, or how it was installed."""
         return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """As `Backend.device_info`; the memory space of an NVIDIA GPU is its UUID, its memory what the driver says."""
+        """The memory space of an NVIDIA GPU is its UUID, its memory what the driver says."""
         return describe(device, self.jax_device)
 
     def device_string(self, device: Device) -> str:
@@ -65,7 +65,7 @@ class JaxPlacement(Backend):
         raise DeviceUnavailableError(f"JAX has no {device}", available=", ".join(map(str, jax_devices)))
 
     def owns(self, obj: Any) -> bool:
-        """As `Backend.owns`; objects of Keras only where it runs on JAX, and of this package the models."""
+        """Objects of Keras only where it runs on JAX, and of this package the models."""
         return is_own_model(obj) or is_keras(obj) or comes_from(obj, *self.import_roots[:-2])
 
     def device_of(self, obj: Any) -> Device | None:
@@ -86,11 +86,11 @@ class JaxPlacement(Backend):
         return Device(kind, self._jax_devices(kind).index(native))
 
     def place(self, obj: Any, device: Device) -> Any:
-        """As `Backend.place`; arrays are committed. Models and NNX objects are changed in place, pytrees are new."""
+        """Arrays are committed. Models and NNX objects are changed in place, pytrees are new."""
         return map_arrays(obj, lambda array: self._move_array(array, device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """As `Backend.move`; of anything but an array, the arrays in it. `pinned` has no effect.
+        """Of anything but an array, the arrays in it. `pinned` has no effect.
 
         Arrays are committed, as JAX calls it, so that mixing devices is an error and no hidden copy. One that is there
         uncommitted becomes another object in the same memory.
@@ -107,6 +107,6 @@ class JaxPlacement(Backend):
         return jax.default_device(self.jax_device(device))  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
-        """As `Backend.synchronize`: waits for every array on the device."""
+        """Waits for every array on the device."""
         if runtime_config.is_started():
             wait_for(self.jax_device(device))

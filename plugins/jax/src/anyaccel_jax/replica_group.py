@@ -55,7 +55,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self._collectives: dict[Any, _Collectives] = {}
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
+        """One all-reduce for all gradients of a device and dtype."""
         programs = [program for program in programs if not isinstance(program, MeshProgram)]  # which have those of all
         gradients = gradients_of(programs)
         for positions in _positions(gradients):
@@ -73,7 +73,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return np.asarray(self._try("gather values", lambda: self._over(array).gather(array)))
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """As `ReplicaGroup.loss_weights`: one all-reduce for the losses of a device."""
+        """One all-reduce for the losses of a device."""
         own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
         by_device: dict[Any, list[tuple[int, str]]] = {}
         for i, weights in enumerate(own):
@@ -93,7 +93,7 @@ class JaxReplicaGroup(ReplicaGroup):
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """As `ReplicaGroup.gather_tensors`: one all-gather for all tensors of a device and dtype."""
+        """One all-gather for all tensors of a device and dtype."""
         given = [[jnp.asarray(value) for value in shard] for shard in shards]
         every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
         for positions in _positions(given[0]):
@@ -106,7 +106,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return every
 
     def abandon(self, programs: Sequence[Program]) -> None:
-        """As `ReplicaGroup.abandon`: this process ends without waiting for the others."""
+        """This process ends without waiting for the others."""
         self._departure.fail()
         for program in programs:
             cast("ProcessMeshProgram", program).abandon()

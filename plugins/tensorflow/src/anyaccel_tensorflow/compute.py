@@ -33,13 +33,13 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     custom_steps = True
 
     def batch_coupling(self, model: Any) -> str:
-        """As `Compute.batch_coupling`: BatchNormalization that trains, and layers named like it."""
+        """BatchNormalization that trains, and layers named like it."""
         from anyaccel_tensorflow.shape_inference import batch_coupling
 
         return batch_coupling(model)
 
     def untrainable_reason(self, model: Any) -> str:
-        """As `Compute.untrainable_reason`, for models of Keras, and for layers that assign to weights they train."""
+        """For models of Keras, and for layers that assign to weights they train."""
         from anyaccel_tensorflow.shape_inference import untrainable_reason
 
         return untrainable_reason(model)
@@ -47,7 +47,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """As `Compute.infer_outputs`; traces the model in evaluation mode."""
+        """Traces the model in evaluation mode."""
         from anyaccel_tensorflow.shape_inference import infer_outputs
 
         return infer_outputs(model, inputs, arguments, seed)
@@ -60,19 +60,19 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
-        """As `Compute.infer_training`; the model is traced on shapes alone, and not changed."""
+        """The model is traced on shapes alone, and not changed."""
         from anyaccel_tensorflow.shape_inference import infer_training
 
         return infer_training(model, inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
-        """As `Compute.dtype_of`: that of the first floating parameter, or the one that an unbuilt model will have."""
+        """That of the first floating parameter, or the one that an unbuilt model will have."""
         from anyaccel_tensorflow.shape_inference import parameter_dtype
 
         return parameter_dtype(model)
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
-        """As `Compute.parameters`, named by path of attributes; a variable that several parts share is listed once.
+        """Named by path of attributes; a variable that several parts share is listed once.
 
         Raises:
             StateError: the model is not built yet.
@@ -80,17 +80,17 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return {name: _spec_of(variable) for name, variable in _variables(model).parameters.items()}
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
-        """As `Compute.mutates_inputs`: never, tensors are immutable."""
+        """Never, tensors are immutable."""
         return False
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """As `Compute.data_format`, for Keras layers of images, and sequences that begin or end with one."""
+        """For Keras layers of images, and sequences that begin or end with one."""
         from anyaccel_tensorflow.shape_inference import data_format
 
         return data_format(model)
 
     def build(self, segment: Segment) -> Program:
-        """As `Compute.build`; a `TensorFlowProgram`."""
+        """A `TensorFlowProgram`."""
         from anyaccel_tensorflow.ops import TensorFlowOps
         from anyaccel_tensorflow.program import TensorFlowProgram
         from anyaccel_tensorflow.variables import keras
@@ -99,7 +99,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return TensorFlowProgram(segment, TensorFlowOps(segment, self.device_string))
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """As `Compute.state`; bfloat16 is the dtype of ml_dtypes.
+        """bfloat16 is the dtype of ml_dtypes.
 
         Raises:
             StateError: the model is not built yet.
@@ -109,7 +109,7 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return {name: np.array(read(variable).numpy()) for name, variable in state_names(*_variables(model)).items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """As `Compute.load_state`; nothing is written if anything does not fit."""
+        """Nothing is written if anything does not fit."""
         from anyaccel_tensorflow.host_transfer import copy_to_cpu
         from anyaccel_tensorflow.transfers import move_tensor
         from anyaccel_tensorflow.variables import tf_variable, write
@@ -128,13 +128,13 @@ class TensorFlowCompute(TensorFlowPlacement, KeywordCompute):
         return {"SequentialMLP": SequentialMLP, "SequentialCNN": SequentialCNN}
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
-        """As `Compute.loss_targets`, of losses of Keras."""
+        """Of losses of Keras."""
         from anyaccel_tensorflow.variables import keras
 
         return keras().loss_targets(loss)
 
     def unsupported_reason(self, spec: Optimizer | Loss) -> str:
-        """As `Compute.unsupported_reason`; supports optimizer classes of Keras."""
+        """Supports optimizer classes of Keras."""
         from anyaccel_tensorflow.variables import keras
 
         if isinstance(spec, Optimizer) and keras().is_optimizer(spec.own):

@@ -20,13 +20,13 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
     """Through NumPy and DLPack."""
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """As `Exchange.from_host`; any strides and byte order, and read-only arrays. Strings are refused."""
+        """Any strides and byte order, and read-only arrays. Strings are refused."""
         from anyaccel_tensorflow.host_transfer import copy_to_cpu
 
         return self.move(copy_to_cpu(array), device)
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `Exchange.from_host_owned`; on the CPU the array's own memory, where that is dense and aligned."""
+        """On the CPU the array's own memory, where that is dense and aligned."""
         from anyaccel_tensorflow.host_transfer import adopt_on_cpu
 
         if not is_own(array) or not is_aligned(array):
@@ -34,11 +34,11 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         return self.move(adopt_on_cpu(array), device)
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """As `Exchange.staging_buffer`; TensorFlow page-locks no memory that others may write to."""
+        """TensorFlow page-locks no memory that others may write to."""
         return aligned_empty(shape, dtype)
 
     def to_host(self, tensor: Any) -> np.ndarray:
-        """As `Exchange.to_host`; shares memory with a tensor on the CPU, and is then read-only."""
+        """Shares memory with a tensor on the CPU, and is then read-only."""
         import tensorflow as tf
 
         if not is_tensor(tensor) or tensor.dtype in (tf.string, tf.resource, tf.variant):
@@ -52,7 +52,7 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         return array
 
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
-        """As `Exchange.from_dlpack`; what TensorFlow cannot use in place (strided or unaligned memory) is copied."""
+        """What TensorFlow cannot use in place (strided or unaligned memory) is copied."""
         from anyaccel_tensorflow.dlpack import from_foreign
 
         if is_tensor(foreign):
@@ -77,5 +77,5 @@ class TensorFlowExchange(TensorFlowPlacement, Exchange):
         return host_transfer.gather_rows(column, order, start, stop)
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """As `Exchange.scalars`; read one by one, which waits only once, as devices work in order."""
+        """Read one by one, which waits only once, as devices work in order."""
         return np.array([float(np.asarray(value)) for value in values], dtype=np.float64)

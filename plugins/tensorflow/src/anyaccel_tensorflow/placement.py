@@ -24,18 +24,18 @@ class TensorFlowPlacement(Backend):
     device_types: ClassVar[Mapping[str, str]] = {}  # TensorFlow's name of a kind, where it is not its upper case
 
     def devices(self) -> Sequence[Device]:
-        """As `Backend.devices`; logical devices, as they are configured, without starting TensorFlow."""
+        """Logical devices, as they are configured, without starting TensorFlow."""
         return [Device(kind, index) for kind in self.kinds for index in range(device_count(self._device_type(kind)))]
 
     def _device_type(self, kind: str) -> str:
         return self.device_types.get(kind, kind.upper())
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.unavailable_reason`: how this TensorFlow was built, or how many devices it sees."""
+        """How this TensorFlow was built, or how many devices it sees."""
         return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """As `Backend.device_info`; TensorFlow does not give the identity of a GPU."""
+        """TensorFlow does not give the identity of a GPU."""
         return describe(device, self._device_type(device.kind))
 
     def device_string(self, device: Device) -> str:
@@ -43,7 +43,7 @@ class TensorFlowPlacement(Backend):
         return f"/{self._device_type(device.kind)}:{device.index}"
 
     def owns(self, obj: Any) -> bool:
-        """As `Backend.owns`; objects of Keras only where it runs on TensorFlow in this process."""
+        """Objects of Keras only where it runs on TensorFlow in this process."""
         return super().owns(obj) and runs_on_tensorflow(type(obj))
 
     def device_of(self, obj: Any) -> Device | None:
@@ -57,7 +57,7 @@ class TensorFlowPlacement(Backend):
         return Device(kind, index)
 
     def place(self, obj: Any, device: Device) -> Any:
-        """As `Backend.place`; the model object stays, and gets new variables on the device.
+        """The model object stays, and gets new variables on the device.
 
         Raises:
             MoveError: a variable is held where it cannot be replaced, or a traced `tf.function` uses the old ones.
@@ -72,13 +72,13 @@ class TensorFlowPlacement(Backend):
         return obj if self.device_of(obj) is None else relocate(obj, self._available_name(device))
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """As `Backend.move`; where the tensor lands is checked. TensorFlow has no pinned memory to ask for."""
+        """Where the tensor lands is checked. TensorFlow has no pinned memory to ask for."""
         from anyaccel_tensorflow.transfers import move_tensor
 
         return move_tensor(tensor, self.device_string(device)) if is_tensor(tensor) else self.place(tensor, device)
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """As `Backend.scope`; soft placement is off inside: an operation that the device lacks raises an error."""
+        """Soft placement is off inside: an operation that the device lacks raises an error."""
         from anyaccel_tensorflow.transfers import device_scope
 
         return device_scope(self._available_name(device))
@@ -90,7 +90,7 @@ class TensorFlowPlacement(Backend):
         raise DeviceUnavailableError(problem, available=", ".join(map(str, devices)), hint="use one of these")
 
     def synchronize(self, device: Device) -> None:
-        """As `Backend.synchronize`; waits for every device."""
+        """Waits for every device."""
         import tensorflow as tf
 
         tf.test.experimental.sync_devices()

@@ -59,7 +59,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._departure.watch()
 
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype."""
+        """One all-reduce for all gradients of a device and dtype."""
         gradients = gradients_of(programs)
         for device, positions in _positions(gradients):
             own = [gradients[i] for i in positions]
@@ -82,7 +82,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return np.asarray(every.numpy()).view(array.dtype)
 
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """As `ReplicaGroup.loss_weights`: one all-reduce for the losses of a device."""
+        """One all-reduce for the losses of a device."""
         own = [cast("ArrayProgram", program).summed_weights(inputs) for program, inputs in programs]
         keys = [(i, label) for i, weights in enumerate(own) for label in weights]
         weights = [own[i][label] for i, label in keys]
@@ -101,7 +101,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """As `ReplicaGroup.gather_tensors`: one all-gather for all tensors of a device and dtype."""
+        """One all-gather for all tensors of a device and dtype."""
         given = [[tf.convert_to_tensor(value) for value in shard] for shard in shards]
         every: list[list[Any]] = [[None] * len(given[0]) for _ in range(sum(counts))]
         for device, positions in _positions(given[0]):
@@ -114,7 +114,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return every
 
     def abandon(self, programs: Sequence[Program]) -> None:
-        """As `ReplicaGroup.abandon`: this process ends without waiting for the others."""
+        """This process ends without waiting for the others."""
         self._departure.fail()
 
     def _leave(self, failed: bool) -> None:

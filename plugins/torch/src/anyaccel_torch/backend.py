@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -21,8 +19,7 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
-from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, HealthChecks, Machine
+from anyaccel.doctor import ExpectedDevices, HealthChecks
 from anyaccel.planner import OffloadModels
 from anyaccel.precision import ComputesPrecision
 from anyaccel.replicas import ShardParameters
@@ -61,14 +58,6 @@ class TorchBackend(TorchExchange, TorchCompute):
         ExpectedDevices: TorchExpectedDevices,
         HealthChecks: TorchHealthChecks,
     }
-
-    def devices(self) -> Sequence[Device]:
-        """Those expected where these are certain, until torch is imported."""
-        if "torch" not in sys.modules:
-            expected = self.required(ExpectedDevices).expected_devices(Machine.detect())
-            if expected is not None:
-                return list(expected)
-        return super().devices()
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
         """Of the generator of the CPU."""

@@ -36,7 +36,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
     parameter_groups = True
 
     def wrap(self, model: Any) -> Any:
-        """As `Compute.wrap`: modules stay what they are.
+        """Modules stay what they are.
 
         Raises:
             GraphError: it is no module that can be called in both modes and whose state is that of one device.
@@ -49,13 +49,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
     def infer_outputs(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path], seed: int
     ) -> tuple[OutputSpec, ...]:
-        """As `Compute.infer_outputs`; runs the model on zeros in evaluation mode, and leaves it as it was."""
+        """Runs the model on zeros in evaluation mode, and leaves it as it was."""
         from anyaccel_torch.shape_inference import infer_outputs
 
         return infer_outputs(model, inputs, arguments, seed)
 
     def signature(self, model: Any) -> inspect.Signature | None:
-        """As `Compute.signature`: of the module's `forward`, or of a Keras layer's `call`."""
+        """Of the module's `forward`, or of a Keras layer's `call`."""
         from anyaccel_torch.forward_call import signature
 
         return signature(model)
@@ -63,19 +63,19 @@ class TorchCompute(TorchPlacement, KeywordCompute):
     def infer_training(
         self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()
     ) -> tuple[OutputSpec, ...]:
-        """As `Compute.infer_training`; runs the model on zeros in training mode, and leaves it as it was."""
+        """Runs the model on zeros in training mode, and leaves it as it was."""
         from anyaccel_torch.shape_inference import infer_training
 
         return infer_training(model, inputs, arguments)
 
     def dtype_of(self, model: Any) -> str | None:
-        """As `Compute.dtype_of`: of the first floating parameter, or the one that an unbuilt model will have."""
+        """Of the first floating parameter, or the one that an unbuilt model will have."""
         from anyaccel_torch.shape_inference import input_dtype
 
         return input_dtype(model)
 
     def parameters(self, model: Any) -> Mapping[str, TensorSpec]:
-        """As `Compute.parameters`; a shared parameter is listed under its first name.
+        """A shared parameter is listed under its first name.
 
         Raises:
             StateError: the model is not built yet.
@@ -86,19 +86,19 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return {name: tensor_spec(tensor) for name, tensor in _check_built(model, parameters(model)).items()}
 
     def mutates_inputs(self, model: Any, inputs: Sequence[TensorSpec], arguments: Sequence[Path] = ()) -> bool:
-        """As `Compute.mutates_inputs`; runs the model on zeros and reads torch's version counters."""
+        """Runs the model on zeros and reads torch's version counters."""
         from anyaccel_torch.module_traits import mutates_inputs
 
         return mutates_inputs(model, inputs, arguments)
 
     def batch_coupling(self, model: Any) -> str:
-        """As `Compute.batch_coupling`; knows batch normalization as a layer, not as a function."""
+        """Knows batch normalization as a layer, not as a function."""
         from anyaccel_torch.module_traits import batch_coupling
 
         return batch_coupling(model)
 
     def untrainable_reason(self, model: Any) -> str:
-        """As `Compute.untrainable_reason`, for models of Keras, and for those that share batches themselves."""
+        """For models of Keras, and for those that share batches themselves."""
         from anyaccel_torch import keras
         from anyaccel_torch.keras_remat import remat_reason
         from anyaccel_torch.module_traits import shares_batches
@@ -112,13 +112,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return next(filter(None, reasons), "")
 
     def data_format(self, model: Any) -> tuple[str, str]:
-        """As `Compute.data_format`, for single layers and plain sequences of them."""
+        """For single layers and plain sequences of them."""
         from anyaccel_torch.module_traits import data_format
 
         return data_format(model)
 
     def build(self, segment: Segment) -> Program:
-        """As `Compute.build`; a `TorchProgram`, which trains the user's modules in place."""
+        """A `TorchProgram`, which trains the user's modules in place."""
         from anyaccel_torch import keras
         from anyaccel_torch.program import TorchProgram
 
@@ -127,7 +127,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
             return TorchProgram(segment, self.native_device)
 
     def state(self, model: Any) -> dict[str, np.ndarray]:
-        """As `Compute.state`; without buffers that the module does not save (`persistent=False`).
+        """Without buffers that the module does not save (`persistent=False`).
 
         bfloat16 is the dtype of ml_dtypes. The extra state of modules (`get_extra_state`) is among the buffers.
 
@@ -138,7 +138,7 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         return {name: _host_copy(name, tensor) for name, tensor in _named_state(model).items()}
 
     def load_state(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """As `Compute.load_state`; nothing is written if anything does not fit."""
+        """Nothing is written if anything does not fit."""
         import torch
 
         from anyaccel.adapter.state_check import check_state
@@ -162,13 +162,13 @@ class TorchCompute(TorchPlacement, KeywordCompute):
         load_extra(model, {name: state[f"buffers/{name}"] for name in extra})
 
     def loss_targets(self, loss: Loss) -> LossTargets | None:
-        """As `Compute.loss_targets`, of losses of torch and of Keras."""
+        """Of losses of torch and of Keras."""
         from anyaccel_torch.losses import loss_targets
 
         return loss_targets(loss)
 
     def unsupported_reason(self, recipe: Optimizer | Loss) -> str:
-        """As `Compute.unsupported_reason`; takes losses and optimizers of Keras too."""
+        """Takes losses and optimizers of Keras too."""
         reason = super().unsupported_reason(recipe)
         if not reason:
             return ""

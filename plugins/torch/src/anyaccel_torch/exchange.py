@@ -22,7 +22,7 @@ class TorchExchange(TorchPlacement, Exchange):
     """Exchange through NumPy and DLPack."""
 
     def from_host(self, array: np.ndarray, device: Device, *, pinned: bool = False) -> Any:
-        """As `Exchange.from_host`; any strides and byte order, and read-only arrays without a warning."""
+        """Any strides and byte order, and read-only arrays without a warning."""
         with translate_errors(f"an array of {array.nbytes} bytes on {device}"):
             pinned = pinned and device.kind in self.pinned_kinds
             host = copied(array, pinned=pinned)
@@ -30,7 +30,7 @@ class TorchExchange(TorchPlacement, Exchange):
             return host.to(self.native_device(device), non_blocking=pinned and host.is_pinned())
 
     def from_host_owned(self, array: np.ndarray, device: Device) -> Any:
-        """As `Exchange.from_host_owned`; on the CPU it shares the memory of a writable, dense array."""
+        """On the CPU it shares the memory of a writable, dense array."""
         if self.native_device(device).type != "cpu" or not is_own(array):
             return self.from_host(array, device)
         tensor = shared(array)
@@ -38,12 +38,12 @@ class TorchExchange(TorchPlacement, Exchange):
         return tensor
 
     def staging_buffer(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        """As `Exchange.staging_buffer`; page-locked for `pinned_kinds` as long as such memory is available."""
+        """Page-locked for `pinned_kinds` as long as such memory is available."""
         pinned = pinned_empty(shape, dtype) if device.kind in self.pinned_kinds else None
         return aligned_empty(shape, numpy_dtype(dtype)) if pinned is None else pinned
 
     def copy_async(self, array: np.ndarray, device: Device) -> AsyncCopy:
-        """As `Exchange.copy_async`; page-locked memory is copied by a stream of its own, other memory at once."""
+        """Page-locked memory is copied by a stream of its own, other memory at once."""
         target = self.native_device(device)
         if (
             device.kind not in self.pinned_kinds
@@ -56,7 +56,7 @@ class TorchExchange(TorchPlacement, Exchange):
             return copied_aside(host, target)
 
     def to_host(self, tensor: Any) -> np.ndarray:
-        """As `Exchange.to_host`; bfloat16 is the dtype of ml_dtypes.
+        """bfloat16 is the dtype of ml_dtypes.
 
         Raises:
             MoveError: an 8-bit float or a sparse layout, which NumPy lacks.
@@ -72,7 +72,7 @@ class TorchExchange(TorchPlacement, Exchange):
         return array
 
     def from_dlpack(self, foreign: Any, device: Device) -> Any:
-        """As `Exchange.from_dlpack`; read-only arrays are copied, as torch would write to them."""
+        """Read-only arrays are copied, as torch would write to them."""
         import torch
 
         if isinstance(foreign, torch.Tensor):
@@ -92,14 +92,14 @@ class TorchExchange(TorchPlacement, Exchange):
         return self.move(tensor, device)
 
     def gather_rows(self, column: Any, start: int, stop: int, order: Any = None) -> Any:
-        """As `Exchange.gather_rows`; a view of the column without an order."""
+        """A view of the column without an order."""
         if order is None:
             return column[start:stop]
         with translate_errors(f"rows {start} to {stop} of a column of shape {list(column.shape)}"):
             return column.index_select(0, order[start:stop])
 
     def scalars(self, values: Sequence[Any]) -> np.ndarray:
-        """As `Exchange.scalars`; one transfer per device and dtype."""
+        """One transfer per device and dtype."""
         import torch
 
         result = np.empty(len(values), dtype=np.float64)

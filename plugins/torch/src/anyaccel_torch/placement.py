@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
+from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel.errors import CapabilityError
 from anyaccel_torch.device_info import describe, unavailable_reason
 from anyaccel_torch.error_translation import raise_translated
@@ -39,26 +40,32 @@ class TorchPlacement(Backend):
     unsupported_dtypes: ClassVar[frozenset[str]] = frozenset()  # that its devices cannot hold, by NumPy's names
 
     def devices(self) -> Sequence[Device]:
-        """As `Backend.devices`; GPUs are counted by NVML where it is installed, which does not initialize CUDA."""
-        listed: list[Device] = []
+        """Until torch is imported, those expected where these are certain.
+
+        GPUs are counted by NVML where it is installed, which does not initialize CUDA.
+        """
+        expects = None if "torch" in sys.modules else self.capability(ExpectedDevices)
+        expected = None if expects is None else expects.expected_devices(Machine.detect())
+        if expected is not None:
+            return list(expected)
+        found: list[Device] = []
         for kind in self.kinds:
-            listed += _devices_of(kind, self._count(kind))
-        return listed
+            try:
+                import torch
 
-    def _count(self, kind: str) -> int:
-        try:
-            import torch
-
-            return 1 if kind == "cpu" else int(torch.get_device_module(self.torch_types.get(kind, kind)).device_count())
-        except (Exception, SystemExit):  # whatever is broken, no device can be listed; `unavailable_reason` says why
-            return 0
+                word = self.torch_types.get(kind, kind)
+                count = 1 if kind == "cpu" else int(torch.get_device_module(word).device_count())
+                found += _devices_of(kind, count)
+            except (Exception, SystemExit):  # whatever is broken, none can be listed; `unavailable_reason` says why
+                continue
+        return found
 
     def unavailable_reason(self, device: Device) -> str:
-        """As `Backend.unavailable_reason`: how this torch was built, or how many devices it sees."""
+        """How this torch was built, or how many devices it sees."""
         return unavailable_reason(device, sum(each.kind == device.kind for each in self.devices()))
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """As `Backend.device_info`; an accelerator's memory space is its UUID, as nvidia-smi writes it for NVIDIA."""
+        """An accelerator's memory space is its UUID, as nvidia-smi writes it for NVIDIA."""
         return describe(self.native_device(device))
 
     def device_string(self, device: Device) -> str:
@@ -67,7 +74,7 @@ class TorchPlacement(Backend):
         return word if word in ("cpu", "meta") and device.index == 0 else f"{word}:{device.index}"
 
     def native_device(self, device: Device) -> Any:
-        """As `Backend.native_device`: a `torch.device`."""
+        """A `torch.device`."""
         import torch
 
         return torch.device(self.device_string(device))
@@ -78,7 +85,7 @@ class TorchPlacement(Backend):
         return None if first is None else Device.parse(first.device)
 
     def place(self, obj: Any, device: Device) -> Any:
-        """As `Backend.place`; a module is moved in place, an optimizer's state to the devices of its parameters.
+        """A module is moved in place, an optimizer's state to the devices of its parameters.
 
         Parameters stay the objects that they are, with their hooks and attributes, and tied tensors stay tied.
         """
@@ -116,7 +123,7 @@ class TorchPlacement(Backend):
             raise_translated(error, f"{type(obj).__name__} on {device}")
 
     def move(self, tensor: Any, device: Device, *, pinned: bool = False) -> Any:
-        """As `Backend.move`; pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
+        """Pinned memory is used from the CPU to an accelerator only, and a copy back is awaited."""
         if not hasattr(tensor, "shape"):  # a module, a packed sequence, the named tuple of an operator
             return self.place(tensor, device)
         if self.unsupported_dtypes:
@@ -129,11 +136,11 @@ class TorchPlacement(Backend):
             raise_translated(error, f"a tensor of shape {list(tensor.shape)} on {device}")
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        """As `Backend.scope`; it slows every call of torch inside it, so keep it out of loops."""
+        """It slows every call of torch inside it, so keep it out of loops."""
         return self.native_device(device)  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
-        """As `Backend.synchronize`; nothing to wait for on the CPU."""
+        """Nothing to wait for on the CPU."""
         if device.kind != "cpu":
             import torch
 

@@ -87,7 +87,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.bucket_bytes = agreed_bucket_bytes(self.gather)
 
     def overlap_backward(self, programs: Sequence[Program]) -> list[Program]:
-        """As `ReplicaGroup.overlap_backward`: those whose gradients are more than a bucket.
+        """Those whose gradients are more than a bucket.
 
         Not those with collectives of their own in the backward pass, which replicas might mix up with these.
         """
@@ -113,7 +113,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     @torch.no_grad()
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """As `ReplicaGroup.average_gradients`: one all-reduce for all gradients of a device and dtype, or buckets."""
+        """One all-reduce for all gradients of a device and dtype, or buckets."""
         own = [cast("TorchProgram", program) for program in programs]
         overlapped = [program.exchange for program in own if program.exchange is not None]
         for exchange in overlapped:
@@ -172,14 +172,14 @@ class TorchReplicaGroup(ReplicaGroup):
         return every
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """As `ReplicaGroup.sums`, in host memory."""
+        """In host memory."""
         summed = torch.tensor(values, dtype=torch.float64)
         self._try("add up numbers", lambda: dist.all_reduce(summed))
         return summed.tolist()
 
     @torch.no_grad()
     def loss_weights(self, programs: Sequence[ProgramInputs], n_rows: float) -> list[dict[str, Any]]:
-        """As `ReplicaGroup.loss_weights`: one all-reduce for the losses of a device, which nothing waits for."""
+        """One all-reduce for the losses of a device, which nothing waits for."""
         own = [cast("TorchProgram", program).summed_weights(inputs) for program, inputs in programs]
         by_device: dict[torch.device, list[tuple[int, str]]] = {}
         for i, weights in enumerate(own):
@@ -201,7 +201,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def gather_tensors(
         self, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> list[list[Any]]:
-        """As `ReplicaGroup.gather_tensors`: one all-gather for all tensors of a device and dtype."""
+        """One all-gather for all tensors of a device and dtype."""
         parameters = cast("TorchProgram", program).trained
         scalars = [_as_tensor(value) for value in shards[0][len(parameters) :]]
         like = [*parameters, *scalars]
@@ -224,14 +224,14 @@ class TorchReplicaGroup(ReplicaGroup):
         return [row for each, count in zip(every, counts, strict=True) for row in each[:count].unbind()]
 
     def sync_batch_statistics(self, program: Program) -> None:
-        """As `ReplicaGroup.sync_batch_statistics`: one all-reduce for each layer forward, and one back."""
+        """One all-reduce for each layer forward, and one back."""
         cast("TorchProgram", program).synchronize_norms(self.rank, self.size, self._sum_in_place)
 
     def _sum_in_place(self, tensor: Tensor) -> None:
         self._try("normalize over all replicas", lambda: dist.all_reduce(tensor))
 
     def begin_step(self, programs: Sequence[Program], sizes: Sequence[int]) -> None:
-        """As `ReplicaGroup.begin_step`: one all-reduce of the number of rows, in host memory."""
+        """One all-reduce of the number of rows, in host memory."""
         n_rows = self.sums([float(sum(sizes))])[0]
         for program in programs:
             cast("ShardedProgram", program).begin_step(sizes, n_rows)
