@@ -60,11 +60,20 @@ def cubed(ops: Any, outputs: Any, targets: Any, settings: Any) -> LossParts:
     return LossParts(size * size * size, lambda: (3 * error * size, -3 * error * size))
 
 
+def brier(ops: Any, outputs: Any, targets: Any, settings: Any) -> LossParts:
+    """Squared differences from 1 for the class and 0 for others, of classes along the last axis."""
+    hits = ops.astype(targets[..., None] == ops.arange(outputs.shape[-1], targets), outputs.dtype)
+    error = outputs - hits
+    losses = ops.xp.sum(error * error, axis=-1, keepdims=True)
+    return LossParts(losses, lambda: (2 * error, None), -1)
+
+
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(formulas.OPTIMIZERS, "signed", SignMomentum())
     monkeypatch.setitem(formulas.OPTIMIZERS, "unit", UnitNorm())
     monkeypatch.setitem(formulas.LOSSES, "cubic", LossRule(cubed))
+    monkeypatch.setitem(formulas.LOSSES, "brier", LossRule(brier, takes_classes=True))
     sawtooth = ScheduleRule(lambda t, period: 1.0 - 0.5 * (t % period) / period, {"period": STEPS})
     monkeypatch.setitem(formulas.SCHEDULES, "sawtooth", sawtooth)
     yield
@@ -265,6 +274,28 @@ def test_a_metric_is_one_entry(framework: str, monkeypatch: pytest.MonkeyPatch) 
     phase = aa.EvalPhase("e", data="all", metrics=[aa.Metric("worst", on="net")])
     value = graph.run(phase, progress="none").metrics["worst"]
     np.testing.assert_allclose(value, np.abs(X @ start[0] + start[1] - Y).max(), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("planted")
+@pytest.mark.parametrize("compile_", ["off", "steps"])
+def test_a_loss_of_classes_is_one_entry(compile_: Any, framework: str) -> None:
+    classes = np.arange(32) % 3
+    data = aa.FeatureSet.from_dict("d", {"x": X, "y": classes}, ["x"], ["y"])
+    mlp: Any = registry().computing(framework).models()["SequentialMLP"]
+    node = aa.ModelNode("net", mlp((3,), n_layers=1), data.reference())
+    graph = aa.ModelGraph([node], aa.Optimizer("sgd", lr=RATE), seed=1)
+    graph.build()
+    kernel, bias = (value for name, value in sorted(graph.state().items(), reverse=True) if "parameters/" in name)
+    kernel, bias = kernel.astype("float64"), bias.astype("float64")  # [out, in]
+    train(graph, "brier", compile=compile_)
+    for _ in range(EPOCHS):
+        for i in range(0, 32, BATCH):
+            x = X[i : i + BATCH].astype("float64")
+            slope = 2 * (x @ kernel.T + bias - np.eye(3)[classes[i : i + BATCH]]) / BATCH
+            kernel, bias = kernel - RATE * slope.T @ x, bias - RATE * slope.sum(0)
+    after = [value for name, value in sorted(graph.state().items(), reverse=True) if "parameters/" in name]
+    for mine, theirs in zip(after, (kernel, bias), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("compile_", ["off", "steps"])

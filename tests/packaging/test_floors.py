@@ -128,6 +128,12 @@ FEATURES = {
     "results/plots.py": "",
 }
 
+# What can be added to training, and is not known to the loop, in `phases`.
+LOOP_FEATURES = (
+    *("checkpointing", "distributed", "progress", "callbacks", "compile_policy", "profile", "nan_check"),
+    *("oom_recovery", "oom_report", "step_listeners", "loss_scale_report", "weight_averaging", "plateau"),
+)
+
 # The Subject of NumPy is published to the kit and imported by it alone, as that of any plugin: it stands on `testing`.
 PUBLISHED = {"numpy_backend.subject"}
 
@@ -279,6 +285,20 @@ def test_the_numpy_backend_is_reached_as_a_plugin_alone(core_sources: dict[str, 
     users = {each.source for each in imports(core_sources) if each.target.startswith("numpy_backend")}
     outside = {name for name in users if not name.startswith("numpy_backend")}
     assert outside == {"", *ENTRY_POINTS, "cli.new_plugin.project_files"}
+
+
+def test_the_loop_and_the_executor_import_no_feature_of_training(core_sources: dict[str, str]) -> None:
+    """Features act on the loop as its extensions, which the loop's factory chooses."""
+    names = module_names(core_sources)
+    features = {f"phases.{name}" for name in LOOP_FEATURES}
+    assert features <= names.keys()
+    wrong = [
+        str(each)
+        for each in imports(core_sources)
+        if each.source in ("phases.train_loop", "phases.loop_extension") or each.source.startswith("phases.executor")
+        if any(f"{each.target}.".startswith(f"{feature}.") for feature in features)
+    ]
+    assert not wrong
 
 
 def test_no_module_sets_what_another_reads(core_sources: dict[str, str]) -> None:

@@ -249,6 +249,11 @@ class Loss(Spec):
         return {"loss": self.name, **{key: list(v) if isinstance(v, tuple) else v for key, v in self.kwargs.items()}}
 
 
+def takes_classes(loss: Loss) -> bool:
+    """Whether a loss is a named one whose outputs have an axis of classes."""
+    return loss.own is None and loss.name in LOSSES and LOSSES[loss.name].takes_classes
+
+
 @dataclass(frozen=True, slots=True)
 class LossTargets:
     """What a loss of a framework takes as targets; see `Compute.loss_targets`.

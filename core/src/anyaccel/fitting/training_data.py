@@ -27,7 +27,7 @@ from anyaccel.fitting.tables import (
     transformed_like,
 )
 from anyaccel.formulas import LOSSES
-from anyaccel.specs import Loss
+from anyaccel.specs import Loss, takes_classes
 from anyaccel.suggestions import did_you_mean
 
 TRAIN, VALIDATION = "train", "validation"
@@ -126,10 +126,10 @@ def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> Featur
                 f"the target {name!r} has {classes} classes, and {loss.name} compares two",
                 hint="write loss='cross_entropy', with one output of the model for each class",
             )
-    elementwise = loss.own is None and loss.name in LOSSES and not LOSSES[loss.name].takes_classes
+    elementwise = loss.own is None and loss.name in LOSSES and not takes_classes(loss)
     for name in data.targets:
         is_bool = data.spec(name).dtype == "bool"
-        if loss.own is None and loss.name == "cross_entropy" and is_bool:
+        if takes_classes(loss) and is_bool:
             data = data.fit_transform(ClassEncoder(), name, fit_on="all")
         elif elementwise and "float" not in data.spec(name).dtype:
             data = data.cast({name: "float64"})

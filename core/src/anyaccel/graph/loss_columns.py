@@ -10,12 +10,11 @@ from anyaccel.backend import ComputingBackend
 from anyaccel.data import joined_spec
 from anyaccel.data.roles import brief
 from anyaccel.errors import ShapeError, SpecError
-from anyaccel.formulas import LOSSES
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.input_columns import ColumnSelection
 from anyaccel.graph.shape_inference import cast, is_floating
 from anyaccel.segment import TensorSpec
-from anyaccel.specs import LossTargets
+from anyaccel.specs import LossTargets, takes_classes
 
 
 def target_spec(
@@ -44,7 +43,7 @@ def target_spec(
         same = _without_ones(stored.shape) == _without_ones(output.shape)
         return replace(stored, shape=output.shape) if same else stored
     _refuse_one_class(loss, output)
-    if loss.loss.name == "cross_entropy" and not is_floating(stored.dtype):
+    if takes_classes(loss.loss) and not is_floating(stored.dtype):
         wanted = positions(loss, output)
         if not output.shape or _without_ones(stored.shape) != _without_ones(wanted) or stored.dtype == "bool":
             raise _unfit(loss, stored, output, name)
@@ -58,7 +57,8 @@ def target_spec(
     chosen = [key for key in ("ignore_index", "class_weights") if key in loss.loss.kwargs]
     if chosen:
         raise SpecError(
-            f"cross_entropy on {loss.on!r} has {chosen[0]}, which is for class indices, and {name} has probabilities",
+            f"{loss.loss.name} on {loss.on!r} has {chosen[0]}, which is for class indices, and {name} has "
+            "probabilities",
             hint="give mask= or sample_weight= instead",
         )
     dtype = "float32" if output.dtype in ("bfloat16", "float16") else output.dtype  # in which losses are computed
@@ -72,14 +72,14 @@ def check_outputs(loss: AppliedLoss, output: TensorSpec, other: TensorSpec, name
         ShapeError: it would have to broadcast or reshape one.
     """
     _refuse_one_class(loss, output)
-    indices = loss.loss.name == "cross_entropy" and not is_floating(other.dtype)
+    indices = takes_classes(loss.loss) and not is_floating(other.dtype)
     if other.shape != (positions(loss, output) if indices else output.shape):
         raise _unfit(loss, other, output, name)
 
 
 def is_indices(loss: AppliedLoss, target: TensorSpec) -> bool:
     """Whether a target of this spec has class indices."""
-    return loss.loss.own is None and loss.loss.name == "cross_entropy" and not is_floating(target.dtype)
+    return takes_classes(loss.loss) and not is_floating(target.dtype)
 
 
 def class_axis(settings: Any, output: TensorSpec) -> int:
@@ -94,12 +94,12 @@ def positions(loss: AppliedLoss, output: TensorSpec) -> tuple[int, ...]:
     Raises:
         ShapeError: the output has no such axis of classes.
     """
-    if loss.loss.name != "cross_entropy" or not output.shape:
+    if not takes_classes(loss.loss) or not output.shape:
         return output.shape
     axis, given = class_axis(loss.loss.kwargs, output), loss.loss.kwargs.get("class_axis", -1)
     if given == 0 or axis >= len(output.shape) or given < -len(output.shape):
         raise ShapeError(
-            f"cross_entropy on node {loss.on!r} has class_axis={given}, and its output is {output} after the batch",
+            f"{loss.loss.name} on node {loss.on!r} has class_axis={given}, and its output is {output} after the batch",
             cause="axis 0 is the batch",
             available=f"1 to {len(output.shape)}, or -1",
             hint="write class_axis=1 for [batch, classes, ...], or leave it out for [batch, ..., classes]",
@@ -122,7 +122,7 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
     if loss.loss.own is not None:
         return
     settings = loss.loss.kwargs
-    has_positions = loss.loss.name == "cross_entropy" and math.prod(positions(loss, output)) > 1
+    has_positions = takes_classes(loss.loss) and math.prod(positions(loss, output)) > 1
     if not backend.weighs_losses and (settings or loss.weights or has_positions):
         asked = [*settings, *(name for name in ("sample_weight", "mask") if getattr(loss, name) is not None)]
         raise SpecError(
@@ -141,7 +141,7 @@ def check_weighing(loss: AppliedLoss, output: TensorSpec, backend: ComputingBack
     n_classes = output.shape[class_axis(settings, output)] if n_weights and output.shape else n_weights
     if n_weights != n_classes:
         raise SpecError(
-            f"cross_entropy on {loss.on!r} has {n_weights} class_weights, and its output has {n_classes} classes",
+            f"{loss.loss.name} on {loss.on!r} has {n_weights} class_weights, and its output has {n_classes} classes",
             hint="give a weight for each class, in the order of their indices",
         )
 
@@ -178,12 +178,12 @@ def weight_spec(
 
 def _refuse_one_class(loss: AppliedLoss, output: TensorSpec) -> None:
     """The softmax of a single logit is always 1: the loss would be 0 and train nothing."""
-    if loss.loss.name != "cross_entropy" or not output.shape:
+    if not takes_classes(loss.loss) or not output.shape:
         return
     positions(loss, output)
     if output.shape[class_axis(loss.loss.kwargs, output)] == 1:
         raise ShapeError(
-            f"cross_entropy on node {loss.on!r} needs at least two classes, and its output {output} has one",
+            f"{loss.loss.name} on node {loss.on!r} needs at least two classes, and its output {output} has one",
             hint="use 'mse' for a number, 'binary_cross_entropy' for yes or no, or one output for each class",
         )
 
@@ -201,7 +201,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str) -> ShapeError:
     wants = (
         "logits [..., classes] and class indices [...], or probabilities [..., classes]"
-        if LOSSES[loss.loss.name].takes_classes
+        if takes_classes(loss.loss)
         else "the same shape"
     )
     return ShapeError(
@@ -215,11 +215,11 @@ def _unfit(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec, name: str)
 
 def _class_axis_hint(loss: AppliedLoss, stored: TensorSpec, output: TensorSpec) -> str:
     """Where the classes come first, as in torch's own loss."""
-    fits = loss.loss.name == "cross_entropy" and len(output.shape) > 1 and output.shape[1:] == stored.shape
+    fits = takes_classes(loss.loss) and len(output.shape) > 1 and output.shape[1:] == stored.shape
     return "if the classes come first, say so: Loss('cross_entropy', class_axis=1)" if fits else ""
 
 
 def _class_cast(loss: AppliedLoss, stored: TensorSpec, name: str) -> str:
-    if loss.loss.name != "cross_entropy" or not is_floating(stored.dtype) or math.prod(stored.shape) != 1:
+    if not takes_classes(loss.loss) or not is_floating(stored.dtype) or math.prod(stored.shape) != 1:
         return ""
     return f", or if these are class indices say so: feature_set.cast({{{name.partition('.')[2]!r}: 'int64'}})"

@@ -48,6 +48,7 @@ from anyaccel.registry import registry
 from anyaccel.results.events import LogEvent, discard_event
 from anyaccel.results.records import Compared, EvaluationValues
 from anyaccel.segment import LossTerm
+from anyaccel.specs import takes_classes
 from anyaccel.user_level import user_level
 
 
@@ -146,11 +147,11 @@ def _named_loss(loss: AppliedLoss) -> Callable[[np.ndarray, np.ndarray], float]:
 
     def named_loss(outputs: np.ndarray, targets: np.ndarray) -> float:
         shape = list(outputs.shape)
-        if loss.loss.name == "cross_entropy" and targets.shape != outputs.shape:
+        if takes_classes(loss.loss) and targets.shape != outputs.shape:
             del shape[loss.loss.kwargs.get("class_axis", -1)]
         if targets.size == math.prod(shape):
             targets = targets.reshape(shape)
-        if loss.loss.name != "cross_entropy":
+        if not takes_classes(loss.loss):
             targets = targets.astype(outputs.dtype)
         result = compute([outputs, targets])
         return float(result.sum) / float(result.weight)

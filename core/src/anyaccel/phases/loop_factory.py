@@ -43,7 +43,6 @@ def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: 
     begins = next((position for _, position in resumed), Position(phase=phase.label, epoch=0, number=0))
     non_finite = NonFiniteLosses(run, warned=programs.nan_in_data)
     writes = [CheckpointWrites(run, one, pipeline, rows, in_progress) for one in checkpointers]
-    scaling = pipeline.loss_scaling
     if hooks.max_call_steps == 1 and pipeline.notifies_steps:
         listeners: list[LoopExtension] = [StepNotifier(run, hooks, pipeline, progress, in_progress)]
     else:
@@ -80,6 +79,6 @@ def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: 
             goes_on=group.size == 1,
         ),
         *([] if phase.on_nan == "ignore" else [non_finite]),
-        *([] if scaling is None else [LossScaleReport(run, scaling, begins.loss_scale)]),
+        *(LossScaleReport(run, scaling, begins.loss_scale) for scaling in pipeline.loss_scalings),
         *writes,
     ]

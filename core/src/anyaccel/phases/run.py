@@ -166,8 +166,8 @@ class Run:
     @property
     def loss_scale(self) -> LossScaleState | None:
         """Where the loss scale stands, waiting for the steps so far; None where losses are not scaled."""
-        scaling = None if self._pipeline is None else self._pipeline.loss_scaling
-        return None if scaling is None else scaling.state
+        scalings = () if self._pipeline is None else self._pipeline.loss_scalings
+        return next((scaling.state for scaling in scalings), None)
 
     def attach(self, pipeline: Pipeline | None) -> None:
         """Set the programs of this run; None drops them and everything the run holds on devices."""

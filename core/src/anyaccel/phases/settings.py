@@ -98,6 +98,7 @@ def of_split(function: Callable[_Settings, _Made]) -> Callable[_Settings, _Made]
 
 
 _PLAIN = Setting()
+_HINTS_FOR_COMPILE = {False: "write compile='off'"}
 _CALLBACKS = ("EarlyStopping", "ReduceLROnPlateau")
 
 
@@ -293,7 +294,7 @@ class PhaseSettings(AttributeHints, Runnable):
         "final_device": Setting(
             optional(lambda phase, name, given: Accelerator.of(given)), config, read(Accelerator.from_config)
         ),
-        "compile": Setting(choice(*MODES, hints={False: "write compile='off'"})),
+        "compile": Setting(choice(*MODES, hints=_HINTS_FOR_COMPILE)),
         "residency": Setting(choice(*RESIDENCIES)),
         "precision": Setting(
             optional(lambda phase, name, given: checked_precision(PhaseError, f"phase {phase.label!r}: ", given)),

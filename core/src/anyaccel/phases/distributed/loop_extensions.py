@@ -67,7 +67,9 @@ class ReplicatedEpochs(LoopExtension):
         self._replicas.end_steps()
 
     def failed(self, failure: BaseException, losses: object) -> bool:
-        self._replicas.abandon()
+        """Before values are settled, which may wait; where memory ran out, the error that says so is made first."""
+        if not isinstance(failure, MemoryError):
+            self._replicas.abandon()
         return False
 
     def run_ends(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 from anyaccel.adapter.losses import weight_inputs
 from anyaccel.device import Device
 from anyaccel.phases.executor.clipping import GradientClipping
-from anyaccel.phases.executor.loss_scaling import loss_scaling_of
+from anyaccel.phases.executor.loss_scaling import loss_scalings
 from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.executor.transfers import Transfer, TransferEnd, transfer
 from anyaccel.phases.loading.device_columns import DeviceColumns
@@ -68,7 +69,8 @@ class CrossSegmentStep:
             for stage in stages
             if (terms := [term for term in stage.segment.losses if weight_inputs(term)])
         }
-        self._loss_scaling = loss_scaling_of(self._stages)
+        self.loss_scalings = loss_scalings(self._stages)
+        """By what losses are scaled in all programs; empty where they are not."""
         self._overlapped: set[int] = set()  # `id` of stages whose gradients are handed on, and scaled, as they come
         self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
         self.watchers: Sequence[Watcher] = ()
@@ -162,8 +164,8 @@ class CrossSegmentStep:
         unscaled = [stage for stage in trained.values() if id(stage) not in self._overlapped]
         if len(parts) > 1:
             _rescale(unscaled, scale / n_rows)
-        if self._loss_scaling is not None:
-            _rescale(unscaled, 1.0 / self._loss_scaling.scale)
+        for scaling in self.loss_scalings:
+            _rescale(unscaled, 1.0 / scaling.scale)
         self._update(trained.values(), n_rows)
         return losses
 
@@ -172,15 +174,16 @@ class CrossSegmentStep:
 
     @property
     def _loss_scale(self) -> float:
-        return 1.0 if self._loss_scaling is None else self._loss_scaling.scale
+        return math.prod(scaling.scale for scaling in self.loss_scalings)
 
     def _update(self, stages: Collection[PipelineStage], n_rows: int) -> None:
         """Clip and update with the gradients of so many rows.
 
         Skipped in all stages where losses are scaled and a gradient is not finite.
         """
-        scaling = self._loss_scaling
-        finite = scaling is None or scaling.is_finite(stages)
+        finite = True
+        for scaling in self.loss_scalings:
+            finite = scaling.is_finite(stages)
         clip_scales = self._clipping.scales() if finite else {}
         self.is_updating = True
         for stage in stages:
@@ -188,7 +191,7 @@ class CrossSegmentStep:
                 stage.program.optimizer_step(clip_scales[id(stage)])
             else:
                 stage.program.zero_grad()
-        if scaling is not None:
+        for scaling in self.loss_scalings:
             scaling.update(finite=finite)
         self.is_updating = False
 

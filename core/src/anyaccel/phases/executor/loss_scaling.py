@@ -52,12 +52,12 @@ class LossScaling:
             program.update_loss_scale(finite=finite)
 
 
-def loss_scaling_of(stages: Sequence[PipelineStage]) -> LossScaling | None:
-    """The loss scale of the programs of a phase; None where losses are not scaled."""
+def loss_scalings(stages: Sequence[PipelineStage]) -> tuple[LossScaling, ...]:
+    """The loss scale of the programs of a phase; empty where losses are not scaled."""
     scaled = [
         stage
         for stage in stages
         if stage.has_gradient and stage.segment.precision is not None and stage.segment.precision.loss_scale is not None
     ]
     programs = [stage.program for stage in scaled if isinstance(stage.program, ScalesLosses)]
-    return LossScaling(scaled, programs) if programs else None
+    return (LossScaling(scaled, programs),) if programs else ()

@@ -17,7 +17,6 @@ from anyaccel.data.casting import widened
 from anyaccel.errors import StateError
 from anyaccel.phases.executor.cross_segment import CrossSegmentStep, SpanOf
 from anyaccel.phases.executor.custom_step import CustomStep
-from anyaccel.phases.executor.loss_scaling import loss_scaling_of
 from anyaccel.phases.executor.stage import Losses, PipelineStage
 from anyaccel.phases.loading.device_columns import DeviceColumns
 from anyaccel.phases.loading.epoch_batches import StepRows
@@ -157,7 +156,7 @@ class Pipeline:
         make_step: makes what takes steps one by one.
 
     Attributes:
-        loss_scaling: by what losses are scaled in all programs; None where they are not.
+        loss_scalings: by what losses are scaled in all programs; empty where they are not.
     """
 
     def __init__(
@@ -172,7 +171,7 @@ class Pipeline:
         self._stages = tuple(stages)
         self._makers = {name: stage for stage in stages for name in stage.segment.outputs}
         self._cross_segment = make_step(self._stages, log_event)
-        self.loss_scaling = loss_scaling_of(self._stages)
+        self.loss_scalings = self._cross_segment.loss_scalings
         self._cross_segment.watchers = [partial(learner.step, to_host=self.to_host) for learner in learners]
         self._beside: Sequence[Restorable] = learners if custom_step is None else [custom_step]  # never both
         whole = len(stages) == 1 and not self._beside and self._cross_segment.multi_step
@@ -291,7 +290,7 @@ class Pipeline:
             before = stage.segment.states
             for label, state in stage.program.optimizer_states().items():
                 counts.append(state.step - (before[label].step if label in before else 0))
-        return max(counts) + (0 if self.loss_scaling is None else self.loss_scaling.n_skipped)
+        return max(counts) + sum(scaling.n_skipped for scaling in self.loss_scalings)
 
     def run_uncompiled(self) -> None:
         """As of `MultiStepProgram`, of all programs."""

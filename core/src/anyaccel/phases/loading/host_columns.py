@@ -20,7 +20,7 @@ from anyaccel.graph.loss_columns import class_axis
 from anyaccel.phases.accumulation import ignored_target
 from anyaccel.printable import printable
 from anyaccel.segment import LossTerm, TensorSpec
-from anyaccel.specs import LossTargets
+from anyaccel.specs import LossTargets, takes_classes
 from anyaccel.user_level import user_level
 
 Batch = Mapping[str, np.ndarray]
@@ -296,10 +296,10 @@ def _range_of(term: LossTerm, dtype: str, resolution: Resolution, *, accumulates
     if term.loss.name == "binary_cross_entropy":
         return {"probabilities": True, "loss": term.loss.name}
     logits = resolution.shapes.specs.get(term.inputs[0])
-    if term.loss.name == "cross_entropy" and "int" in dtype and logits is not None:
+    if takes_classes(term.loss) and "int" in dtype and logits is not None:
         axis = class_axis(term.loss.kwargs, logits)
         return {"n_classes": logits.shape[axis], "ignored": term.loss.kwargs.get("ignore_index")}
-    if term.loss.name == "cross_entropy" and logits is not None:
+    if takes_classes(term.loss) and logits is not None:
         axis = class_axis(term.loss.kwargs, logits) + 1  # beside the batch
         return {"probabilities": True, "class_axis": axis, "loss": term.loss.name}
     return {}
