@@ -412,7 +412,7 @@ def test_numbers_that_are_not_finite(hint: Any) -> None:
     large = ModelGraph([ModelNode("net", aa.SequentialMLP(1), features().reference())], aa.Optimizer("sgd", lr=1e20))
     with (
         hint(
-            "Hint: lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses{}"
+            "lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses"
         ) as printed,
         np.errstate(all="ignore"),
     ):

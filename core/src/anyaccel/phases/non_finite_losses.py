@@ -13,7 +13,7 @@ from anyaccel.phases.run import Run
 from anyaccel.printable import printable
 from anyaccel.user_level import user_level
 
-_ADVICE = "lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses"
+_HINT = "lower lr, set clip_norm=1.0 of the Optimizer, or look for NaN in the data and in your own losses"
 
 
 class NonFiniteLosses(LoopExtension):
@@ -37,20 +37,20 @@ class NonFiniteLosses(LoopExtension):
         if first:
             step = min(step for step, _ in first.values())
             values = {label: value for label, (at, value) in first.items() if at == step}
-            self._found(values, f"at step {step + 1} of epoch {self._run.epoch + 1}")
+            self._found(values, f"at step {step + 1} of epoch {self._run.epoch + 1}", hint=_HINT)
         elif losses.weightless:
             values = dict.fromkeys(losses.weightless, math.nan)
             where = f"in epoch {self._run.epoch + 1}, in which nothing counts: all weights are 0"
-            self._found(values, where, "look at sample_weight, mask, class_weights and ignore_index of the loss")
+            self._found(values, where, hint="look at sample_weight, mask, class_weights and ignore_index of the loss")
 
     def validation(self, values: Mapping[str, float]) -> None:
         """Values of a validation, of which the losses count: a metric may be NaN."""
         losses = {label: values.get(f"loss.{label}", 0.0) for label in self._nodes}
         not_finite = {label: value for label, value in losses.items() if not math.isfinite(value)}
         if not_finite:
-            self._found(not_finite, f"in the validation after epoch {self._run.epoch + 1}")
+            self._found(not_finite, f"in the validation after epoch {self._run.epoch + 1}", hint=_HINT)
 
-    def _found(self, values: Mapping[str, float], where: str, advice: str = _ADVICE) -> None:
+    def _found(self, values: Mapping[str, float], where: str, *, hint: str) -> None:
         on_nan = self._run.phase.on_nan
         named = [f"{self._name(label)} is {value}" for label, value in values.items()]
         problem = f"{' and '.join(named)} {where}"
@@ -64,7 +64,7 @@ class NonFiniteLosses(LoopExtension):
                 if on_nan == "stop"
                 else "; on_nan='stop' ends the run where this happens, on_nan='ignore' says nothing"
             )
-            message = f"phase {label!r}: {problem}. Hint: {advice}{stop}"
+            message = f"phase {label!r}: {problem}. Hint: {hint}{stop}"
             warnings.warn(printable(message), NaNWarning, stacklevel=user_level())
 
     def _name(self, label: str) -> str:
