@@ -655,6 +655,7 @@ UNCHECKED = {
     *("Optimizer.rate", "Schedule.factor"),  # called in every step
     "Experiment.from_active_context",  # always an error
     "ModelGraph.exchange_model",  # called when models are placed
+    *("Accelerator.at", "Accelerator.on_one_device", "Accelerator.refused"),  # called when a graph is planned
     "hookimpl",  # of pluggy
 }
 PROTOCOLS = {"mask", "read", "window", "apply", "build", "compute", "fit", "partial_fit", "restore", "read_settings"}

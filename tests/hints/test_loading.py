@@ -420,3 +420,15 @@ def test_numbers_that_are_not_finite(hint: Any) -> None:
     for optimizer in (aa.Optimizer("sgd", lr=0.01), aa.Optimizer("sgd", lr=0.01, clip_norm=1.0)):
         node = ModelNode("net", aa.SequentialMLP(1), features().reference())
         assert np.isfinite(run(train(n_epochs=3), ModelGraph([node], optimizer)).loss).all()
+
+
+def test_weights_of_which_none_counts(hint: Any) -> None:
+    data = features(y=X[:, :1], w=np.zeros(24, "float32"), v=np.ones(24, "float32"))
+    tagged = FeatureSet.from_dict("data", {n: data.array(n) for n in "xywv"}, ["x"], ["y"])
+    with hint("look at sample_weight, mask, class_weights and ignore_index of the loss") as printed:
+        with pytest.warns(aa.errors.NaNWarning) as caught:
+            run(train(tagged, losses=[AppliedLoss("mse", on="net", sample_weight="data.w")]), graph(1, tagged))
+        printed.text = str(caught[0].message)
+    loss = AppliedLoss("mse", on="net", sample_weight="data.v")
+    assert loss.mask is None and "class_weights" not in loss.loss.kwargs and "ignore_index" not in loss.loss.kwargs
+    assert np.isfinite(run(train(tagged, losses=[loss]), graph(1, tagged)).loss).all()

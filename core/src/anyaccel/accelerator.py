@@ -159,7 +159,7 @@ class Accelerator:
         known, backend = registry(), functools.cache(self._backend)
         from_host = None
         if framework is not None:
-            exchange = backend(framework)
+            exchange = self._backend(framework)
             if not isinstance(exchange, Exchange):
                 problem = f"the backend of {framework} cannot create tensors from NumPy arrays"
                 raise CapabilityError(problem, hint="create the tensor with the framework")

@@ -18,7 +18,7 @@ from anyaccel.errors import (
     PhaseError,
     SpecError,
 )
-from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.numpy_backend.capabilities import NumpyPrecision
 from anyaccel.numpy_backend.ops import rounded_vjp
 from anyaccel.phases import Phase
 from anyaccel.precision import LossScaleState, NodePrecision
@@ -252,7 +252,9 @@ def test_the_state_of_a_loss_scale_is_checked() -> None:
 
 
 def test_what_a_framework_makes_of_float32_by_default_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NumpyBackend, "float32_note", lambda self, model, device: f"halves on {device}", raising=False)
+    monkeypatch.setattr(
+        NumpyPrecision, "float32_note", lambda self, model, device: f"halves on {device}", raising=False
+    )
     rows = data()
 
     def notes(own: aa.ModelGraph, **settings: Any) -> tuple[str, ...]:

@@ -116,8 +116,9 @@ def _texts(data: FeatureSet, target: Names) -> list[str]:
 
 def _with_numeric_targets(data: FeatureSet, target: Names, loss: Loss) -> FeatureSet:
     """Text as indices of classes, and integers as floats where the loss compares floats."""
+    rule = None if loss.own is not None else LOSSES.get(loss.name)
     for name in _texts(data, target):
-        if loss.own is None and loss.name in ("mse", "mae"):
+        if rule is not None and not rule.takes_classes and not rule.takes_logits:
             raise _no_number(data, name, loss.name)
         data = data.fit_transform(ClassEncoder(), name, fit_on="all", role="target")
         classes = len(np.unique(data.array(name)))
