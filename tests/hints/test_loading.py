@@ -423,8 +423,8 @@ def test_numbers_that_are_not_finite(hint: Any) -> None:
 
 
 def test_weights_of_which_none_counts(hint: Any) -> None:
-    data = features(y=X[:, :1], w=np.zeros(24, "float32"), v=np.ones(24, "float32"))
-    tagged = FeatureSet.from_dict("data", {n: data.array(n) for n in "xywv"}, ["x"], ["y"])
+    columns = {"x": X, "y": X[:, :1], "w": np.zeros(24, "float32"), "v": np.ones(24, "float32")}
+    tagged = FeatureSet.from_dict("data", columns, ["x"], ["y"], ["w", "v"])
     with hint("look at sample_weight, mask, class_weights and ignore_index of the loss") as printed:
         with pytest.warns(aa.errors.NaNWarning) as caught:
             run(train(tagged, losses=[AppliedLoss("mse", on="net", sample_weight="data.w")]), graph(1, tagged))
