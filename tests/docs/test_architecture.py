@@ -366,9 +366,10 @@ TOYS = {
                     "    def call_done(self, call, first, step_losses):\n"
                     "        self.calls, self.steps = self.calls + 1, self.steps + call.n_steps\n\n"
                     "    def run_ends(self):\n"
-                    "        self.run.log_event('rate', f'{self.steps} steps in {self.calls} calls')\n",
+                    "        self.run.log_event('calls', f'{self.steps} steps in {self.calls} calls')\n",
                 ),
             ),
+            "results/events.py": (('    "metric",\n)', '    "metric",\n    "calls",\n)'),),
             "phases/loop_factory.py": (
                 ("    return [\n", "    return [\n        CallCounter(run),\n"),
                 (
@@ -379,9 +380,65 @@ TOYS = {
             ),
         },
         program=LINEAR + "_, _, results = trained(aa.Optimizer('adam'), n_epochs=2)\n"
-        "(message,) = [event.message for event in results.events if event.kind == 'rate']\n"
+        "(message,) = [event.message for event in results.events if event.kind == 'calls']\n"
         "steps, calls = (int(word) for word in message.split() if word.isdigit())\n"
         "assert steps == 8 and calls >= 4, message\n",
+    ),
+    "a field of saved results": Toy(
+        edits={
+            "results/base.py": (("    label: str\n", "    label: str\n    host: str = ''\n"),),
+            "phases/runner.py": (
+                (
+                    '                    "label": run.phase.label,',
+                    '                    "label": run.phase.label,\n                    "host": "here",',
+                ),
+            ),
+        },
+        program=LINEAR + "_, _, results = trained(aa.Optimizer('adam'))\n"
+        "results.save('saved')\n"
+        "again = type(results).load('saved')\n"
+        "assert (results.host, again.host, again.label) == ('here', 'here', 'train')\n",
+    ),
+    "a capability of a backend": Toy(
+        edits={},
+        program=LINEAR
+        + """
+from contextlib import contextmanager
+
+from anyaccel.adapter.framework_settings import HasSettings
+from anyaccel.registry import registry
+from anyaccel.testing import plugin_module
+
+
+class Errors(HasSettings):
+    def settings(self):
+        return {"numpy.over": ("ignore", "raise")}
+
+    @contextmanager
+    def with_settings(self, values):
+        with np.errstate(over=values["numpy.over"]):
+            yield
+
+
+@aa.hookimpl
+def capabilities(backend):
+    return {HasSettings: Errors} if backend.framework == "numpy" else {}
+
+
+def diverging(over):
+    callbacks = [aa.FrameworkSettings({"numpy.over": over})]
+    trained(aa.Optimizer("sgd", lr=1e9), on_nan="ignore", n_epochs=30, callbacks=callbacks)
+
+
+registry().register(plugin_module("mine", capabilities=capabilities), "mine")
+diverging("ignore")
+try:
+    diverging("raise")
+except FloatingPointError:
+    pass
+else:
+    raise AssertionError("it was not set")
+""",
     ),
 }
 

@@ -85,6 +85,13 @@ def test_checks_that_raise_are_a_fault_of_their_plugin():
     assert check.fix == "update anyaccel-tiny"
 
 
+def test_checks_that_another_plugin_brought_are_its_own_fault():
+    brought = type("Brought", (Raises,), {"__module__": "vendor_checks.health"})
+    failing = type("Served", (Checked,), {"capabilities": {HealthChecks: brought}})
+    check = checks_of(failing)[-1]
+    assert (check.status, check.name, check.fix) == ("FAIL", "checks of vendor_checks", "update vendor_checks")
+
+
 def test_the_built_in_backend_is_no_plugin_to_be_told_of():
     plugin = Plugin("numpy", "anyaccel", "0.1", backends=(NumpyBackend(),))
     assert [check.name for check in check_machine(MACHINE, [plugin])] == ["accelerators", "threads"]

@@ -69,7 +69,7 @@ def _backend_checks(machine: Machine, plugin: Plugin, backend: Backend) -> Itera
             fix=install_line(missing[0]),
         )
     elif (checks := backend.capability(HealthChecks)) is not None:
-        yield from _asked(checks, machine, plugin)
+        yield from _asked(checks, machine, plugin, backend)
 
 
 def _missing(roots: Iterable[str]) -> list[str]:
@@ -77,11 +77,14 @@ def _missing(roots: Iterable[str]) -> list[str]:
     return [root for root in list(roots)[:1] if root not in sys.modules and find_spec(root) is None]
 
 
-def _asked(checks: HealthChecks, machine: Machine, plugin: Plugin) -> list[Check]:
+def _asked(checks: HealthChecks, machine: Machine, plugin: Plugin, backend: Backend) -> list[Check]:
     try:
         return list(checks.health_checks(machine))
     except Exception as error:
         problem = f"its checks of the machine fail: {type(error).__name__}: {error}"
+        package, own = (type(it).__module__.partition(".")[0] for it in (checks, backend))
+        if package != own:  # another plugin has brought them
+            return [Check(name=f"checks of {package}", status="FAIL", message=problem, fix=f"update {package}")]
         return [Check(name=f"plugin {plugin.name}", status="FAIL", message=problem, fix=f"update {plugin.source}")]
 
 
