@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -14,7 +15,8 @@ Restore = Callable[[], None]
 
 _LARGEST_ARRAY = 256 * 2**20  # bytes; a copy of more would cost more than it is worth
 _MOST_ITEMS = 1000  # of a container whose items are looked into
-_NO_STATE = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, MethodType)
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type)
+_NO_STATE = (*_PLAIN, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 
 class AttributeSnapshot:
@@ -39,7 +41,10 @@ class AttributeSnapshot:
 
     def _saved(self, part: Any) -> tuple[Any, dict[str, Any], list[Restore]]:
         attributes = {name: vars(part)[name] for name in self._names(part)}
-        return part, attributes, [restore for value in attributes.values() for restore in self._of(value)]
+        restores: list[Restore] = []
+        for value in attributes.values():
+            self._save(value, restores)
+        return part, attributes, restores
 
     def restore(self, *, unless: Callable[[Any], bool] = lambda part: False) -> None:
         """Set all attributes, and what they hold, to what they were; new attributes are removed.
@@ -56,34 +61,28 @@ class AttributeSnapshot:
                 del vars(part)[name]
             vars(part).update(attributes)
 
-    def _of(self, value: Any, *, inside_object: bool = False) -> Iterator[Restore]:
-        """What writes the contents of a value back; nothing for values without contents, or that were seen before."""
-        if isinstance(value, (*_NO_STATE, BuiltinFunctionType)) or id(value) in self._seen:
+    def _save(self, value: Any, restores: list[Restore], *, inside_object: bool = False) -> None:
+        """Add what writes the contents of a value back; nothing for values without contents, or that were seen."""
+        if isinstance(value, _NO_STATE) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        tensor = self._save_tensor(value)
-        if tensor is not None:
-            yield tensor
-        elif isinstance(value, np.ndarray):
-            yield from _save_array(value)
+        if (tensor := self._save_tensor(value)) is not None:
+            restores.append(tensor)
+            return
+        items: Iterable[Any] = ()
+        if isinstance(value, np.ndarray):
+            if value.flags.writeable and value.nbytes <= _LARGEST_ARRAY and not value.dtype.hasobject:
+                restores.append(partial(np.copyto, value, value.copy()))
         elif isinstance(value, (dict, list, set, deque)):
-            yield _save_container(value)
-            items = list(value.values() if isinstance(value, dict) else value)
-            for item in items if len(items) <= _MOST_ITEMS else ():
-                yield from self._of(item, inside_object=inside_object)
+            restores.append(_save_container(value))
+            items = list(value.values() if isinstance(value, dict) else value) if len(value) <= _MOST_ITEMS else ()
         elif isinstance(value, tuple):
-            for item in value if len(value) <= _MOST_ITEMS else ():
-                yield from self._of(item, inside_object=inside_object)
+            items = value if len(value) <= _MOST_ITEMS else ()
         elif hasattr(value, "__dict__") and not inside_object:
-            yield _save_container(vars(value))
-            for item in list(vars(value).values()):
-                yield from self._of(item, inside_object=True)
-
-
-def _save_array(array: np.ndarray) -> Iterator[Restore]:
-    if array.flags.writeable and array.nbytes <= _LARGEST_ARRAY and not array.dtype.hasobject:
-        copy = array.copy()
-        yield lambda: np.copyto(array, copy)
+            restores.append(_save_container(vars(value)))
+            items, inside_object = list(vars(value).values()), True
+        for item in items:
+            self._save(item, restores, inside_object=inside_object)
 
 
 def _save_container(value: Any) -> Restore:
