@@ -39,6 +39,7 @@ class OutOfMemoryReport:
         couplings: why a step is not computed in micro-batches.
         factory: the rows.
         pipeline: the programs.
+        may_try: whether steps may be tried to find how many rows fit; others would take their gradients for real ones.
     """
 
     label: str
@@ -47,6 +48,7 @@ class OutOfMemoryReport:
     couplings: Sequence[str]
     factory: LoaderFactory
     pipeline: Pipeline
+    may_try: bool = True
 
     def error(self, cause: OutOfMemoryError, n_rows: int, loader: BatchLoader) -> OutOfMemoryError:
         """The error after `n_rows` rows, computed at once, did not fit."""
@@ -116,7 +118,7 @@ class OutOfMemoryReport:
 
     @property
     def _can_try(self) -> bool:
-        return all(stage.program.raises_out_of_memory for stage in self.pipeline.stages)
+        return self.may_try and all(stage.program.raises_out_of_memory for stage in self.pipeline.stages)
 
     def _first_step(self, loader: BatchLoader, judge: Callable[[Trial, StepRange], Answer]) -> Answer:
         """What `judge` says of the first step of an epoch, given what computes some of its rows."""

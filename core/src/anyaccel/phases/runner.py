@@ -372,6 +372,7 @@ class PhaseExecution:
                 couplings=_couplings(part.part, pipeline, learners),
                 factory=part.factory,
                 pipeline=pipeline,
+                may_try=not part.part.trains or group.size == 1,
             )
             policy = OutOfMemoryRecovery(
                 name=part.name,

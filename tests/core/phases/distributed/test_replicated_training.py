@@ -11,7 +11,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.backend import ComputingBackend, Program
-from anyaccel.errors import CapabilityError, ConfigError, FrameworkError, PhaseError
+from anyaccel.errors import CapabilityError, ConfigError, FrameworkError, OutOfMemoryError, PhaseError
 from anyaccel.graph.resolve import resolve
 from anyaccel.phases.distributed.joining import check_apart, check_shareable
 from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
@@ -209,6 +209,32 @@ def test_whether_to_synchronize_is_checked() -> None:
 def test_a_number_of_replicas_is_checked(count: Any) -> None:
     with pytest.raises(PhaseError, match=r"replicas=.* is not an int of at least 1"):
         train(data(), replicas=count)
+
+
+class Full(OneOf):
+    """A replica whose peer gives what this one gives, and in which the second exchange finds no room."""
+
+    averaged = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+    def average_gradients(self, programs: Any, weight: float) -> None:
+        self.averaged += 1
+        if self.averaged == 2:
+            raise OutOfMemoryError("no room")
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_no_step_is_tried_where_memory_runs_out_as_others_would_take_its_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, group = data(), Full(None)
+    graph = graph_of(rows)
+    give_numpy_replicas(monkeypatch, group)
+    with pytest.raises(OutOfMemoryError, match="not enough memory to train 2 rows at once"):
+        aa.Experiment(graph).run_phase(train(rows))
+    assert group.averaged == 2
 
 
 def test_losses_are_added_over_the_replicas() -> None:
