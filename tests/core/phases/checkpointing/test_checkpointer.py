@@ -56,6 +56,35 @@ def test_a_run_that_was_broken_off_goes_on_to_the_bit(
     assert [event.kind for event in results.events if event.kind == "checkpoint"] == ["checkpoint"]
 
 
+def test_a_run_that_fails_before_it_goes_on_within_an_epoch_leaves_what_it_would_have_gone_on_from(
+    line, experiment, tuned, break_off, like, same, values, tmp_path
+):
+    whole = line(dropping())
+    expected = experiment(whole).run_phase(tuned(None, break_off()))
+    with pytest.raises(KeyboardInterrupt):
+        experiment(line(dropping())).run_phase(tuned(tmp_path, break_off("step_end", 6)))
+    assert names(tmp_path)[-1] == "epoch-000001-step-000000002"
+
+    def contents():
+        return {
+            path: path.read_bytes() for path in Path(tmp_path).rglob("*") if path.suffix in (".json", ".safetensors")
+        }
+
+    written = contents()
+
+    class Refuses(Callback):
+        def epoch_start(self, run):
+            raise Broken
+
+    with pytest.raises(Broken):
+        experiment(line(dropping()), callbacks=[Refuses()]).run_phase(tuned(tmp_path, break_off()), resume="auto")
+    assert contents() == written
+    graph = line(dropping())
+    results = experiment(graph).run_phase(tuned(tmp_path, break_off()), resume="auto")
+    like(results, expected)
+    same(values(graph), values(whole))
+
+
 @pytest.mark.parametrize("every", ["epoch", 1, 3, "0.000001s"])
 def test_what_a_killed_process_had_written_last_is_enough(
     line, experiment, tuned, like, same, values, tmp_path, monkeypatch, every

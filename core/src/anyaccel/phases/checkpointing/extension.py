@@ -22,6 +22,10 @@ class CheckpointWrites(LoopExtension):
         pipeline: the programs, of whose random streams a checkpoint within an epoch has the states.
         rows: of which a checkpoint tells where their source is.
         in_progress: says after an error whether values are those of whole steps.
+
+    Attributes:
+        awaits_rest: whether values are those within an epoch whose other steps have not begun. What it began with is
+            already written.
     """
 
     def __init__(
@@ -30,12 +34,13 @@ class CheckpointWrites(LoopExtension):
         self._run, self._checkpointer, self._pipeline = run, checkpointer, pipeline
         self._rows, self._in_progress = rows, in_progress
         self._losses: LossAccumulator | None = None  # of the epoch that is running
+        self.awaits_rest = False
 
     def run_begins(self) -> None:
         self._rows.loader.keep_positions()
 
     def steps_begin(self, losses: LossAccumulator) -> None:
-        self._losses = losses
+        self._losses, self.awaits_rest = losses, False
 
     def most_steps(self, call: Call) -> int:
         return self._checkpointer.steps_until_due(self._run.step) or UNLIMITED
@@ -55,7 +60,7 @@ class CheckpointWrites(LoopExtension):
 
     def run_fails(self, error: BaseException) -> None:
         """Write where the run is, if the values are those of whole steps."""
-        if not self._in_progress.is_whole:
+        if not self._in_progress.is_whole or self.awaits_rest:
             return
         try:
             self._checkpointer.after_error(self._pipeline, self._losses, self._rows.loader)
@@ -91,6 +96,7 @@ class Resumption(LoopExtension):
         self._checkpointer.restore_run()
         self._checkpointer.restore_source(self._rows.loader)
         self._run.step = self._resumed.step
+        self._writes.awaits_rest = self._resumed.step > 0
 
     def steps_begin(self, losses: LossAccumulator) -> None:
         """Of the first epoch alone: add to what was counted, and go on with random streams."""
