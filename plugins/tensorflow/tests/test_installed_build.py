@@ -14,8 +14,9 @@ from anyaccel.backend import DeviceInfo
 from anyaccel.doctor import Machine
 from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_tensorflow import installed_build
-from anyaccel_tensorflow.installed_build import build_flags, build_name, expected_of_kind, is_for_gpus
+from anyaccel_tensorflow.installed_build import TensorFlowExpectedDevices, build_flags, build_name, is_for_gpus
 
+expected_of_kind = TensorFlowExpectedDevices().expected_of_kind
 CUDA = {"is_cuda_build": True, "is_rocm_build": False}
 ROCM = {"is_cuda_build": False, "is_rocm_build": True}
 CPU = {"is_cuda_build": False, "is_rocm_build": False}
