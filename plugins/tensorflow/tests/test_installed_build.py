@@ -16,13 +16,19 @@ from anyaccel.requests.system_devices import SystemDevice
 from anyaccel_tensorflow import installed_build
 from anyaccel_tensorflow.installed_build import TensorFlowExpectedDevices, build_flags, build_name, is_for_gpus
 
-expected_of_kind = TensorFlowExpectedDevices().expected_of_kind
 CUDA = {"is_cuda_build": True, "is_rocm_build": False}
 ROCM = {"is_cuda_build": False, "is_rocm_build": True}
 CPU = {"is_cuda_build": False, "is_rocm_build": False}
 T4 = SystemDevice(kind="gpu", name="Tesla T4", vendor="nvidia")
 LIBRARIES = {"nvidia-cudnn-cu12": "9.3"}
 SERVER = Machine(devices=(T4, T4), visible=(T4,), version_of=lambda name: LIBRARIES.get(name, ""))
+
+
+def expected_of_kind(kind: str, machine: Machine, flags: dict[str, bool]) -> list[DeviceInfo] | None:
+    """The devices that a build with these flags is expected to have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(installed_build, "build_flags", lambda: flags)
+        return TensorFlowExpectedDevices(None).expected_of_kind(kind, machine)
 
 
 def test_the_build_is_read_from_its_file() -> None:
