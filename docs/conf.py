@@ -50,7 +50,11 @@ toc_object_entries_show_parents = "hide"
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 90
 nitpicky = True
-INNER = ("Harness", "Cell", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T")
+INNER = (
+    *("Harness", "Cell", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T", "Kind"),
+    *("EpochPlan", "EvaluationRows", "LossParts", "PhaseExecution", "PhasePrograms", "PhaseResults", "PhaseSettings"),
+    "Setting",
+)
 nitpick_ignore_regex = [
     ("py:.*", r"(?!anyaccel\b).*"),
     ("py:obj", ".*"),  # code in docstrings is a link where it can be one
