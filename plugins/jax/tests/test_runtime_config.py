@@ -97,14 +97,17 @@ def test_it_is_known_whether_jax_has_started(monkeypatch: pytest.MonkeyPatch) ->
 # -- memory that is shared ---------------------------------------------------------------------------------------------
 
 
+SHARED = "from anyaccel import Memory; print(repr(b.required(Memory).share(Device('gpu'), 0.5))"
+
+
 def test_before_the_start_jax_is_kept_from_taking_all_memory() -> None:
-    code = "from anyaccel import Memory; print(repr(b.required(Memory).share(Device('gpu'), 0.5)), os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'])"
+    code = f"{SHARED}, os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'])"
     assert run(f"{code}; {STARTED}").split() == ["''", "false", "False"]
 
 
 @pytest.mark.parametrize("name", MEMORY)
 def test_the_users_memory_settings_stay(name: str) -> None:
-    code = "from anyaccel import Memory; print(repr(b.required(Memory).share(Device('gpu'), 0.5)), sorted(n for n in os.environ if n.startswith('XLA_')))"
+    code = f"{SHARED}, sorted(n for n in os.environ if n.startswith('XLA_')))"
     assert run(f"{code}; print(os.environ['{name}'])", **{name: "0.3"}) == f"'' ['{name}']\n0.3"
 
 
