@@ -70,8 +70,8 @@ class NeverBack:
 def states_on_the_host(patch: pytest.MonkeyPatch) -> None:
     load_slots = optimizers.load_slots
 
-    def load_on_host(optimizer: Any, parameter: Any, *rest: Any) -> None:
-        load_slots(optimizer, parameter, *rest)
+    def load_on_host(optimizer: Any, parameter: Any, *rest: Any, **settings: Any) -> None:
+        load_slots(optimizer, parameter, *rest, **settings)
         state = optimizer.state[parameter]
         state.update({key: value.cpu() for key, value in state.items()})
 
