@@ -8,7 +8,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.adapter.step_profiler import ProfilesSteps, read_trace, trace_name
 from anyaccel.errors import PhaseError
-from anyaccel.numpy_backend.backend import NumpyBackend
+from anyaccel.numpy_backend.capabilities import NumpyProfiler
 from anyaccel.phases.profile import _RECORDING
 from anyaccel.testing.tiny import TinyBackend
 
@@ -135,7 +135,7 @@ def test_a_profiler_that_does_not_start_says_so_and_the_next_one_does(tmp_path, 
         raise OSError("another is running\nand more")
 
     with monkeypatch.context() as patched:
-        patched.setattr(NumpyBackend, "profile_steps", running)
+        patched.setattr(NumpyProfiler, "profile_steps", running)
         message = r"the profiler of numpy does not start: another is running\. Hint: end the profiler that runs"
         with pytest.raises(PhaseError, match=message):
             run(aa.Profile(steps=(1, 3), folder=str(tmp_path)))
