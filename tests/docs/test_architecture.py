@@ -148,7 +148,14 @@ TOYS = {
             )
         },
         program=LINEAR + "before, after, _ = trained(aa.Optimizer('sgd', lr=1e-4), 'fourth')\n"
-        "equal(after, by_hand(before, lambda error: 4 * error**3 / len(error), [1e-4] * 4))\n",
+        "equal(after, by_hand(before, lambda error: 4 * error**3 / len(error), [1e-4] * 4))\n"
+        "columns = {'x': x, 'kind': np.array(list('ab') * 16)}\n"
+        "try:\n"
+        "    aa.fit(aa.SequentialMLP(output_shape=(1,), n_layers=1), columns, target='kind', loss='fourth')\n"
+        "except aa.errors.AnyaccelError as error:\n"
+        "    assert 'kind' in str(error) and 'fourth' in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError('it compared numbers of classes')\n",
     ),
     "a metric": Toy(
         edits={
