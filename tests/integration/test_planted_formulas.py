@@ -15,7 +15,16 @@ import pytest
 import anyaccel as aa
 from anyaccel import formulas
 from anyaccel.errors import CompileWarning, ConfigError, NaNWarning, SpecError
-from anyaccel.formulas import AT_LEAST_0, STEPS, LossParts, LossRule, OptimizerRule, ScheduleRule, Setting, between
+from anyaccel.formulas import (
+    AT_LEAST_0,
+    STEPS,
+    Hyperparameter,
+    LossParts,
+    LossRule,
+    OptimizerRule,
+    ScheduleRule,
+    between,
+)
 from anyaccel.metrics import named
 from anyaccel.registry import registry
 
@@ -28,7 +37,10 @@ MODES = ["off", "auto", "steps"]
 class SignMomentum(OptimizerRule):
     """The sign of an average of gradients; the rate falls with the number of the step."""
 
-    settings: ClassVar = {"share": Setting(0.5, between(0, 1), "is not in [0, 1)", 0.5), "weight_decay": AT_LEAST_0}
+    settings: ClassVar = {
+        "share": Hyperparameter(0.5, between(0, 1), "is not in [0, 1)", 0.5),
+        "weight_decay": AT_LEAST_0,
+    }
     elementwise = True
 
     def slots(self, settings: Any) -> tuple[str, ...]:

@@ -7,10 +7,12 @@ nothing.
 
 from __future__ import annotations
 
+import threading
 from importlib import import_module
 from typing import Any
 
 _registered: dict[str, list[Any]] = {}
+_lock = threading.Lock()
 
 
 def extend(point: str, extension: Any) -> None:
@@ -23,12 +25,16 @@ def extend(point: str, extension: Any) -> None:
 def extensions(point: str) -> list[Any]:
     """The extensions of a point in the order of registration, without those whose package is not installed."""
     registered = _registered.get(point, [])
-    for extension in [it for it in registered if isinstance(it, str)]:
-        module, _, name = extension.partition(":")
+    for reference in [extension for extension in registered if isinstance(extension, str)]:
+        module, _, name = reference.partition(":")
         try:
-            registered[registered.index(extension)] = getattr(import_module(module), name)
+            found = [getattr(import_module(module), name)]
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
-            registered.remove(extension)
+            found = []
+        with _lock:
+            if reference in registered:  # or another thread, or what was imported, has asked meanwhile
+                position = registered.index(reference)
+                registered[position : position + 1] = found
     return registered

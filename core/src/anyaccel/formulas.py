@@ -18,8 +18,8 @@ REQUIRED: Any = object()
 """The default of a setting that must be given."""
 
 
-class Setting(NamedTuple):
-    """A setting: its default, which values fit, what an error says of others, and a value for its hint."""
+class Hyperparameter(NamedTuple):
+    """A setting of a formula: its default, which values fit, what an error says of others, and a value for its hint."""
 
     default: Any
     fits: Callable[[Any], bool]
@@ -43,8 +43,8 @@ def several(fits: Callable[[Any], bool], count: int = 0) -> Callable[[Any], bool
     return lambda it: isinstance(it, (list, tuple)) and all(map(fits, it)) and (len(it) == count or len(it) > 1 > count)
 
 
-AT_LEAST_0 = Setting(0.0, between(0), "is not a finite number of at least 0", 0.1)
-STEPS = Setting(REQUIRED, between(1, whole=True), "is not a number of steps", 100)
+AT_LEAST_0 = Hyperparameter(0.0, between(0), "is not a finite number of at least 0", 0.1)
+STEPS = Hyperparameter(REQUIRED, between(1, whole=True), "is not a number of steps", 100)
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ class OptimizerRule(ABC):
             updated as one vector.
     """
 
-    settings: ClassVar[Mapping[str, Setting]] = {}
+    settings: ClassVar[Mapping[str, Hyperparameter]] = {}
     elementwise: ClassVar[bool] = False
 
     def slots(self, settings: Settings) -> tuple[str, ...]:
@@ -96,8 +96,8 @@ class SGD(OptimizerRule):
     """Gradient descent, with momentum where it is set."""
 
     settings: ClassVar = {
-        "momentum": Setting(0.0, between(0, 1), "is not in [0, 1)", 0.9),
-        "nesterov": Setting(False, lambda it: isinstance(it, bool), "is not True or False", True),
+        "momentum": Hyperparameter(0.0, between(0, 1), "is not in [0, 1)", 0.9),
+        "nesterov": Hyperparameter(False, lambda it: isinstance(it, bool), "is not True or False", True),
         "weight_decay": AT_LEAST_0,
     }
     elementwise = True
@@ -128,7 +128,7 @@ class Adam(OptimizerRule):
     """Adam; its weight decay is added to the gradient."""
 
     settings: ClassVar = {
-        "betas": Setting((0.9, 0.999), several(between(0, 1), 2), "are not two numbers in [0, 1)", (0.9, 0.999)),
+        "betas": Hyperparameter((0.9, 0.999), several(between(0, 1), 2), "are not two numbers in [0, 1)", (0.9, 0.999)),
         "eps": AT_LEAST_0._replace(default=1e-8),
         "weight_decay": AT_LEAST_0,
     }
@@ -173,7 +173,7 @@ class ScheduleRule(NamedTuple):
     """A named schedule: the factor on the learning rate t steps after the warm-up, of t and the settings."""
 
     factor: Callable[..., float]
-    settings: Mapping[str, Setting] = {}
+    settings: Mapping[str, Hyperparameter] = {}
 
 
 _FALL = {"steps": STEPS, "final": AT_LEAST_0}
@@ -218,7 +218,7 @@ class LossRule(NamedTuple):
     """
 
     parts: Callable[[Any, Any, Any, Settings], LossParts]
-    settings: Mapping[str, Setting] = {}
+    settings: Mapping[str, Hyperparameter] = {}
     takes_classes: bool = False
     takes_logits: bool = False
     symmetric: bool = False
@@ -290,7 +290,7 @@ def with_axis(axis: int) -> tuple[Any, ...]:
     return (*[slice(None)] * axis, None) if axis >= 0 else (..., None, *[slice(None)] * (-1 - axis))
 
 
-_INTEGER = Setting(None, lambda it: type(it) is int, "is not an integer", -1)
+_INTEGER = Hyperparameter(None, lambda it: type(it) is int, "is not an integer", -1)
 LOSSES: dict[str, LossRule] = {
     "mse": LossRule(_squared_error, symmetric=True),
     "mae": LossRule(_absolute_error, symmetric=True),
@@ -298,11 +298,11 @@ LOSSES: dict[str, LossRule] = {
         _cross_entropy,
         {
             "ignore_index": _INTEGER,
-            "class_weights": Setting(
+            "class_weights": Hyperparameter(
                 None, several(between(0)), "are not a number of at least 0 for each class", [1.0, 2.5]
             ),
             "class_axis": _INTEGER._replace(default=-1),
-            "label_smoothing": Setting(0.0, between(0, 1), "is not in [0, 1)", 0.1),
+            "label_smoothing": Hyperparameter(0.0, between(0, 1), "is not in [0, 1)", 0.1),
         },
         takes_classes=True,
         takes_logits=True,

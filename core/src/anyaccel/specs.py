@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from anyaccel.call_hints import constructor_hints
 from anyaccel.errors import ConfigError, SpecError
-from anyaccel.formulas import AT_LEAST_0, LOSSES, OPTIMIZERS, REQUIRED, SCHEDULES, STEPS, Setting, between
+from anyaccel.formulas import AT_LEAST_0, LOSSES, OPTIMIZERS, REQUIRED, SCHEDULES, STEPS, Hyperparameter, between
 from anyaccel.suggestions import did_you_mean
 
 _CLIPPING = ("clip_norm", "clip_value")
@@ -287,15 +287,15 @@ def _is_group(item: tuple[Any, Any]) -> bool:
     return isinstance(item[0], str | Callable) and {**item[1]}.keys().isdisjoint(("schedule", "groups", *_CLIPPING))
 
 
-_POSITIVE = Setting(None, lambda it: it is None or between(5e-324)(it), "is not a positive number", 0.001)
-_KWARGS = Setting(None, lambda it: all(map(str.isidentifier, {**it})), "is not a dict of settings", {"lr": 0.1})
+_POSITIVE = Hyperparameter(None, lambda it: it is None or between(5e-324)(it), "is not a positive number", 0.001)
+_KWARGS = Hyperparameter(None, lambda it: all(map(str.isidentifier, {**it})), "is not a dict of settings", {"lr": 0.1})
 # What specs have besides the settings of a formula.
-_ARGUMENTS: Mapping[str, Setting] = {
+_ARGUMENTS: Mapping[str, Hyperparameter] = {
     **dict.fromkeys(("lr", *_CLIPPING), _POSITIVE),
     **dict.fromkeys(("opt_kwargs", "loss_kwargs"), _KWARGS),
     "warmup": STEPS._replace(fits=between(0, whole=True)),
     "factor": AT_LEAST_0._replace(fits=lambda it: between(0)(float(it))),
-    "groups": Setting(
+    "groups": Hyperparameter(
         None,
         lambda it: all(map(_is_group, {**it}.items())),
         "has no settings by pattern",
@@ -304,7 +304,7 @@ _ARGUMENTS: Mapping[str, Setting] = {
 }
 
 
-def _checked(where: str, name: str, value: Any, setting: Setting | None = None) -> Any:
+def _checked(where: str, name: str, value: Any, setting: Hyperparameter | None = None) -> Any:
     """A value that fits, a list as a tuple, and a number of NumPy as one of Python."""
     setting = setting or _ARGUMENTS[name]
     value = value.tolist() if hasattr(value, "tolist") else value
