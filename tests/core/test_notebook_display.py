@@ -26,9 +26,8 @@ from anyaccel import (
 from anyaccel import registry as registry_module
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.plugin_testing import TinyBackend, plugin_module
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import plugin_module
-from anyaccel.testing.tiny import TinyBackend
 
 EVIL = [
     "<script>alert(1)</script>",

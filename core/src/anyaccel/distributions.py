@@ -31,10 +31,18 @@ if TYPE_CHECKING:
 NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
 CAPABILITIES, EXTENSIONS = "anyaccel.capabilities", "anyaccel.extension_points"
 
-OFFERED: Mapping[str, Mapping[str, str]] = {NAMES: {}, COMMANDS: {}, SETTINGS: {}}
+OFFERED: Mapping[str, Mapping[str, str]] = {
+    NAMES: {"anyaccel-devtools": "Ledger ledger no_transfers"},
+    COMMANDS: {"anyaccel-devtools": "conform doctor env new-plugin"},
+    SETTINGS: {"anyaccel-devtools": "ModelGraph.visualize.svg"},
+}
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
-MODULES: Mapping[str, str] = {}
+MODULES: Mapping[str, str] = {
+    "doctor": "anyaccel_devtools.doctor",
+    "testing": "anyaccel_devtools.testing",
+    "transfer_ledger": "anyaccel_devtools.transfer_ledger",
+}
 """Modules of version 0.1 that have moved into another distribution: `testing` of `anyaccel.testing`, and where to."""
 
 _found: dict[tuple[str, ...], Any] = {}  # all entry points, by the `sys.path` of which they are

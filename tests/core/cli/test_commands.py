@@ -13,10 +13,9 @@ from anyaccel.cli.demo import best_device_of, choose_framework
 from anyaccel.device import Device
 from anyaccel.errors import FrameworkError
 from anyaccel.plugin_loader import own_distribution
+from anyaccel.plugin_testing import TinyBackend, plugin_module
 from anyaccel.printable import printable
 from anyaccel.registry import registry
-from anyaccel.testing.fake_plugins import plugin_module
-from anyaccel.testing.tiny import TinyBackend
 
 
 def parse_json(text: str) -> object:

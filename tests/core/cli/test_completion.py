@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
+from anyaccel.plugin_testing import TinyBackend, plugin_module, write_distribution
 from anyaccel.registry import registry
-from anyaccel.testing.fake_plugins import plugin_module, write_distribution
-from anyaccel.testing.tiny import TinyBackend
 
 
 def completions(spawn, line: str, **further: str) -> list[str]:

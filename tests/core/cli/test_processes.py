@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anyaccel.testing.fake_plugins import write_distribution
+from anyaccel.plugin_testing import write_distribution
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|38|9[0-7])[;\dm]")
 

@@ -11,8 +11,8 @@ from anyaccel import FeatureSet, SequentialMLP
 from anyaccel.adapter import VjpResult
 from anyaccel.device import Device
 from anyaccel.numpy_backend import Module, NumpyBackend, simulate
+from anyaccel.plugin_testing import plugin_module
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import plugin_module
 
 
 @pytest.fixture(autouse=True)

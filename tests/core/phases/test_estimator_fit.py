@@ -15,7 +15,7 @@ from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -12,10 +12,9 @@ import anyaccel as aa
 from anyaccel.backend import DeviceInfo
 from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.plugin_testing import TinyBackend, plugin_module
 from anyaccel.registry import Registry
 from anyaccel.requests import RequestedAccelerator, machine_of
-from anyaccel.testing.fake_plugins import plugin_module
-from anyaccel.testing.tiny import TinyBackend
 
 
 class Cards(TinyBackend):

@@ -15,14 +15,12 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.precision import ComputesPrecision
 from anyaccel.replicas import ShardParameters
 from anyaccel_jax.compute import JaxCompute, JaxMemoryFigures, JaxPrecision
 from anyaccel_jax.device_info import JaxExpectedDevices
 from anyaccel_jax.exchange import JaxExchange
-from anyaccel_jax.health_checks import JaxHealthChecks
 from anyaccel_jax.memory import JaxMemory
 from anyaccel_jax.sharding import JaxSharding
 
@@ -54,7 +52,7 @@ class JaxBackend(JaxExchange, JaxCompute):
         DeviceReplicas: lazy("anyaccel_jax.device_replicas:JaxReplicas"),
         ShardParameters: JaxSharding,
         ExpectedDevices: JaxExpectedDevices,
-        HealthChecks: JaxHealthChecks,
+        "anyaccel_devtools.HealthChecks": lazy("anyaccel_jax.health_checks:JaxHealthChecks"),
     }
 
     def devices(self) -> Sequence[Device]:

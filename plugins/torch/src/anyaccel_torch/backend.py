@@ -19,14 +19,12 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices
 from anyaccel.planner import OffloadModels
 from anyaccel.precision import ComputesPrecision
 from anyaccel.replicas import ShardParameters
 from anyaccel_torch.compute import TorchCompute, TorchWeightFiles
 from anyaccel_torch.exchange import TorchExchange
-from anyaccel_torch.health_checks import TorchHealthChecks
 from anyaccel_torch.installed_build import TorchExpectedDevices
 from anyaccel_torch.memory import TorchMemory
 from anyaccel_torch.settings import TorchSettings
@@ -57,7 +55,7 @@ class TorchBackend(TorchExchange, TorchCompute):
         ShardParameters: TorchSharding,
         OffloadModels: lazy("anyaccel_torch.big_models.node_offload:TorchOffload"),
         ExpectedDevices: TorchExpectedDevices,
-        HealthChecks: TorchHealthChecks,
+        "anyaccel_devtools.HealthChecks": lazy("anyaccel_torch.health_checks:TorchHealthChecks"),
     }
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:
