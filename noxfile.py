@@ -25,6 +25,8 @@ FRAMEWORKS = (
     *("torch", "tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "mlx", "cupy"),
     *("tensorboard", "wandb"),
 )
+# The distributions of features: they work with any framework, and are tested with NumPy and those of TESTED_WITH.
+FEATURES = [name for name in ("devtools", "distributed", "offload", "resources", "sklearn") if name in PLUGINS]
 CORE = ("--editable", "core")
 GROUPS = nox.project.load_toml("pyproject.toml")
 SUPPORTED = nox.project.python_versions(nox.project.load_toml("core/pyproject.toml"))
@@ -115,8 +117,8 @@ CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_coun
 
 
 def group(*names: str) -> tuple[str, ...]:
-    """The requirements of dependency groups of the root's pyproject.toml."""
-    return nox.project.dependency_groups(GROUPS, *names)
+    """The requirements of dependency groups of the root's pyproject.toml; a feature without a framework has none."""
+    return nox.project.dependency_groups(GROUPS, *(name for name in names if name not in FEATURES))
 
 
 def published(plugin: str) -> dict[str, Any]:
@@ -128,7 +130,7 @@ def published(plugin: str) -> dict[str, Any]:
 
 def has_backend(plugin: str) -> bool:
     """Whether a plugin has a backend, and so publishes a Subject for the kit; the others are of hooks alone."""
-    return "anyaccel.conformance" in published(plugin)["entry-points"]
+    return "anyaccel.conformance" in published(plugin)["entry-points"] and plugin not in FEATURES
 
 
 def with_siblings(*plugins: str) -> list[str]:
@@ -488,6 +490,21 @@ def site(session: nox.Session) -> None:
     """Build the site alone, into docs/_build/html."""
     install_docs(session)
     session.log(f"built: {build_site(session) / 'index.html'}")
+
+
+@nox.session(python=False)
+def bump(session: nox.Session) -> None:
+    """Give every distribution the version after `--`, and let each require it of the others."""
+    number = (
+        session.posargs[0] if session.posargs else nox.project.load_toml("core/pyproject.toml")["project"]["version"]
+    )
+    for file in (ROOT / "core/pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")):
+        text = file.read_text("utf-8")
+        text = re.sub(r'^version = ".+"$', f'version = "{number}"', text, flags=re.MULTILINE)
+        file.write_text(re.sub(r'"(anyaccel[\w-]*)==[^"]+"', rf'"\1=={number}"', text), "utf-8")
+    source = ROOT / "core/src/anyaccel/version.py"
+    text = source.read_text("utf-8")
+    source.write_text(re.sub(r'^__version__ = ".+"$', f'__version__ = "{number}"', text, flags=re.MULTILINE), "utf-8")
 
 
 @nox.session(python=MAIN)

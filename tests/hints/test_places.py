@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel import hookimpl
+from anyaccel import distributions, hookimpl
 from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import DeviceInfo
+from anyaccel.capability import capability_name
 from anyaccel.cli.conform import find_plugin
+from anyaccel.distributions import CAPABILITIES
 from anyaccel.errors import CapabilityError, StateError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.capabilities import NumpyPrecision, NumpyTransfers
@@ -31,7 +33,7 @@ from anyaccel.registry import Registry
 from anyaccel.replicas.launch_options import find_launcher
 from anyaccel.requests import RequestedAccelerator, machine_of
 from anyaccel.testing import Subject
-from anyaccel.testing.fake_plugins import entry, plugin_module, write_distribution
+from anyaccel.testing.fake_plugins import entry, write_distribution
 from anyaccel.testing.subject_selection import select_subject
 from anyaccel.testing.tiny import TinyBackend
 
@@ -354,22 +356,15 @@ def test_variables_of_simulations(hint: Any) -> None:
 
 
 def test_two_plugins_that_bring_one_capability(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    strangers = [
-        entry(name, plugin_module(name, capabilities=lambda backend: {LeavesContexts: Leaves}))
-        for name in ("one", "two")
-    ]
+    name = f"numpy.{capability_name(LeavesContexts)}"
+    strangers = [entry(name, lambda: Leaves, distribution) for distribution in ("one", "two")]
+    monkeypatch.setattr(distributions, "entry_points", lambda group: strangers if group == CAPABILITIES else ())
     backend = NumpyBackend()
-    monkeypatch.setenv("ANYACCEL_PLUGINS", "one,two")
-    Registry(lambda: backend, lambda: strangers).load()
-    with hint("uninstall one, or leave it out with {}"):
+    Registry(lambda: backend, lambda: ()).load()
+    with hint("uninstall one"):
         backend.capability(LeavesContexts)
-    monkeypatch.setenv("ANYACCEL_PLUGINS", "two")  # uninstall one, or leave it out
-    Registry(lambda: backend, lambda: strangers).load()
+    del strangers[0]  # uninstall one
     assert isinstance(backend.capability(LeavesContexts), Leaves)
-
-
-def bring_leaves(backend: Any) -> dict[type, Any]:
-    return {LeavesContexts: Leaves}
 
 
 class Leaves(LeavesContexts):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from importlib.metadata import entry_points, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import anyaccel
+from anyaccel.distributions import OFFERED, load
+from anyaccel.install_hints import DISTRIBUTIONS
 
 
 def projects(root: Path) -> dict[str, dict[str, Any]]:
@@ -35,15 +40,42 @@ def test_no_distribution_loads_itself_into_every_pytest_run(root: Path) -> None:
 
 
 def test_published_requirements_are_wide(root: Path) -> None:
+    """But for those of anyaccel's own distributions, which go together."""
     for folder, project in projects(root).items():
-        assert not [each for each in project["dependencies"] if "==" in each], folder
+        others = [each for each in project["dependencies"] if not each.startswith("anyaccel")]
+        assert not [each for each in others if "==" in each], folder
 
 
-def test_plugins_require_one_minor_version_of_core(root: Path) -> None:
-    major, minor, *_ = (int(part) for part in version("anyaccel").split(".")[:2])
-    requirement = f"anyaccel>={major}.{minor},<{major}.{minor + 1}"
+def test_all_distributions_have_one_version_and_require_it_of_each_other(root: Path) -> None:
     for folder, project in projects(root).items():
-        assert folder == "core" or requirement in project["dependencies"], folder
+        assert project["version"] == version("anyaccel"), folder
+        extras = project.get("optional-dependencies", {}).values()
+        required = [each for each in (*project["dependencies"], *chain(*extras)) if each.startswith("anyaccel")]
+        assert all(each.endswith(f"=={project['version']}") for each in required), folder
+        assert folder == "core" or f"anyaccel=={project['version']}" in required, folder
+
+
+def test_every_distribution_is_known_to_core(root: Path) -> None:
+    assert {project["name"] for project in projects(root).values()} - {"anyaccel"} <= DISTRIBUTIONS
+
+
+@pytest.mark.parametrize("group", OFFERED)
+def test_core_knows_what_each_of_its_distributions_offers(root: Path, group: str) -> None:
+    """For the message where one is not installed."""
+    offered = {
+        project["name"]: set(project["entry-points"][group])
+        for project in projects(root).values()
+        if group in project.get("entry-points", {})
+    }
+    assert {home: set(names.split()) for home, names in OFFERED[group].items()} == offered
+    for name in set().union(*offered.values()):
+        assert load(group, name) is not None
+
+
+def test_all_brings_every_feature_and_no_framework(root: Path) -> None:
+    features = {home for names in OFFERED.values() for home in names}
+    extras = projects(root)["core"]["optional-dependencies"]
+    assert {each.partition("==")[0] for each in extras.get("all", [])} == features
 
 
 def test_every_distribution_carries_the_license(root: Path) -> None:
@@ -55,7 +87,8 @@ def test_every_distribution_carries_the_license(root: Path) -> None:
 
 def test_every_plugin_has_its_framework_pinned_for_tests(root: Path) -> None:
     groups = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
-    plugins = {folder.removeprefix("plugins/") for folder in projects(root)} - {"core"}
+    features = {home.removeprefix("anyaccel-") for names in OFFERED.values() for home in names}
+    plugins = {folder.removeprefix("plugins/") for folder in projects(root)} - {"core", *features}
     assert plugins <= groups.keys()
     assert all("==" in each for name in plugins for each in groups[name])
 

@@ -1,17 +1,21 @@
 """anyaccel: one device layer for models of any machine-learning framework, and graphs that train across frameworks.
 
 Importing this package imports no framework, plugin, NumPy or Arrow, and does not look for plugins: each public name is
-imported on first use. The modules beside this file are the kernel, which is all that `place` and `move` need.
+imported on first use, names of anyaccel's other distributions from these. The modules beside this file are the kernel,
+which is all that `place` and `move` need.
 """
 
 from __future__ import annotations
 
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
+from anyaccel import distributions as _distributions
 from anyaccel.extensions import extend as _extend
 from anyaccel.lazy_attributes import lazy_attributes as _lazy_attributes
+from anyaccel.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from anyaccel import errors as errors
@@ -98,8 +102,6 @@ if TYPE_CHECKING:
     from anyaccel.transfer_ledger import ledger as ledger
     from anyaccel.transfer_ledger import no_transfers as no_transfers
 
-__version__ = "0.1.0"
-
 _NAMES = {
     "accelerator": "Accelerator",
     "backend": "AsyncCopy Backend CompileEstimate Compute Exchange Memory MultiStepProgram Program",
@@ -152,8 +154,23 @@ _OTHER_NAMES = {
     "device_count": "write len(devices('gpu'))",
     "nn": "build models in their frameworks, or use SequentialMLP and SequentialCNN",
 }
-_attribute, __dir__ = _lazy_attributes(__name__, _MODULES, _OTHER_NAMES)
+_attribute, _ = _lazy_attributes(__name__, _MODULES, _OTHER_NAMES)
 
 
 def __getattr__(name: str) -> _Any:
-    return _import_module("anyaccel.errors") if name == "errors" else _attribute(name)
+    if name == "errors":
+        return _import_module("anyaccel.errors")
+    if name not in _MODULES and name not in _OTHER_NAMES and not name.startswith("_"):
+        value = _distributions.load(_distributions.NAMES, name)
+        if value is not None:
+            globals()[name] = value
+            return value
+    return _attribute(name)
+
+
+def __dir__() -> list[str]:
+    """The names of core, and of what is installed beside it."""
+    return sorted({*__all__, *(entry.name for entry in _distributions.entry_points(_distributions.NAMES))})
+
+
+_sys.meta_path.insert(0, _distributions.MovedModules)

@@ -18,6 +18,7 @@ import numpy as np
 
 from anyaccel.capability import Capabilities as Capabilities
 from anyaccel.capability import Capability as Capability
+from anyaccel.capability import capability_name
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.program import CompileEstimate as CompileEstimate
@@ -45,6 +46,10 @@ class DeviceInfo:
 Kind = TypeVar("Kind")
 
 
+def _derives(key: type[Any] | str, kind: type[Any]) -> bool:
+    return isinstance(key, type) and issubclass(key, kind)
+
+
 class Backend(ABC):
     """One framework on one or more kinds of device. A plugin's `backends()` hook returns the instances.
 
@@ -64,7 +69,8 @@ class Backend(ABC):
     capabilities: ClassVar[Capabilities] = {}
     """Capability classes (`Memory`), each with what makes the object from the backend: a class derived from it.
 
-    A derived backend inherits them, or has others: `{**TorchBackend.capabilities, Memory: ChipMemory}`.
+    A class of a package that need not be installed is named by text: `"anyaccel_offload.OffloadModels"`. A derived
+    backend inherits them, or has others: `{**TorchBackend.capabilities, Memory: ChipMemory}`.
     """
     brought: Callable[[Backend, type[Any]], Any] | None = None
     """Gives capabilities that other plugins bring; the registry sets it."""
@@ -73,17 +79,18 @@ class Backend(ABC):
     def capability(self, kind: type[Kind]) -> Kind | None:
         """The object that implements a capability for this backend, always the same one; None without it.
 
-        The backend's own comes first, then one that another plugin brings by its hook `capabilities`. Not for steps:
-        ask once, when something is built.
+        The backend's own comes first, then one that another plugin brings by an entry point of the group
+        `anyaccel.capabilities`. Not for steps: ask once, when something is built.
 
         Raises:
-            PluginError: two other plugins bring it.
+            PluginError: two other plugins bring it, or the one that does is broken.
         """
-        made: dict[type[Any], Any] = self.__dict__.setdefault("_made_capabilities", {})
+        made: dict[type[Any] | str, Any] = self.__dict__.setdefault("_made_capabilities", {})
         if kind not in made:
             if isinstance(self, kind):
                 return self
-            declared = next((declared for declared in self.capabilities if issubclass(declared, kind)), None)
+            named = capability_name(kind)
+            declared = next((key for key in self.capabilities if key == named or _derives(key, kind)), None)
             if declared is None:
                 return None if self.brought is None else self.brought(self, kind)
             made.setdefault(kind, made.get(declared) or made.setdefault(declared, self.capabilities[declared](self)))

@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-Capabilities = Mapping[type[Any], Callable[[Any], Any]]
-"""Capability classes, each with what makes the object from the backend: a class derived from it, or a function."""
+Capabilities = Mapping[type[Any] | str, Callable[[Any], Any]]
+"""Capability classes, each with what makes the object from the backend: a class derived from it, or a function.
+
+A class of a package that need not be installed is named by text, `"PACKAGE.CLASS"`.
+"""
 
 
 class Capability(ABC):  # noqa: B024 - those of each kind have abstract methods
     """An object that does one thing for a backend, and is made from it when it is first asked for.
 
-    A class derived from a capability is entered in `Backend.capabilities`, or given by the hook `capabilities`.
+    A class derived from a capability is entered in `Backend.capabilities`, or is named by an entry point.
 
     Args:
         backend: whose capability it is, also an attribute.
@@ -31,3 +34,8 @@ def lazy(reference: str) -> Callable[[Any], Any]:
     """
     module, _, name = reference.partition(":")
     return lambda backend: getattr(import_module(module), name)(backend)
+
+
+def capability_name(kind: type[Any]) -> str:
+    """The text that names a capability class without importing it: `"PACKAGE.CLASS"`."""
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

@@ -1,8 +1,7 @@
 """Extensions: what one module adds to another that does not know it, registered under the name of a point.
 
 A module that can be extended asks for `extensions("POINT")`. Who extends it registers an object when it is imported, or
-is registered by name in `anyaccel/__init__.py` and imported when it is first asked for; what is not installed extends
-nothing.
+is named by an entry point `POINT` of the group `anyaccel.extension_points` and imported when it is first asked for.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import threading
 from importlib import import_module
 from typing import Any
+
+from anyaccel.distributions import EXTENSIONS, entry_points, loaded
 
 _registered: dict[str, list[Any]] = {}
 _lock = threading.Lock()
@@ -37,4 +38,4 @@ def extensions(point: str) -> list[Any]:
             if reference in registered:  # or another thread, or what was imported, has asked meanwhile
                 position = registered.index(reference)
                 registered[position : position + 1] = found
-    return registered
+    return [*registered, *(loaded(entry) for entry in entry_points(EXTENSIONS) if entry.name == point)]

@@ -24,15 +24,6 @@ def backends() -> Iterable[Any]:  # type: ignore[empty-body]
 
 
 @hookspec
-def capabilities(backend: Any) -> Mapping[type[Any], Callable[[Any], Any]]:  # type: ignore[empty-body]
-    """What the plugin brings for a backend of another plugin, as `Backend.capabilities` says it; `{}` for none.
-
-    Called once for each backend, when it is first asked for a capability that it lacks: its own come first. Two
-    plugins that bring the same one are an error where it is asked for.
-    """
-
-
-@hookspec
 def policies() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """The plugin's placement policies by name; a policy is used only by phases with `policy="NAME"`.
 

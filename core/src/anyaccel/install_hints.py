@@ -1,4 +1,4 @@
-"""Which distribution to install for a known framework that no plugin runs yet.
+"""Which distribution to install: anyaccel's own, and the plugin of a known framework that no plugin runs yet.
 
 Besides the device aliases, this is the only place in core that names frameworks.
 """
@@ -12,6 +12,12 @@ from pathlib import Path
 _ROOTS = {"torch": "torch pytorch", "tensorflow": "tensorflow tf keras", "jax": "jax jaxlib flax optax equinox"}
 HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots.split()}
 """By top-level module of a class, or another name of a framework: the framework, and its plugin's distribution."""
+
+_FEATURES = ("devtools", "distributed", "offload", "resources", "sklearn", "tensorboard", "ray")
+DISTRIBUTIONS = frozenset(
+    {*(distribution for _, distribution in HINTS.values()), "anyaccel-mps", *(f"anyaccel-{name}" for name in _FEATURES)}
+)
+"""anyaccel's own distributions beside core; all have the same version."""
 
 
 def hint_of(cls: type) -> tuple[str, str, str] | None:
@@ -32,8 +38,8 @@ def distribution_for(framework: str) -> str:
 
 
 def install_line(distribution: str) -> str:
-    """How to install a distribution; the plugins of this project come from its repository until they are on PyPI."""
-    if distribution not in (name for _, name in HINTS.values()):
+    """How to install a distribution; those of anyaccel come from its repository until they are on PyPI."""
+    if distribution not in DISTRIBUTIONS:
         return f"python -m pip install {distribution}"
     folder = Path("plugins", distribution.removeprefix("anyaccel-"))
     here = Path(__file__).parents[3] / folder  # where core runs from a clone

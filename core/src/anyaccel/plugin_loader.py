@@ -24,6 +24,7 @@ from anyaccel import hookspecs
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.capability import Capability
 from anyaccel.device import Device
+from anyaccel.distributions import check_version, entry_points
 from anyaccel.errors import AnyaccelError, ConfigError, PluginError
 from anyaccel.printable import printable
 
@@ -115,7 +116,7 @@ def check_hooks(plugin: Plugin, module: Any) -> None:
         PluginError: a hook lacks `@hookimpl`.
         pluggy.PluginValidationError: an unknown hook, or a hook with an unknown argument.
     """
-    for hook in ("backends", "capabilities", "policies"):
+    for hook in ("backends", "policies"):
         function = getattr(module, hook, None)
         if function is not None and not hasattr(function, f"{hookspecs.PROJECT}_impl"):
             problem = f"{hook}() of plugin {plugin.name} has no @hookimpl and would be ignored"
@@ -126,9 +127,10 @@ def check_hooks(plugin: Plugin, module: Any) -> None:
 
 
 def check_contract(plugin: Plugin, module: Any) -> None:
-    """Raise PluginError for a module that offers backends or capabilities, and not for this version of the contract."""
+    """Raise PluginError for a module that offers backends, and not for this version of the contract or of core."""
+    check_version(plugin.distribution, plugin.version)
     declared, current = getattr(module, "contract", None), hookspecs.CONTRACT
-    if declared == current or not any(hasattr(module, hook) for hook in ("backends", "capabilities")):
+    if declared == current or not hasattr(module, "backends"):
         return
     if isinstance(declared, int) and declared > current:
         problem = f"plugin {plugin.name} is written for contract {declared}, and this anyaccel has contract {current}"
@@ -153,11 +155,12 @@ def check_backends(plugin: Plugin) -> None:
             hint = f"enter a class of its own in capabilities = {{{bases[0]}: ...}}; {_PAGE}"
             raise _refused(plugin, problem, hint)
         declared = backend.capabilities
-        if not isinstance(declared, Mapping) or not all(_is_capability(kind) for kind in declared):
+        if not isinstance(declared, Mapping) or not all(map(_is_capability, declared)):
             problem = f"plugin {plugin.name} offers a backend with capabilities={declared!r:.200}"
             hint = f"write capabilities = {{Memory: ChipMemory}}; {_PAGE}"
             raise _refused(plugin, problem, hint)
-        left = [name for kind in declared for name in vars(kind) if name[0] != "_" and hasattr(backend, name)]
+        classes = [kind for kind in declared if isinstance(kind, type)]
+        left = [name for kind in classes for name in vars(kind) if name[0] != "_" and hasattr(backend, name)]
         if left:
             problem = f"plugin {plugin.name} offers {type(backend).__name__} with {left[0]}, which a capability has"
             hint = f"move it into the class that capabilities names; {_PAGE}"
@@ -177,6 +180,8 @@ _PAGE = "see docs/how-to/migrate-plugins.md"
 
 
 def _is_capability(kind: Any) -> bool:
+    if isinstance(kind, str):  # of a package that need not be installed
+        return kind.count(".") == 1 and all(map(str.isidentifier, kind.split(".")))
     return isinstance(kind, type) and issubclass(kind, Capability)
 
 
@@ -297,10 +302,8 @@ def announce_waiting(name: str) -> Iterator[None]:
 
 
 def installed() -> Iterable[EntryPoint]:
-    """The entry points of installed distributions; the only place that scans for them."""
-    from importlib.metadata import entry_points
-
-    return entry_points(group=GROUP)
+    """The entry points of the plugins of installed distributions."""
+    return entry_points(GROUP)
 
 
 def plugin_of(entry: EntryPoint) -> Plugin:

@@ -6,7 +6,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,7 +14,9 @@ import pluggy
 
 from anyaccel import plugin_loader as loader
 from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange, Memory
+from anyaccel.capability import capability_name
 from anyaccel.device import Device
+from anyaccel.distributions import CAPABILITIES, loaded, named
 from anyaccel.errors import (
     AmbiguousOwnerError,
     CapabilityError,
@@ -32,9 +34,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _UNBROKEN = True  # see `interrupts`
-Offer = tuple[Plugin, type[Any], Callable[[Any], Any]]
-"""A capability, the plugin that brings it, and what makes its object."""
-
 _PLAIN = frozenset({str, bytes, bool, int, float, complex, type(None), dict, list, tuple})  # of no framework
 
 
@@ -85,8 +84,7 @@ class Registry:
         self._table: dict[tuple[str, str], Backend] = {}
         self._served: dict[int, tuple[Backend, bool]] = {}  # by id: those of the table, and whether `owns` is asked
         self.policies: dict[str, tuple[Plugin, Callable[..., Any]]] = {}
-        self._offers: dict[int, list[Offer]] = {}  # by id of a backend: capabilities that other plugins bring for it
-        self._made: dict[tuple[int, type[Any]], Any] = {}  # the objects of these
+        self._made: dict[tuple[int, str], Any] = {}  # by backend and name: capabilities that other plugins bring
         self._candidates: weakref.WeakKeyDictionary[type, list[tuple[Backend, bool]]] = weakref.WeakKeyDictionary()
         self._hooks = loader.new_hooks()
 
@@ -152,49 +150,25 @@ class Registry:
         served = set(map(id, self._table.values()))
         self._served = {key: entry for key, entry in {**self._served, **entries}.items() if key in served}
         self._candidates.clear()
-        self._offers.clear()
         for backend in plugin.backends:
             backend.brought = self.brought
 
     def brought(self, backend: Backend, kind: type[Any]) -> Any:
-        """The capability that another plugin brings for a backend by the hook `capabilities`; None where none does.
+        """The capability that another plugin brings for a backend by an entry point; None where none does.
 
         Raises:
-            PluginError: two plugins bring it.
+            PluginError: two plugins bring it, or the one that does is broken.
         """
-        self.load()
+        name = f"{backend.framework}.{capability_name(kind)}"
         with self._lock:
-            if id(backend) not in self._offers:
-                self._offers[id(backend)] = list(self._offered_for(backend))
-            offers = [offer for offer in self._offers[id(backend)] if issubclass(offer[1], kind)]
-            if not offers:
-                return None
-            plugin, declared, make = offers[0]
-            rival = next((other for other, _, _ in offers if other is not plugin), None)
-            if rival is not None:
-                problem = f"{plugin} and {rival} both bring the capability {kind.__name__} for {backend.framework}"
-                raise PluginError(problem, hint=f"uninstall one, or leave it out with {loader.SWITCH}")
-            if (id(backend), declared) not in self._made:
-                made = make(backend)
-                if not isinstance(made, declared):
-                    plugin.add_fault(f"its capability {declared.__name__}", f"for {backend.framework} is {made!r:.200}")
-                    return None
-                self._made[id(backend), declared] = made
-            return self._made[id(backend), declared]
-
-    def _offered_for(self, backend: Backend) -> Iterator[Offer]:
-        for hook in self._hooks.hook.capabilities.get_hookimpls():
-            plugin, fault = self._plugins[hook.plugin_name], ""
-            try:
-                answer = hook.function(*[backend for _ in hook.argnames])
-                if isinstance(answer, Mapping) and all(isinstance(kind, type) for kind in answer):
-                    yield from ((plugin, kind, make) for kind, make in answer.items())
-                    continue
-                fault = f"returned {answer!r:.200}, not a dict of capability classes"
-            except BaseException as error:
-                loader.raise_interrupt(error)
-                fault = f"raised {type(error).__name__}: {error}"
-            plugin.add_fault(f"capabilities() for the backend of {backend.framework}", fault)
+            if (id(backend), name) not in self._made:
+                entry = named(CAPABILITIES, name)
+                made = None if entry is None else loaded(entry)(backend)
+                if made is not None and not isinstance(made, kind):
+                    problem = f"the entry point {name} gives {made!r:.200}, which is no {kind.__name__}"
+                    raise PluginError(problem, hint=f"update or uninstall {entry.value.partition('.')[0]}")  # type: ignore[union-attr]
+                self._made[id(backend), name] = made
+            return self._made[id(backend), name]
 
     def _plugin_of(self, backend: Backend | None) -> Plugin | None:
         return next((p for p in self._plugins.values() if any(own is backend for own in p.backends)), None)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import anyaccel as aa
+from anyaccel import distributions
 from anyaccel import registry as registry_module
 from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, read_trace, write_trace
 from anyaccel.backend import Memory, MemoryInfo, capabilities
+from anyaccel.capability import Capability, capability_name
 from anyaccel.device import Device
+from anyaccel.distributions import CAPABILITIES
 from anyaccel.errors import CapabilityError, PluginError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
@@ -104,111 +108,81 @@ def test_a_derived_backend_inherits_overrides_and_leaves_out() -> None:
 # -- brought by another plugin ----------------------------------------------------------------------------------------
 
 
-def bringing(name: str, kind: type, make: object) -> object:
-    """The entry point of a plugin that brings a capability for the framework `tiny`."""
-    brings = lambda backend: {kind: make} if backend.framework == "tiny" else {}  # noqa: E731
-    return entry(name, plugin_module(name, capabilities=brings), f"anyaccel-{name}")
+@pytest.fixture
+def bring(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Installs the entry point of a distribution that brings a capability for the framework `tiny`."""
+    entries: list[object] = []
+    monkeypatch.setattr(distributions, "entry_points", lambda group: entries if group == CAPABILITIES else ())
+
+    def install(kind: type, make: object, distribution: str = "anyaccel-stranger") -> None:
+        entries.append(entry(f"tiny.{capability_name(kind)}", lambda: make, distribution))
+
+    return install
 
 
-def offering(backend: TinyBackend) -> object:
-    return entry("tiny", plugin_module("tiny", backends=lambda: [backend]), "anyaccel-tiny")
+def loaded_tiny(backend: TinyBackend) -> TinyBackend:
+    Registry(NumpyBackend, lambda: [entry("tiny", plugin_module("tiny", backends=lambda: [backend]))]).load()
+    return backend
 
 
-def test_a_plugin_brings_a_capability_for_the_framework_of_another() -> None:
-    backend = TinyBackend("tiny")
-    known = Registry(NumpyBackend, lambda: [offering(backend), bringing("stranger", Memory, Counted)])
-    known.load()
+def test_a_plugin_brings_a_capability_for_the_framework_of_another(bring: Callable[..., None]) -> None:
+    bring(Memory, Counted)
+    backend = loaded_tiny(TinyBackend("tiny"))
     memory = backend.capability(Memory)
     assert isinstance(memory, Counted)
     assert memory.backend is backend
     assert backend.capability(Memory) is memory
     assert backend.capability(ProfilesSteps) is None
-    assert not any(plugin.is_broken for plugin in known.plugins)
 
 
-def test_it_is_asked_once_for_a_backend_and_only_where_something_is_lacking() -> None:
-    asked = []
-
-    def brings(backend: object) -> dict:
-        asked.append(backend)
-        return {}
-
-    tiny, counting = TinyBackend("tiny"), Counting("counting")
-    module = plugin_module("stranger", capabilities=brings)
-    known = Registry(
-        NumpyBackend,
-        lambda: [
-            offering(tiny),
-            entry("more", plugin_module("m", backends=lambda: [counting])),
-            entry("stranger", module),
-        ],
-    )
-    known.load()
-    assert counting.capability(Memory) is not None
-    assert asked == []
-    for kind in (Memory, ProfilesSteps, Memory):
-        assert tiny.capability(kind) is None
-    assert asked == [tiny]
+def test_one_that_cannot_serve_a_backend_gives_none(bring: Callable[..., None]) -> None:
+    bring(Memory, lambda backend: None)
+    assert loaded_tiny(TinyBackend("tiny")).capability(Memory) is None
 
 
-def test_the_own_one_comes_first() -> None:
-    backend = Counting("tiny")
-    known = Registry(NumpyBackend, lambda: [offering(backend), bringing("stranger", Memory, Other)])
-    known.load()
-    assert type(backend.capability(Memory)) is Counted
+def test_the_own_one_comes_first(bring: Callable[..., None]) -> None:
+    bring(Memory, Other)
+    assert type(loaded_tiny(Counting("tiny")).capability(Memory)) is Counted
 
 
-def test_two_that_bring_the_same_are_an_error_that_names_both() -> None:
-    backend = TinyBackend("tiny")
-    strangers = [
-        bringing("one", Memory, Counted),
-        bringing("two", Memory, Other),
-        bringing("three", ProfilesSteps, Other),
-    ]
-    known = Registry(NumpyBackend, lambda: [offering(backend), *strangers])
-    known.load()
+def test_two_that_bring_the_same_are_an_error_that_names_both(bring: Callable[..., None]) -> None:
+    bring(Memory, Counted, "anyaccel-one")
+    bring(Memory, Other, "anyaccel-two")
+    bring(ProfilesSteps, Other, "anyaccel-three")
     with pytest.raises(PluginError) as caught:
+        loaded_tiny(TinyBackend("tiny")).capability(Memory)
+    name = "'tiny.anyaccel.Memory'"
+    assert caught.value.problem == f"anyaccel-one 0.1 and anyaccel-two 0.1 both offer {name} in anyaccel.capabilities"
+    assert caught.value.hint == "uninstall one"
+
+
+def test_a_broken_one_is_an_error_where_it_is_asked_for_and_others_go_on(bring: Callable[..., None]) -> None:
+    bring(Memory, lambda backend: 7)
+    bring(ProfilesSteps, lambda backend: Profiler(backend))
+    backend = loaded_tiny(TinyBackend("tiny"))
+    with pytest.raises(PluginError, match=r"the entry point tiny\.anyaccel\.Memory gives 7, which is no Memory"):
         backend.capability(Memory)
-    assert caught.value.problem == (
-        "one (anyaccel-one 0.1) and two (anyaccel-two 0.1) both bring the capability Memory for tiny"
-    )
-    assert caught.value.hint == "uninstall one, or leave it out with ANYACCEL_PLUGINS"
-
-
-def test_a_plugin_that_is_registered_later_brings_too() -> None:
-    backend = TinyBackend("tiny")
-    known = Registry(NumpyBackend, lambda: [offering(backend)])
-    known.load()
-    assert backend.capability(Memory) is None
-    known.register(plugin_module("late", capabilities=lambda backend: {Memory: Counted}), "late")
-    assert isinstance(backend.capability(Memory), Counted)
-
-
-@pytest.mark.parametrize(
-    ("brings", "cause"),
-    [
-        (lambda backend: 1 / 0, "capabilities() for the backend of tiny raised ZeroDivisionError: division by zero"),
-        (lambda backend: [Memory], "returned [<class 'anyaccel.backend.Memory'>], not a dict of capability classes"),
-        (lambda backend: None, "returned None, not a dict of capability classes"),
-        (lambda backend: {"memory": Counted}, "not a dict of capability classes"),
-        (lambda backend: {Memory: lambda backend: 7}, "its capability Memory for tiny is 7"),
-    ],
-)
-def test_a_broken_one_is_remembered_and_others_go_on(brings: object, cause: str) -> None:
-    backend = TinyBackend("tiny")
-    known = Registry(
-        NumpyBackend,
-        lambda: [
-            offering(backend),
-            entry("broken", plugin_module("broken", capabilities=brings)),
-            bringing("sound", ProfilesSteps, lambda backend: Profiler(backend)),
-        ],
-    )
-    known.load()
-    assert backend.capability(Memory) is None
     assert isinstance(backend.capability(ProfilesSteps), Profiler)
-    (fault,) = [plugin.cause for plugin in known.plugins if plugin.is_broken]
-    assert cause in fault
+
+
+class Named(TinyBackend):
+    """Has a capability of a package that need not be installed."""
+
+    capabilities = {"a_feature.Feature": lambda backend: Feature(backend)}
+
+
+class Feature(Capability):
+    """As if it were in the package `a_feature`."""
+
+
+Feature.__module__ = "a_feature.of_something"
+
+
+def test_a_capability_is_named_by_text_where_its_package_need_not_be_installed() -> None:
+    backend = loaded_tiny(Named("tiny"))
+    assert isinstance(backend.capability(Feature), Feature)
+    assert backend.capability(Feature) is backend.capability(Feature)
+    assert backend.capability(Memory) is None
 
 
 class Profiler(ProfilesSteps):
@@ -231,24 +205,16 @@ class Profiler(ProfilesSteps):
 _STRANGER = """
 from contextlib import contextmanager
 
-from anyaccel import hookimpl
-
-contract = 2
+from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, write_trace
 
 
-@hookimpl
-def capabilities(backend):
-    from anyaccel.adapter.step_profiler import ProfilesSteps, SpanRecorder, write_trace
-
-    class Profiler(ProfilesSteps):
-        @contextmanager
-        def profile_steps(self, path, nodes, devices):
-            recorder = SpanRecorder()
-            with recorder.span(f"the stranger profiles {self.backend.framework}"):
-                yield recorder.span
-            write_trace(path, recorder.events)
-
-    return {ProfilesSteps: Profiler} if backend.framework == "numpy" else {}
+class Profiler(ProfilesSteps):
+    @contextmanager
+    def profile_steps(self, path, nodes, devices):
+        recorder = SpanRecorder()
+        with recorder.span(f"the stranger profiles {self.backend.framework}"):
+            yield recorder.span
+        write_trace(path, recorder.events)
 """
 
 
@@ -261,12 +227,12 @@ def test_core_profiles_numpy_by_the_installed_plugin_of_a_stranger(
     write_distribution(
         tmp_path / "site",
         "stranger",
-        entry_points={"stranger": "stranger_plugin"},
+        entry_points={"numpy.anyaccel.ProfilesSteps": "stranger_plugin:Profiler"},
         modules={"stranger_plugin": _STRANGER},
+        group="anyaccel.capabilities",
     )
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(registry_module, "_registry", [Registry(WithoutProfiler)])
-    monkeypatch.setenv("ANYACCEL_PLUGINS", "stranger")
     data = aa.FeatureSet.from_dict("data", {"x": [[0.0], [1.0]] * 8, "y": [[0.0], [1.0]] * 8}, ["x"], ["y"])
     graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(), data.reference())], optimizer=aa.Optimizer("sgd"))
     profile = aa.Profile((2, 4), folder=str(tmp_path / "traces"))

@@ -17,7 +17,8 @@ from anyaccel.cli import completion as shell_completion
 from anyaccel.cli.base_command import JSON, Command, PlainCommand, load_plugins_of
 from anyaccel.cli.checkpoint.commands import checkpoint
 from anyaccel.cli.plan_commands import device_map, estimate, explain, plan
-from anyaccel.errors import ConfigError
+from anyaccel.distributions import COMMANDS, entry_points, load
+from anyaccel.errors import ConfigError, PluginError
 
 _TIMEOUT = click.option(
     "--timeout",
@@ -55,7 +56,40 @@ def _version() -> str:
         return "not installed"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """The commands of core, and those of installed distributions, which are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(entry.name for entry in entry_points(COMMANDS))})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        try:
+            return load(COMMANDS, cmd_name)  # type: ignore[no-any-return]
+        except PluginError as error:
+            return _refusing(cmd_name, error)
+
+
+def _refusing(name: str, error: PluginError) -> click.Command:
+    """A command in place of one that is not installed or broken: it takes all arguments, and says so."""
+
+    @click.command(
+        name,
+        cls=PlainCommand,
+        short_help="Not usable here.",
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @JSON
+    def refuse(arguments: tuple[str, ...], as_json: bool) -> None:
+        raise error
+
+    return refuse
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="anyaccel")
 def group() -> None:
     """One device layer for every machine-learning framework.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 
+from anyaccel.distributions import entry_points
 from anyaccel.errors import ConfigError
 
 LAUNCHERS = "anyaccel.launchers"
@@ -57,7 +57,7 @@ def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | Non
     Raises:
         ConfigError: none of this name is installed.
     """
-    found = {entry.name: entry.load for entry in entry_points(group=LAUNCHERS)} if launchers is None else launchers
+    found = {entry.name: entry.load for entry in entry_points(LAUNCHERS)} if launchers is None else launchers
     if name not in found:
         raise ConfigError(
             f"no plugin here starts processes on {name!r}",

@@ -72,6 +72,8 @@ class FactTests(Subject):
     def test_capabilities_are_what_they_are_entered_as(self, backend: Backend) -> None:
         """Each class in `capabilities` gives an object of it, always the same one; none of them is a base."""
         for kind in backend.capabilities:
+            if isinstance(kind, str):  # of a package that may be missing; who has it tests it
+                continue
             assert issubclass(kind, Capability) and not isinstance(backend, kind)
             found = backend.capability(kind)
             assert isinstance(found, kind) and backend.capability(kind) is found

@@ -65,21 +65,28 @@ def entry(name: str, target: Any, distribution: str = "", version: str = "0.1") 
 
 
 def write_distribution(
-    folder: Path, name: str, *, entry_points: Mapping[str, str], modules: Mapping[str, str], version: str = "0.1"
+    folder: Path,
+    name: str,
+    *,
+    entry_points: Mapping[str, str],
+    modules: Mapping[str, str],
+    version: str = "0.1",
+    group: str = "anyaccel",
 ) -> None:
     """Write a distribution that `importlib.metadata` finds once `folder` is in `sys.path`, as an installer would.
 
     Args:
         folder: a folder that is, or will be, in `sys.path`.
         name: name of the distribution.
-        entry_points: values by name, in the group `anyaccel`.
+        entry_points: values by name.
         modules: sources by module name.
         version: version of the distribution.
+        group: the group of the entry points; plugins are in `anyaccel`.
     """
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
     lines = [f"{key} = {value}" for key, value in entry_points.items()]
-    info.joinpath("entry_points.txt").write_text("\n".join(["[anyaccel]", *lines, ""]), "utf-8")
+    info.joinpath("entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]), "utf-8")
     for module, source in modules.items():
         folder.joinpath(f"{module}.py").write_text(source, "utf-8")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import entry_points
 
 from anyaccel.backend import Backend
+from anyaccel.distributions import entry_points
 from anyaccel.plugin_loader import Plugin
 
 GROUP = "anyaccel.conformance"  # entry-point group in which plugins publish their Subjects
@@ -21,7 +21,7 @@ def published_subject(plugin: Plugin, backend: Backend) -> str:
     own = canonical_name(plugin.distribution)
     subjects = {
         entry.name: entry.value
-        for entry in entry_points(group=GROUP)
+        for entry in entry_points(GROUP)
         if entry.dist and canonical_name(entry.dist.name) == own
     }
     return next((subjects[name] for name in _entry_names(plugin, backend) if name in subjects), "")

@@ -1,0 +1,172 @@
+"""Distributions: what is installed beside core adds names, commands, settings and capabilities by entry points.
+
+Each group is a way to extend anyaccel; what an entry point names is imported when it is first asked for:
+
+- `anyaccel.names`: `NAME = "module:object"` or `"module"` gives `anyaccel.NAME`.
+- `anyaccel.commands`: `NAME = "module:command"`, a `click.Command`, gives `anyaccel NAME` in a terminal.
+- `anyaccel.settings`: `CLASS.NAME = "module:object"` gives an argument that core's signatures have and a feature uses.
+- `anyaccel.capabilities`: `FRAMEWORK.PACKAGE.CLASS = "module:class"` gives a backend a capability that it lacks.
+- `anyaccel.extension_points`: `POINT = "module:object"`, see `anyaccel.extensions`.
+
+`OFFERED` says which of anyaccel's own distributions offers what, for the message where one is not installed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.errors import PluginError
+from anyaccel.install_hints import DISTRIBUTIONS, install_line
+from anyaccel.version import __version__
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
+CAPABILITIES, EXTENSIONS = "anyaccel.capabilities", "anyaccel.extension_points"
+
+OFFERED: Mapping[str, Mapping[str, str]] = {NAMES: {}, COMMANDS: {}, SETTINGS: {}}
+"""By group: each of anyaccel's own distributions, with the names that it offers there."""
+
+MODULES: Mapping[str, str] = {}
+"""Modules of version 0.1 that have moved into another distribution: `testing` of `anyaccel.testing`, and where to."""
+
+_found: dict[tuple[str, ...], Any] = {}  # all entry points, by the `sys.path` of which they are
+_lock = threading.Lock()
+
+
+class MissingDistributionError(PluginError, ModuleNotFoundError):
+    """A name, command or setting is in a distribution that is not installed."""
+
+    __str__ = Exception.__str__
+
+
+def entry_points(group: str) -> Sequence[EntryPoint]:
+    """The entry points of a group; installed distributions are searched once for each `sys.path`."""
+    path = tuple(sys.path)
+    with _lock:
+        if path not in _found:
+            from importlib.metadata import entry_points as installed
+
+            _found.clear()
+            _found[path] = installed()
+        return tuple(_found[path].select(group=group))
+
+
+def named(group: str, name: str) -> EntryPoint | None:
+    """The entry point of this name; None if there is none.
+
+    Raises:
+        PluginError: two distributions offer it.
+    """
+    entries = [entry for entry in entry_points(group) if entry.name == name]
+    if len(entries) > 1:
+        problem = f"{_source(entries[0])} and {_source(entries[1])} both offer {name!r} in {group}"
+        raise PluginError(problem, hint="uninstall one")
+    return entries[0] if entries else None
+
+
+def load(group: str, name: str) -> Any:
+    """What a distribution offers under a name; None where neither an installed one nor one of anyaccel's own does.
+
+    Raises:
+        MissingDistributionError: one of anyaccel's own distributions offers it, and is not installed.
+        PluginError: it has another version than core, is broken, or two distributions offer the name.
+    """
+    entry = named(group, name)
+    if entry is None:
+        home = home_of(group, name)
+        if home:
+            raise missing(home, _DESCRIBED[group].format(name))
+        return None
+    return loaded(entry)
+
+
+def loaded(entry: EntryPoint) -> Any:
+    """What an entry point names, imported.
+
+    Raises:
+        PluginError: its distribution is one of anyaccel's own with another version than core, or it cannot be imported.
+    """
+    check_version(*_identity(entry))
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        problem = f"{entry.name} of {_source(entry)} cannot be imported: {error}"
+        raise PluginError(problem, hint=f"update or uninstall {_identity(entry)[0] or entry.value}") from error
+
+
+def home_of(group: str, name: str) -> str:
+    """Which of anyaccel's own distributions offers a name, installed or not; `""` if none does."""
+    offered = OFFERED.get(group, {})
+    return next((home for home, names in offered.items() if name in names.split()), "")
+
+
+def missing(distribution: str, what: str) -> MissingDistributionError:
+    """The error for something that is in a distribution which is not installed."""
+    return MissingDistributionError(f"{what} is in {distribution}, not installed here", hint=install_line(distribution))
+
+
+def check_version(distribution: str, version: str) -> None:
+    """Raise PluginError where one of anyaccel's own distributions is of another version than core."""
+    if distribution in DISTRIBUTIONS and version and _release(version) != _release(__version__):
+        problem = f"{distribution} has version {version}, and anyaccel {__version__}; they go together"
+        raise PluginError(problem, hint=f"python -m pip install anyaccel=={version} {distribution}=={version}")
+
+
+class MovedModules:
+    """Finds the modules that have moved under the names which they had: the module itself, not a second one of it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The spec of `anyaccel.NAME` and what is below it; None for every other module."""
+        package, _, below = name.partition(".")
+        first, _, rest = below.partition(".")
+        if package != "anyaccel" or first not in MODULES:
+            return None
+        moved = ".".join(filter(None, (MODULES[first], rest)))
+        try:
+            module = import_module(moved)
+        except ModuleNotFoundError as error:
+            home = moved.partition(".")[0]
+            if error.name != home:
+                raise
+            raise missing(home.replace("_", "-"), name) from None
+        return ModuleSpec(name, cls(module), origin=moved)  # type: ignore[arg-type]  # importlib.abc is slow to import
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module, which is imported already."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module the spec that it had; the import system has put that of the other name there."""
+        module.__spec__ = self._spec
+
+
+_DESCRIBED = {NAMES: "anyaccel.{}", COMMANDS: "the command anyaccel {}", SETTINGS: "{}"}
+
+
+def _release(version: str) -> str:
+    while version.endswith(".0"):
+        version = version.removesuffix(".0")
+    return version
+
+
+def _identity(entry: EntryPoint) -> tuple[str, str]:
+    try:
+        return str(entry.dist.name or ""), str(entry.dist.version or "")  # type: ignore[union-attr]
+    except Exception:  # of damaged metadata
+        return "", ""
+
+
+def _source(entry: EntryPoint) -> str:
+    return " ".join(filter(None, _identity(entry))) or entry.value

@@ -1,0 +1,173 @@
+"""What installed distributions add by entry points, and what is said of those that are not installed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+import anyaccel as aa
+from anyaccel import distributions, install_hints
+from anyaccel.cli.main import group as command_line
+from anyaccel.distributions import COMMANDS, NAMES, SETTINGS, MissingDistributionError
+from anyaccel.errors import AnyaccelError, PluginError
+from anyaccel.extensions import extensions
+
+GAUGE = """
+import click
+
+from anyaccel.errors import ConfigError
+
+class Gauge:
+    pass
+
+@click.command("gauge", short_help="Measure something.")
+@click.option("--fast", is_flag=True)
+def command(fast):
+    click.echo(f"measured, {fast}")
+
+Setting = 7
+"""
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Installs a distribution with entry points of groups, and the module `gauges`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "gauges", raising=False)
+
+    def write_distribution(name: str, groups: dict[str, dict[str, str]], number: str = "0.1.0") -> None:
+        info = tmp_path / f"{name.replace('-', '_')}-{number}.dist-info"
+        info.mkdir()
+        info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", "utf-8")
+        lines = [
+            line for title, entries in groups.items() for line in (f"[{title}]", *map(" = ".join, entries.items()))
+        ]
+        info.joinpath("entry_points.txt").write_text("\n".join([*lines, ""]), "utf-8")
+        tmp_path.joinpath("gauges.py").write_text(GAUGE, "utf-8")
+        monkeypatch.setattr(distributions, "_found", {})
+
+    return write_distribution
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if anyaccel had a distribution with gauges."""
+    names = {
+        NAMES: {"anyaccel-gauges": "Gauge other"},
+        COMMANDS: {"anyaccel-gauges": "gauge"},
+        SETTINGS: {"anyaccel-gauges": "TrainPhase.gauge"},
+    }
+    monkeypatch.setattr(distributions, "OFFERED", names)
+    monkeypatch.setattr(distributions, "MODULES", {"gauges": "anyaccel_gauges.all"})
+    monkeypatch.setattr(distributions, "DISTRIBUTIONS", {"anyaccel-gauges"})
+    monkeypatch.setattr(install_hints, "DISTRIBUTIONS", {"anyaccel-gauges"})
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command_line, arguments)
+    return result.exit_code, result.output
+
+
+def test_a_name_comes_from_the_distribution_that_offers_it_and_is_imported_once(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("measures", {NAMES: {"Gauge": "gauges:Gauge"}})
+    assert "Gauge" in dir(aa) and "gauges" not in sys.modules
+    try:
+        assert aa.Gauge is importlib.import_module("gauges").Gauge
+        assert vars(aa)["Gauge"] is aa.Gauge
+    finally:
+        vars(aa).pop("Gauge", None)
+
+
+def test_a_name_of_core_cannot_be_replaced(write: Write) -> None:
+    write("measures", {NAMES: {"Accelerator": "gauges:Gauge"}})
+    assert aa.Accelerator.__module__ == "anyaccel.accelerator"
+
+
+@pytest.mark.usefixtures("offered")
+def test_what_is_not_installed_says_where_it_is_and_how_to_install_it() -> None:
+    wanted = "anyaccel.Gauge is in anyaccel-gauges, not installed here"
+    with pytest.raises(MissingDistributionError) as caught:
+        aa.Gauge  # noqa: B018
+    assert caught.value.problem == wanted and isinstance(caught.value, ImportError | AnyaccelError)
+    assert caught.value.hint.endswith("python -m pip install ./plugins/gauges")
+    with pytest.raises(MissingDistributionError, match=r"^TrainPhase\.gauge is in anyaccel-gauges, not installed"):
+        distributions.load(SETTINGS, "TrainPhase.gauge")
+    for name in ("anyaccel.gauges", "anyaccel.gauges.deeper"):
+        with pytest.raises(ImportError, match=r"^anyaccel\.gauges is in anyaccel-gauges, not installed here"):
+            importlib.import_module(name)
+    status, output = run("gauge", "--fast", "x")
+    assert status == 2
+    assert output.startswith("error: the command anyaccel gauge is in anyaccel-gauges, not installed here. Hint: ")
+    status, output = run("gauge", "--json")
+    assert (status, json.loads(output)["error"]["type"]) == (2, "MissingDistributionError")
+    assert "gauge" not in run("--help")[1]
+
+
+def test_a_name_that_nobody_offers_is_none_of_anyaccel() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Gauge'"):
+        aa.Gauge  # noqa: B018
+    assert distributions.load(SETTINGS, "TrainPhase.gauge") is None
+    assert run("gauge")[0] == 2
+
+
+def test_a_command_is_listed_and_run(write: Write) -> None:
+    write("measures", {COMMANDS: {"gauge": "gauges:command", "broken": "gauges:nothing"}})
+    assert run("gauge", "--fast") == (0, "measured, True\n")
+    listed = run("--help")[1]
+    assert "Measure something." in listed and "Not usable here." in listed
+    status, output = run("broken", "--any", "thing")
+    assert status == 2 and output.startswith("error: broken of measures 0.1.0 cannot be imported: ")
+
+
+@pytest.mark.usefixtures("offered")
+def test_two_versions_do_not_go_together(write: Write) -> None:
+    write("anyaccel-gauges", {NAMES: {"Gauge": "gauges:Gauge"}}, "9.1.0")
+    with pytest.raises(PluginError) as caught:
+        aa.Gauge  # noqa: B018
+    core = version("anyaccel")
+    assert caught.value.problem == f"anyaccel-gauges has version 9.1.0, and anyaccel {core}; they go together"
+    assert caught.value.hint == "python -m pip install anyaccel==9.1.0 anyaccel-gauges==9.1.0"
+
+
+def test_two_that_offer_the_same_name_are_an_error(write: Write) -> None:
+    for name in ("one", "two"):
+        write(name, {SETTINGS: {"TrainPhase.gauge": "gauges:Setting"}})
+    with pytest.raises(PluginError, match=r"(one|two) 0\.1\.0 and (one|two) 0\.1\.0 both offer 'TrainPhase\.gauge'"):
+        distributions.load(SETTINGS, "TrainPhase.gauge")
+
+
+def test_extensions_of_distributions_follow_those_of_this_process(write: Write) -> None:
+    write("measures", {distributions.EXTENSIONS: {"gauge_point": "gauges:Setting"}})
+    assert extensions("gauge_point") == [7]
+
+
+def test_a_moved_module_is_the_same_under_both_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "anyaccel_gauges/all"
+    package.mkdir(parents=True)
+    for file in (package.parent / "__init__.py", package / "__init__.py"):
+        file.write_text("", "utf-8")
+    (package / "deep.py").write_text("class Gauge: ...", "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(distributions, "MODULES", {"gauges": "anyaccel_gauges.all"})
+    before = set(sys.modules)
+    try:
+        old = importlib.import_module("anyaccel.gauges.deep")
+        new = importlib.import_module("anyaccel_gauges.all.deep")
+        assert isinstance(old, ModuleType) and old is new
+        assert new.__spec__ is not None and new.__spec__.name == new.__name__ == "anyaccel_gauges.all.deep"
+        assert importlib.reload(new) is new
+    finally:
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+        vars(aa).pop("gauges", None)
