@@ -16,7 +16,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.adapter import VjpResult
 from anyaccel.adapter.transfer_observer import ObservesTransfers, TransferEvent
-from anyaccel.errors import CapabilityError, ConfigError, FrameworkError, TransferError
+from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, FrameworkError, TransferError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.module import Module
 from anyaccel.numpy_backend.sim_array import SimArray
@@ -358,3 +358,31 @@ print(moved.not_covered, sorted({"torch", "jax", "tensorflow"} & set(sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "() []", done.stderr
+
+
+def test_json_has_what_0_1_wrote() -> None:
+    """Nothing here reads such a file, programs of others do."""
+    written = json.loads(Path(__file__).with_name("ledger_0_1.json").read_text("utf-8"))
+    with aa.ledger() as moved:
+        aa.move(X, "cpu")
+    now = moved.to_dict()
+    assert now["schema"] == written["schema"] and now["rows"] == written["rows"] == []
+    assert written.keys() <= now.keys() and written["totals"].keys() <= now["totals"].keys()
+
+
+@pytest.mark.parametrize("value", [None, 3, 2.5, "\x1b", b"x", ["a", 3], {"a": 1}, object(), np.ones(2)], ids=repr)
+def test_a_wrong_argument_is_an_error_with_a_hint_or_valid(value: object) -> None:
+    with aa.ledger() as moved:
+        pass
+    for call in (
+        lambda: moved.by(value),  # type: ignore[arg-type]
+        lambda: moved.totals(value),  # type: ignore[arg-type]
+        lambda: aa.no_transfers(frameworks=value),  # type: ignore[arg-type]
+        lambda: aa.no_transfers(["numpy"], partial=value),  # type: ignore[arg-type]
+    ):
+        try:
+            call()
+        except AnyaccelError as error:
+            assert error.hint
+        else:
+            assert value is None

@@ -264,7 +264,7 @@ class Ledger:
         Raises:
             ConfigError: there is no such kind.
         """
-        if kind is not None and kind not in TRANSFER_KINDS:
+        if kind is not None and not (isinstance(kind, str) and kind in TRANSFER_KINDS):
             available = ", ".join(map(repr, TRANSFER_KINDS))
             problem = f"totals({kind!r:.80}) is not a kind of transfer"
             raise ConfigError(problem, available=available, hint="give one of these, or nothing for all")
