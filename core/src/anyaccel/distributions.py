@@ -31,10 +31,14 @@ if TYPE_CHECKING:
 NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
 CAPABILITIES, EXTENSIONS = "anyaccel.capabilities", "anyaccel.extension_points"
 
-OFFERED: Mapping[str, Mapping[str, str]] = {NAMES: {}, COMMANDS: {}, SETTINGS: {}}
+OFFERED: Mapping[str, Mapping[str, str]] = {
+    NAMES: {"anyaccel-resources": "DeviceRequest Inventory"},
+    COMMANDS: {"anyaccel-resources": "resolve"},
+    SETTINGS: {"anyaccel-resources": "plan.inventory"},
+}
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
-MODULES: Mapping[str, str] = {}
+MODULES: Mapping[str, str] = {"requests": "anyaccel_resources", "requests.system_devices": "anyaccel.machine.system_devices"}
 """Modules of version 0.1 that have moved into another distribution: `testing` of `anyaccel.testing`, and where to."""
 
 _found: dict[tuple[str, ...], Any] = {}  # all entry points, by the `sys.path` of which they are
@@ -108,9 +112,11 @@ def home_of(group: str, name: str) -> str:
     return next((home for home, names in offered.items() if name in names.split()), "")
 
 
-def missing(distribution: str, what: str) -> MissingDistributionError:
+def missing(
+    distribution: str, what: str, kind: type[MissingDistributionError] = MissingDistributionError
+) -> MissingDistributionError:
     """The error for something that is in a distribution which is not installed."""
-    return MissingDistributionError(f"{what} is in {distribution}, not installed here", hint=install_line(distribution))
+    return kind(f"{what} is in {distribution}, not installed here", hint=install_line(distribution))
 
 
 def check_version(distribution: str, version: str) -> None:
@@ -130,10 +136,11 @@ class MovedModules:
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The spec of `anyaccel.NAME` and what is below it; None for every other module."""
         package, _, below = name.partition(".")
-        first, _, rest = below.partition(".")
-        if package != "anyaccel" or first not in MODULES:
+        olds = (old for old in sorted(MODULES, reverse=True) if f"{below}.".startswith(f"{old}."))  # the longest first
+        old = next(olds, "") if package == "anyaccel" else ""
+        if not old:
             return None
-        moved = ".".join(filter(None, (MODULES[first], rest)))
+        moved = f"{MODULES[old]}{below.removeprefix(old)}"
         try:
             module = import_module(moved)
         except ModuleNotFoundError as error:

@@ -10,8 +10,8 @@ from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry, registry
-from anyaccel.requests.inventory import Inventory, InventoryDevice, stated_memory
-from anyaccel.requests.system_devices import system_host
+from anyaccel_resources.inventory import Inventory, InventoryDevice, stated_memory
+from anyaccel.machine.system_devices import system_host
 
 
 class InventoryRegistry(Registry):
@@ -102,6 +102,11 @@ class InventoryRegistry(Registry):
         ]
         return replace(self.inventory, devices=tuple(devices))
 
+    @property
+    def description(self) -> str:
+        """The machine in words."""
+        return str(self.inventory)
+
     def capacity(self, device: Device) -> int:
         """Bytes of memory of a device, of the CPU those of the host; 0 if unknown."""
         return self.inventory.host_nbytes if device.kind == "cpu" else self._devices[device].nbytes
@@ -113,6 +118,15 @@ class InventoryRegistry(Registry):
     def free_memory(self, framework: str, device: Device) -> int | None:
         """All of it."""
         return self.capacity(device) or None
+
+
+def described(inventory: Inventory | str) -> InventoryRegistry:
+    """The installed backends on a machine, an Inventory or one in words: what the argument `inventory` of plans does.
+
+    Raises:
+        ConfigError: it is no inventory.
+    """
+    return InventoryRegistry(registry(), Inventory.parse(inventory))
 
 
 # -- the inventory of this machine as frameworks see it: for a request that is used with them --------------------------
