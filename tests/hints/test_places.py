@@ -31,11 +31,11 @@ from anyaccel.plugin_loader import Plugin
 from anyaccel.precision import ComputesPrecision
 from anyaccel.registry import Registry
 from anyaccel.replicas.launch_options import find_launcher
-from anyaccel.requests import RequestedAccelerator, machine_of
 from anyaccel.testing import Subject
 from anyaccel.testing.fake_plugins import entry, write_distribution
 from anyaccel.testing.subject_selection import select_subject
 from anyaccel.testing.tiny import TinyBackend
+from anyaccel_resources import RequestedAccelerator, machine_of
 
 ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")

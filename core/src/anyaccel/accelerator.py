@@ -119,7 +119,12 @@ class Accelerator:
         return self
 
     def requested_devices(
-        self, frameworks: Sequence[str], known: Registry | None = None, *, replicas: int | None = None, strict: bool = False
+        self,
+        frameworks: Sequence[str],
+        known: Registry | None = None,
+        *,
+        replicas: int | None = None,
+        strict: bool = False,
     ) -> Sequence[Device]:
         """All devices that a request gets of a machine, `replicas` of them if it is for one; none of one device."""
         return ()

@@ -38,7 +38,10 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
 }
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
-MODULES: Mapping[str, str] = {"requests": "anyaccel_resources", "requests.system_devices": "anyaccel.machine.system_devices"}
+MODULES: Mapping[str, str] = {
+    "requests": "anyaccel_resources",
+    "requests.system_devices": "anyaccel.machine.system_devices",
+}
 """Modules of version 0.1 that have moved into another distribution: `testing` of `anyaccel.testing`, and where to."""
 
 _found: dict[tuple[str, ...], Any] = {}  # all entry points, by the `sys.path` of which they are

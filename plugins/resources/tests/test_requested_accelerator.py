@@ -13,9 +13,9 @@ from anyaccel.backend import DeviceInfo
 from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
-from anyaccel.requests import RequestedAccelerator, machine_of
 from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
+from anyaccel_resources import RequestedAccelerator, machine_of
 
 
 class Cards(TinyBackend):
@@ -61,8 +61,8 @@ def test_one_device_of_any_kind_is_no_request(plain):
 
 
 def test_creating_one_looks_at_nothing(monkeypatch):
-    monkeypatch.setattr("anyaccel.requests.device_request.Inventory.detect", pytest.fail)
-    monkeypatch.setattr("anyaccel.requests.requested_accelerator.machine_of", pytest.fail)
+    monkeypatch.setattr("anyaccel_resources.device_request.Inventory.detect", pytest.fail)
+    monkeypatch.setattr("anyaccel_resources.requested_accelerator.machine_of", pytest.fail)
     assert str(aa.Accelerator("h100:2, ANY")) == "H100:2, any"
     assert "H100" in aa.Accelerator("H100!")._repr_html_()
 

@@ -55,5 +55,5 @@ def test_no_framework_and_no_plugin_is_loaded(environment):
     command = [sys.executable, "-X", "importtime", "-c", code, "resolve", "any"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "anyaccel.requests.grammar" in imported
+    assert "anyaccel_resources.grammar" in imported
     assert not imported & {"torch", "jax", "tensorflow", "pyarrow", "anyaccel.numpy_backend"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from anyaccel.requests import Inventory
 from click.testing import CliRunner
 
 from anyaccel.cli.main import group
-from anyaccel.requests import Inventory
 
 MODULE = """
 import anyaccel as aa

@@ -13,11 +13,11 @@ from anyaccel.device import Device, spelling
 from anyaccel.errors import ConfigError, DeviceParseError
 from anyaccel.html import badge, faint, joined
 from anyaccel.registry import Registry, registry
+from anyaccel.specs import assign_fields
 from anyaccel_resources.device_request import DeviceRequest, with_count
 from anyaccel_resources.grammar import KINDS
 from anyaccel_resources.inventory_registry import machine_of
 from anyaccel_resources.products import product_named
-from anyaccel.specs import assign_fields
 
 
 def accelerator_class(device: Any) -> type[Accelerator]:
@@ -129,7 +129,12 @@ class RequestedAccelerator(Accelerator):
         return self.at(devices[0])
 
     def requested_devices(
-        self, frameworks: Sequence[str], known: Registry | None = None, *, replicas: int | None = None, strict: bool = False
+        self,
+        frameworks: Sequence[str],
+        known: Registry | None = None,
+        *,
+        replicas: int | None = None,
+        strict: bool = False,
     ) -> Sequence[Device]:
         """All devices that the request gets of a machine: as many as it is for, or where it is for one, `replicas`."""
         request = with_count(self.request, replicas) if replicas and self.request.count == 1 else self.request

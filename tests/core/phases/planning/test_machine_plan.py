@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from anyaccel.requests import Inventory, InventoryDevice
 
 import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, Optimizer, SequentialCNN, SequentialMLP
 from anyaccel.errors import AnyaccelError, ConfigError
 from anyaccel.phases.planning.machine_plan import with_replicas
-from anyaccel.requests import Inventory, InventoryDevice
 
 GB = 10**9
 
