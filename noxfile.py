@@ -93,8 +93,8 @@ OF_KIT = ("tests/packaging", "tests/contract", "tests/hints", "--ignore=tests/pa
 PLACEMENT = ("--capability", "backend", "--capability", "exchange", "--capability", "memory")
 # Integration tests that use NumPy alone run once, in `kit`, and not beside each framework.
 OF_FRAMEWORKS = ("-m", "not without_framework")
-# Plugins without a framework of their own, and whose plugin their tests use.
-TESTED_WITH = {"ray": ("torch",)}
+# Other plugins that the tests of one use: of the framework that it has not itself, and features.
+TESTED_WITH = {"ray": ("torch",), "torch": ("resources",)}
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),
     "tests/integration/test_out_of_memory.py",

@@ -35,7 +35,6 @@ from anyaccel.testing import Subject
 from anyaccel.testing.fake_plugins import entry, write_distribution
 from anyaccel.testing.subject_selection import select_subject
 from anyaccel.testing.tiny import TinyBackend
-from anyaccel_resources import RequestedAccelerator, machine_of
 
 ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
@@ -123,16 +122,25 @@ class Cards(TinyBackend):
 
 def test_requests(hint: Any, serve: Any) -> None:
     serve(Cards("cards", ("gpu:0", "gpu:1")))
-    two, machine = aa.Accelerator("H100:2"), machine_of(["cards"])
-    assert isinstance(two, RequestedAccelerator)
+    two = aa.Accelerator("H100:2")
     with hint("ask for one, or give it to a TrainPhase and run it with anyaccel run --replicas {} SCRIPT"):
         two.check("cards")
     aa.Accelerator("H100").check("cards")
-    phase = aa.TrainPhase("train", data="all", losses=[LOSS], accelerator=two)
-    with hint("start the script as anyaccel run --replicas {} SCRIPT"):
-        phase.accelerator.of_replica(machine, 0, 1)
-    for place, name in enumerate(("gpu:0", "gpu:1")):  # as in the processes of anyaccel run --replicas 2 SCRIPT
-        assert str(phase.accelerator.of_replica(machine, place, 2).device) == name
+
+
+def test_requests_of_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    phase = aa.TrainPhase("train", data="all", losses=[LOSS], accelerator="sim:0+1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with aa.simulate(2):
+        for rank, size in ((0, 3), (0, 2), (1, 2)):  # as in the processes of anyaccel run --replicas SIZE SCRIPT
+            for name, value in {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}.items():
+                monkeypatch.setenv(name, str(value))
+            if size == 3:
+                with hint("start the script as anyaccel run --replicas {} SCRIPT"):
+                    phase.plan(graph())
+            else:
+                assert str(phase.plan(graph()).device("net")) == f"sim:{rank}"
 
 
 def test_launchers(hint: Any) -> None:

@@ -62,7 +62,7 @@ class Accelerator:
     def __new__(cls, device: Any = "cpu", *, pin_memory: bool = False) -> Accelerator:
         if cls is Accelerator and not USUAL.fullmatch(str(device)):
             classes = [choose(device) for choose in extensions("accelerator_class")]
-            if not classes and (isinstance(device, _SEVERAL) or REQUEST.fullmatch(str(device))):
+            if not classes and _is_request(device):
                 raise missing("anyaccel-resources", f"the request {device!r}", MissingRequestsError)
             cls = next(filter(None, classes), Accelerator)
         return object.__new__(cls)
@@ -228,3 +228,8 @@ class Accelerator:
             problem, available = f"{config!r} is not the configuration of an accelerator", "keys device and pin_memory"
             raise ConfigError(problem, available=available, hint=hint)
         return cls(config["device"], pin_memory=config.get("pin_memory", False))
+
+
+def _is_request(device: Any) -> bool:
+    """Whether a device that cannot be read here is one for the distribution of requests."""
+    return bool(REQUEST.fullmatch(device)) if isinstance(device, str) else isinstance(device, _SEVERAL)

@@ -44,7 +44,7 @@ MODULES: Mapping[str, str] = {
 }
 """Modules of version 0.1 that have moved into another distribution: `testing` of `anyaccel.testing`, and where to."""
 
-_found: dict[tuple[str, ...], Any] = {}  # all entry points, by the `sys.path` of which they are
+_found: dict[Any, Any] = {}  # of one `sys.path`: all entry points, those of each group, and what each has given
 _lock = threading.Lock()
 
 
@@ -63,7 +63,9 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
             _found.clear()
             _found[path] = installed()
-        return tuple(_found[path].select(group=group))
+        if group not in _found:
+            _found[group] = tuple(_found[path].select(group=group))
+        return _found[group]  # type: ignore[no-any-return]
 
 
 def named(group: str, name: str) -> EntryPoint | None:
@@ -101,9 +103,12 @@ def loaded(entry: EntryPoint) -> Any:
     Raises:
         PluginError: its distribution is one of anyaccel's own with another version than core, or it cannot be imported.
     """
+    if entry in _found:  # reading the version takes a millisecond
+        return _found[entry]
     check_version(*_identity(entry))
     try:
-        return entry.load()
+        value = _found[entry] = entry.load()
+        return value
     except (ImportError, AttributeError) as error:
         problem = f"{entry.name} of {_source(entry)} cannot be imported: {error}"
         raise PluginError(problem, hint=f"update or uninstall {_identity(entry)[0] or entry.value}") from error

@@ -57,6 +57,21 @@ def test_words_that_are_no_inventory_are_refused(words, message):
         Inventory.parse(words)
 
 
+@pytest.mark.parametrize(
+    ("words", "nbytes", "host"),
+    [
+        ("2x 24GB, cpu 64GB", [24e9, 24e9], 64e9),
+        ("2x gpu-24GB mem=1TB", [24e9, 24e9], 1e12),
+        ("40GB, 3x 24GB", [40e9, 24e9, 24e9, 24e9], 0),
+        ("cpu 64GB", [], 64e9),
+    ],
+)
+def test_words_have_kinds_and_the_memory_of_the_host(words: str, nbytes: list[float], host: float) -> None:
+    machine = Inventory.parse(words)
+    assert [each.nbytes for each in machine.devices if each.device.kind != "cpu"] == nbytes
+    assert machine.host_nbytes == host
+
+
 # -- from a file -------------------------------------------------------------------------------------------------------
 
 
