@@ -61,10 +61,11 @@ class Accelerator:
 
     def __new__(cls, device: Any = "cpu", *, pin_memory: bool = False) -> Accelerator:
         if cls is Accelerator and not USUAL.fullmatch(str(device)):
-            classes = [choose(device) for choose in extensions("accelerator_class")]
-            if not classes and _is_request(device):
+            classes = (choose(device) for choose in extensions("accelerator_class"))
+            chosen = next(filter(None, classes), None)
+            if chosen is None and _is_request(device):
                 raise missing("anyaccel-resources", f"the request {device!r}", MissingRequestsError)
-            cls = next(filter(None, classes), Accelerator)
+            cls = chosen or Accelerator
         return object.__new__(cls)
 
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
