@@ -461,7 +461,12 @@ def run_away(session: nox.Session, wheels: Path, *arguments: str) -> None:
 
 def install_docs(session: nox.Session, *more: str) -> None:
     """What the documentation needs to be built: the notebook runs torch, and the reference reads JAX's plugin, too."""
-    install(session, *editable("torch", "jax", *FEATURES), *more, *group("test", "guests", "sources", "docs", "torch", "jax"))
+    install(
+        session,
+        *editable("torch", "jax", *FEATURES),
+        *more,
+        *group("test", "guests", "sources", "docs", "torch", "jax"),
+    )
 
 
 def build_site(session: nox.Session, builder: str = "html") -> Path:
