@@ -28,7 +28,7 @@ class InventoryRegistry(Registry):
 
     def __init__(self, base: Registry, inventory: Inventory) -> None:
         super().__init__(entry_points=tuple)
-        self._base, self.inventory = base, inventory
+        self._base, self.inventory, self.description = base, inventory, str(inventory)
         self._devices = {each.device: each for each in inventory.devices}
         base.load()
         self.policies = base.policies
@@ -101,11 +101,6 @@ class InventoryRegistry(Registry):
             if not frameworks or quantor(self.serves(framework, each.device.kind) for framework in frameworks)
         ]
         return replace(self.inventory, devices=tuple(devices))
-
-    @property
-    def description(self) -> str:
-        """The machine in words."""
-        return str(self.inventory)
 
     def capacity(self, device: Device) -> int:
         """Bytes of memory of a device, of the CPU those of the host; 0 if unknown."""
