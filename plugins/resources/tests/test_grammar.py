@@ -10,9 +10,9 @@ from anyaccel import DeviceRequest
 from anyaccel.errors import DeviceParseError
 from anyaccel.plugin_testing import TinyBackend, plugin_module
 from anyaccel.registry import Registry
-from anyaccel.requests import RequestEntry, products
-from anyaccel.requests.grammar import KINDS, LONGEST
-from anyaccel.requests.products import capabilities
+from anyaccel_resources import RequestEntry, products
+from anyaccel_resources.grammar import KINDS, LONGEST
+from anyaccel_resources.products import capabilities
 
 
 @pytest.fixture(autouse=True)
