@@ -97,7 +97,6 @@ def group() -> None:
     \b
     Examples:
       anyaccel devices          list the devices of this machine
-      anyaccel resolve any      show which of them a request gets, and why
       anyaccel doctor           check the machine and what is installed
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
