@@ -94,7 +94,7 @@ PLACEMENT = ("--capability", "backend", "--capability", "exchange", "--capabilit
 # Integration tests that use NumPy alone run once, in `kit`, and not beside each framework.
 OF_FRAMEWORKS = ("-m", "not without_framework")
 # Plugins without a framework of their own, and whose plugin their tests use.
-TESTED_WITH = {"ray": ("torch",)}
+TESTED_WITH = {"ray": ("torch",), "offload": ("torch", "jax")}
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),
     "tests/integration/test_out_of_memory.py",

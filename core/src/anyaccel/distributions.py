@@ -31,10 +31,14 @@ if TYPE_CHECKING:
 NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
 CAPABILITIES, EXTENSIONS = "anyaccel.capabilities", "anyaccel.extension_points"
 
-OFFERED: Mapping[str, Mapping[str, str]] = {NAMES: {}, COMMANDS: {}, SETTINGS: {}}
+OFFERED: Mapping[str, Mapping[str, str]] = {
+    NAMES: {},
+    COMMANDS: {"anyaccel-offload": "device-map"},
+    SETTINGS: {"anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload"},
+}
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
-MODULES: Mapping[str, str] = {}
+MODULES: Mapping[str, str] = {"planner": "anyaccel_offload.planner"}
 """Modules of version 0.1 that have moved into another distribution: `testing` of `anyaccel.testing`, and where to."""
 
 _found: dict[tuple[str, ...], Any] = {}  # all entry points, by the `sys.path` of which they are

@@ -8,7 +8,7 @@ from wrong_calls import check_refused, offered
 
 import anyaccel_jax
 from anyaccel.errors import ArgumentError
-from anyaccel_jax.big_models import OffloadedChain
+from anyaccel_offload.jax import OffloadedChain
 
 OF_CORE = {"JaxBackend", "backends"}
 """Core calls them, or makes them, not users."""

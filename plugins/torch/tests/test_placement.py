@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, OutOfMemoryError
+from anyaccel_offload.torch import load_checkpoint_and_dispatch
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.big_models import load_checkpoint_and_dispatch
 from anyaccel_torch.error_translation import translate_errors
 
 CPU, GPU, META = Device("cpu"), Device("gpu"), Device("meta")

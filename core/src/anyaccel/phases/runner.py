@@ -343,8 +343,7 @@ class PhaseExecution:
         warn_of_fallbacks(plan)
         nan_in_data = nan_check.warn(phase, nan_notes)
         self._final_devices.update(after)
-        offloads = {each.node: each.offload for each in plan.assignments if each.offload is not None}
-        place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, offloads)
+        place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, plan.assignments)
         hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)

@@ -20,7 +20,6 @@ from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.doctor import ExpectedDevices, HealthChecks
-from anyaccel.planner import OffloadModels
 from anyaccel.precision import ComputesPrecision
 from anyaccel.replicas import ShardParameters
 from anyaccel_torch.compute import TorchCompute, TorchWeightFiles
@@ -54,7 +53,6 @@ class TorchBackend(TorchExchange, TorchCompute):
         LeavesContexts: lazy("anyaccel_torch.outer_contexts:TorchContexts"),
         DeviceReplicas: lazy("anyaccel_torch.device_replicas:TorchReplicas"),
         ShardParameters: TorchSharding,
-        OffloadModels: lazy("anyaccel_torch.big_models.node_offload:TorchOffload"),
         ExpectedDevices: TorchExpectedDevices,
         HealthChecks: TorchHealthChecks,
     }

@@ -8,7 +8,7 @@ import pytest
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
-from anyaccel.planner import OffloadModels, OffloadRequest
+from anyaccel_offload.planner import OffloadModels, OffloadRequest
 from anyaccel_torch import TorchBackend
 
 

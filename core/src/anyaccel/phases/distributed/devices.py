@@ -191,7 +191,7 @@ def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequenc
     plan, one_device = resolution.plan, _one_device(resolution.plan)
     if phase.step is not None:
         yield "its step is your own", one_device
-    divided = [each.node for each in plan.assignments if each.offload is not None]
+    divided = [each.node for each in plan.assignments if not each.is_whole]
     if divided:
         yield f"node {divided[0]!r} has a device_map", f"leave it out, or {one_device}"
     if learners:

@@ -116,7 +116,7 @@ def _reasons(phase: PhaseSettings, resolution: Resolution) -> Iterator[str]:
     whole_steps = all(each.required(ShardParameters).global_batches for each in resolution.backends)
     if phase.compile == "steps" and not whole_steps:
         yield "compile='steps': steps of replicas are not compiled"
-    mapped = [each.node for each in resolution.plan.assignments if each.offload is not None]
+    mapped = [each.node for each in resolution.plan.assignments if not each.is_whole]
     if mapped:
         yield f"node {mapped[0]!r} has a device_map"
     if len(set(nodes.values())) > 1:
