@@ -28,7 +28,7 @@ CONTRACT_MODULES = (
     "anyaccel.segment",
 )
 CAPABILITIES = (
-    *("anyaccel.doctor.ExpectedDevices", "anyaccel.doctor.HealthChecks"),
+    *("anyaccel.machine.ExpectedDevices", "anyaccel.doctor.HealthChecks"),
     *("anyaccel.precision.ComputesPrecision", "anyaccel.precision.ScalesLosses"),
     *("anyaccel.replicas.ReplicaGroup", "anyaccel.replicas.Replicate", "anyaccel.replicas.ShardParameters"),
     *("anyaccel.Backend", "anyaccel.Compute", "anyaccel.Exchange", "anyaccel.Memory", "anyaccel.AsyncCopy"),

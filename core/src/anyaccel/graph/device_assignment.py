@@ -16,7 +16,7 @@ from anyaccel.arguments import shown
 from anyaccel.device import USUAL, Device
 from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
-from anyaccel.graph.nodes import ModelNode, Node
+from anyaccel.graph.nodes import LAYOUT_SETTINGS, ModelNode, Node
 from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.registry import Registry

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel.errors import CapabilityError
+from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel_torch.device_info import describe, unavailable_reason
 from anyaccel_torch.error_translation import raise_translated
 from anyaccel_torch.host_transfer import copied_async
