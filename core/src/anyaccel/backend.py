@@ -69,7 +69,7 @@ class Backend(ABC):
     capabilities: ClassVar[Capabilities] = {}
     """Capability classes (`Memory`), each with what makes the object from the backend: a class derived from it.
 
-    A class of a package that need not be installed is named by text: `"anyaccel_offload.OffloadModels"`. A derived
+    A class of a package that need not be installed is named by text, `"PACKAGE.CLASS"`. A derived
     backend inherits them, or has others: `{**TorchBackend.capabilities, Memory: ChipMemory}`.
     """
     brought: Callable[[Backend, type[Any]], Any] | None = None

@@ -408,8 +408,8 @@ class Layout:
         """
         raise ValueError(f"{shown(plain)} where models are whole")
 
-    def place(self, node: Any, backend: Any, device: Device, assignment: Any) -> Any:
-        """The model of a node, placed; `assignment` is None where a phase leaves it on another device."""
+    def place(self, node: Any, backend: Any, device: Device, plan: Any) -> Any:
+        """The model of a node, placed as an assignment's plan of its blocks says; None where a phase leaves it on another device."""
         return backend.place(node.model, device)
 
 

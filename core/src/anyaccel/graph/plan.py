@@ -252,11 +252,7 @@ class Plan:
             ]
             rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
-        for section in (section for a in self.assignments for section in a.sections):
-            lines += [
-                f"{section.title}: {section.summary}",
-                *(f"  {line}" for line in (*section.lines, *section.notes)),
-            ]
+        lines += [line for a in self.assignments for section in a.sections for line in section.lines]
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
         lines += [f"{each.what} {each.choice}: {text(each.why, _LONGEST)}" for each in self.decisions]

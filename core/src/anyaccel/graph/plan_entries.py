@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -34,16 +34,16 @@ class Section:
     Attributes:
         title, summary: what it is about, and the sentence.
         head, rows: of the table.
-        lines: what the table says, as lines of text.
         notes: what to know about the figures.
+        lines: all of it as lines of text.
     """
 
     title: str
     summary: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
     lines: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
 
 LEFT_OUT: Mapping[str, bool] = {"left out": True}
@@ -93,19 +93,19 @@ class Assignment:
     offload: Any = field(default=None, metadata=LEFT_OUT)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all of its model is on its device."""
-        return self.offload is None
-
-    @property
     def resident_nbytes(self) -> int:
         """Bytes that its parameters take on its device."""
-        return self.nbytes if self.is_whole else int(self.offload.device_bytes.get(str(self.device), 0))
+        return self.nbytes if self.offload is None else int(self.offload.device_bytes.get(str(self.device), 0))
 
     @property
     def sections(self) -> tuple[Section, ...]:
         """What a plan shows of the node below its tables."""
-        return () if self.is_whole else (self.offload.section(self.node),)
+        return () if self.offload is None else (self.offload.section(self.node),)
+
+
+def layouts(assignments: Iterable[Assignment]) -> dict[str, Any]:
+    """The nodes whose models are not whole on their device, each with where its blocks are."""
+    return {assignment.node: assignment.offload for assignment in assignments if assignment.offload is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.nodes import ModelNode, layout_of
-from anyaccel.graph.plan_entries import Assignment
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import NodeState
@@ -53,24 +54,23 @@ def warn_of_fallbacks(plan: Plan) -> None:
         )
 
 
-def place(graph: ModelGraph, devices: Mapping[str, Device], assignments: Iterable[Assignment] = ()) -> None:
+def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Place nodes, with the optimizer state that training left them, on devices; the graph holds the placed models.
 
     Args:
         graph: has the nodes.
         devices: of nodes.
-        assignments: of a plan; the optimizer state of those that are not whole on their device stays with them.
+        plans: of nodes whose blocks are on several devices, or rest elsewhere; their optimizer state stays with them.
     """
-    divided = {assignment.node: assignment for assignment in assignments if not assignment.is_whole}
     for label, device in devices.items():
         node = graph[label]
         if not isinstance(node, ModelNode):
             continue
         backend = registry().find(graph.shapes.frameworks[label], device.kind)
         before, state = node.model, graph.optimizer_states.get(label)
-        after = layout_of(node).place(node, backend, device, divided.get(label))
+        after = layout_of(node).place(node, backend, device, plans.get(label))
         graph.exchange_model(before, after)  # nodes that share the model go on sharing it, taking part or not
-        if state is not None and label not in divided:
+        if state is not None and label not in plans:
             graph.optimizer_states[label] = _moved(state, backend, device)
 
 

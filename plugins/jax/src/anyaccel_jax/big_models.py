@@ -1,4 +1,4 @@
-"""The names of `anyaccel_offload.jax`, which this module had in version 0.1: chains of blocks that are larger than a device."""
+"""Models larger than a device: the names of `anyaccel_offload.jax`, which this module had in version 0.1."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Models larger than a device: which device computes which of their blocks, and where weights rest.
 
-Offers `plan_blocks` and what it takes and gives, and the capability `OffloadModels` of backends. `anyaccel_offload.torch`
-and `anyaccel_offload.jax` have the tools of these frameworks. Importing this imports no framework.
+Offers `plan_blocks` and what it takes and gives, and the capability `OffloadModels` of backends. The tools of frameworks
+are in `anyaccel_offload.torch` and `anyaccel_offload.jax`. Importing this imports no framework.
 """
 
 from anyaccel_offload.planner import (

@@ -1,4 +1,4 @@
-"""Device maps of nodes: their settings, the places of the blocks of a model as its backend plans them, and placement."""
+"""Device maps of nodes: their settings, where the blocks of a model go as its backend plans it, and placement."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ class DeviceMaps(Layout):
         """The plan that its `to_dict` described."""
         return OffloadPlan.from_dict(plain)
 
-    def place(self, node: ModelNode, backend: Any, device: Device, assignment: Assignment | None) -> Any:
+    def place(self, node: ModelNode, backend: Any, device: Device, plan: OffloadPlan | None) -> Any:
         """Where a phase leaves a model it is an ordinary one again."""
         capability = backend.capability(OffloadModels)
         if capability is None:
             return backend.place(node.model, device)
-        if assignment is None:
+        if plan is None:
             return backend.place(capability.end_offload(node.model), device)
-        return capability.offload(node.model, device, assignment.offload)
+        return capability.offload(node.model, device, plan)
 
 
 DEVICE_MAPS = DeviceMaps()

@@ -15,14 +15,14 @@ TIERS = {"": "stays", "cpu": "host memory", "disk": "disk"}
 
 def section_of(node: str, plan: OffloadPlan) -> Section:
     """The blocks of a node."""
-    rows = tuple(_rows(plan))
+    title, summary, rows = f"blocks of {node}", _summary(plan), tuple(_rows(plan))
     return Section(
-        title=f"blocks of {node}",
-        summary=_summary(plan),
+        title=title,
+        summary=summary,
         head=("blocks", "device", "weights", "bytes", "a step"),
         rows=rows,
-        lines=tuple(map(_line, rows)),
         notes=plan.notes,
+        lines=(f"{title}: {summary}", *(f"  {line}" for line in (*map(_line, rows), *plan.notes))),
     )
 
 
