@@ -409,7 +409,7 @@ class Layout:
         raise ValueError(f"{shown(plain)} where models are whole")
 
     def place(self, node: Any, backend: Any, device: Device, plan: Any) -> Any:
-        """The model of a node, placed as an assignment's plan of its blocks says; None where a phase leaves it on another device."""
+        """The model of a node, placed as the plan of its blocks says, which is None where a phase leaves the model."""
         return backend.place(node.model, device)
 
 

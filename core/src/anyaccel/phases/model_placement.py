@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from anyaccel.backend import Backend
@@ -17,6 +16,8 @@ from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import NodeState
 from anyaccel.user_level import user_level
+
+_NONE: Mapping[str, Any] = {}
 
 
 def final_devices(phase: PhaseSettings, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
@@ -54,7 +55,7 @@ def warn_of_fallbacks(plan: Plan) -> None:
         )
 
 
-def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, Any] = MappingProxyType({})) -> None:
+def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, Any] = _NONE) -> None:
     """Place nodes, with the optimizer state that training left them, on devices; the graph holds the placed models.
 
     Args:

@@ -1,6 +1,6 @@
 """Models larger than a device: which device computes which of their blocks, and where weights rest.
 
-Offers `plan_blocks` and what it takes and gives, and the capability `OffloadModels` of backends. The tools of frameworks
+Offers `plan_blocks` with what it takes and gives, and the capability `OffloadModels` of backends. Tools of frameworks
 are in `anyaccel_offload.torch` and `anyaccel_offload.jax`. Importing this imports no framework.
 """
 
