@@ -93,8 +93,8 @@ OF_KIT = ("tests/packaging", "tests/contract", "tests/hints", "--ignore=tests/pa
 PLACEMENT = ("--capability", "backend", "--capability", "exchange", "--capability", "memory")
 # Integration tests that use NumPy alone run once, in `kit`, and not beside each framework.
 OF_FRAMEWORKS = ("-m", "not without_framework")
-# Plugins without a framework of their own, and whose plugin their tests use.
-TESTED_WITH = {"ray": ("torch",), "offload": ("torch", "jax")}
+# Other plugins that the tests of one use: of the framework that it has not itself, and features.
+TESTED_WITH = {"offload": ("torch", "jax", "resources"), "ray": ("torch",), "torch": ("resources",)}
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),
     "tests/integration/test_out_of_memory.py",
@@ -272,7 +272,7 @@ def kit(session: nox.Session) -> None:
 
     So do those integration tests that use none.
     """
-    install(session, *CORE, *group("test", "guests", "lint", "types"))
+    install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
     check_no_framework(session)
     session.run("pytest", *OF_KIT, *spread(), *session.posargs)
     session.run("pytest", *OF_NO_FRAMEWORK, *spread(), *session.posargs, env=ONE_THREAD)
@@ -281,7 +281,7 @@ def kit(session: nox.Session) -> None:
 @nox.session(python=MAIN)
 def coverage(session: nox.Session) -> None:
     """The tests of `unit` and `kit` with coverage, which must not fall; takes half as long again."""
-    install(session, *CORE, *group("test", "guests", "lint", "types"))
+    install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", "tests/core", *OF_KIT, *spread("loadfile"), *session.posargs)
     session.run("coverage", "combine", "--quiet")
@@ -461,7 +461,12 @@ def run_away(session: nox.Session, wheels: Path, *arguments: str) -> None:
 
 def install_docs(session: nox.Session, *more: str) -> None:
     """What the documentation needs to be built: the notebook runs torch, and the reference reads JAX's plugin, too."""
-    install(session, *editable("torch", "jax"), *more, *group("test", "guests", "sources", "docs", "torch", "jax"))
+    install(
+        session,
+        *editable("torch", "jax", *FEATURES),
+        *more,
+        *group("test", "guests", "sources", "docs", "torch", "jax"),
+    )
 
 
 def build_site(session: nox.Session, builder: str = "html") -> Path:

@@ -19,7 +19,7 @@ from anyaccel.segment import TensorSpec
 from anyaccel_offload.planner import OffloadModels, OffloadPlan, OffloadRequest
 
 if TYPE_CHECKING:
-    from anyaccel import Inventory
+    pass
 
 FITS, DOES_NOT_FIT = 0, 1
 """Exit statuses; 2 is that of other errors."""
@@ -27,7 +27,7 @@ _SPEC = re.compile(r"([a-z]+[0-9]*)\[([0-9]+(?:,[0-9]+)*)\]")
 
 
 def run_device_map(
-    reference: str, inventory: Inventory, *, offload: str, training: bool, inputs: Sequence[str], as_json: bool
+    reference: str, inventory: Any, *, offload: str, training: bool, inputs: Sequence[str], as_json: bool
 ) -> int:
     """Print where the blocks of a model go, and return the exit status.
 
@@ -97,7 +97,7 @@ def _model(reference: str) -> Any:
     return model
 
 
-def _dividing(model: Any, inventory: Inventory) -> Any:
+def _dividing(model: Any, inventory: Any) -> Any:
     """The backend that divides a model on the devices of a machine."""
     framework = registry().owners(model)[0]
     kinds = [each.device.kind for each in inventory.devices]
@@ -112,7 +112,7 @@ def _dividing(model: Any, inventory: Inventory) -> Any:
     return serving[0]
 
 
-def _memory(backend: Any, inventory: Inventory) -> dict[str, int]:
+def _memory(backend: Any, inventory: Any) -> dict[str, int]:
     """Bytes of each device that computes; those of the host where the CPU does."""
     found = {
         str(e.device): e.nbytes for e in inventory.devices if e.device.kind in backend.kinds and e.device.kind != "cpu"
@@ -127,7 +127,7 @@ def _memory(backend: Any, inventory: Inventory) -> dict[str, int]:
     return found
 
 
-def _print(plan: OffloadPlan, inventory: Inventory, as_json: bool) -> None:
+def _print(plan: OffloadPlan, inventory: Any, as_json: bool) -> None:
     if as_json:
         entries = {block.name: block.tier or str(block.device) for block in plan.blocks}
         print_json({"fits": True, "machine": str(inventory), "device_map": entries, "plan": plan.to_dict()})
