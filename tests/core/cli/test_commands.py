@@ -69,7 +69,6 @@ def test_the_help_lists_every_command_with_a_sentence(call):
         "completion",
         "conform",
         "demo",
-        "device-map",
         "devices",
         "doctor",
         "env",
