@@ -31,10 +31,19 @@ if TYPE_CHECKING:
 NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
 CAPABILITIES, EXTENSIONS = "anyaccel.capabilities", "anyaccel.extension_points"
 
-OFFERED: Mapping[str, Mapping[str, str]] = {NAMES: {}, COMMANDS: {}, SETTINGS: {}}
+OFFERED: Mapping[str, Mapping[str, str]] = {
+    NAMES: {},
+    COMMANDS: {"anyaccel-distributed": "run"},
+    SETTINGS: {
+        "anyaccel-distributed": (
+            "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
+            "TrainPhase.sharding TrainPhase.sync_batchnorm"
+        ),
+    },
+}
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
-MODULES: Mapping[str, str] = {}
+MODULES: Mapping[str, str] = {"replicas": "anyaccel_distributed"}
 """Modules of version 0.1 that have moved into another distribution: `testing` of `anyaccel.testing`, and where to."""
 
 _found: dict[tuple[str, ...], Any] = {}  # all entry points, by the `sys.path` of which they are

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
-from anyaccel.replicas import launched
+from anyaccel_distributed import launched
 
 PLACE = launched()
 RANK, SIZE = (0, 1) if PLACE is None else (PLACE.rank, PLACE.size)

@@ -20,9 +20,9 @@ from anyaccel.numpy_backend.layers import Activation, BatchNorm, Dense
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.numpy_backend.subject import squared_error
-from anyaccel.replicas import ShardParameters
 from anyaccel.segment import Segment
 from anyaccel.testing import Subject
+from anyaccel_distributed import ShardParameters
 
 from .in_place_models import CopyingBackend, mutating_model
 

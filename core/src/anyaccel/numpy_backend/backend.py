@@ -10,7 +10,6 @@ import numpy as np
 
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.device_description import cpu_info
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error
 from anyaccel.adapter.state_check import check_state, state_names
@@ -61,7 +60,6 @@ class NumpyBackend(Backend, Exchange, Compute):
         ObservesTransfers: NumpyTransfers,
         ProfilesSteps: NumpyProfiler,
         StepCosts: NumpyStepCosts,
-        DeviceReplicas: DeviceReplicas,
     }
     parameter_groups = True
     weighs_losses = True

@@ -5,10 +5,10 @@ from __future__ import annotations
 import keras
 import pytest
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.planner import OffloadModels, OffloadRequest
+from anyaccel_distributed.device_replicas import DeviceReplicas
 from anyaccel_torch import TorchBackend
 
 

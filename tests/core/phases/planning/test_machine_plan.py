@@ -8,7 +8,6 @@ import pytest
 import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, Optimizer, SequentialCNN, SequentialMLP
 from anyaccel.errors import AnyaccelError, ConfigError
-from anyaccel.phases.planning.machine_plan import with_replicas
 from anyaccel.requests import Inventory, InventoryDevice
 
 GB = 10**9
@@ -181,18 +180,10 @@ def test_an_optimizer_of_ones_own_and_a_step_of_ones_own_are_not_covered():
     assert "activations" in plan.memory[0].gaps and "measuring a step failed" in plan.memory[0].gaps["activations"]
 
 
-def test_a_request_for_several_devices_is_planned_for_one_replica_on_a_machine_that_is_not_here():
+def test_a_request_for_a_device_is_planned_on_a_machine_that_is_not_here():
     machine = Inventory(devices=tuple(InventoryDevice(device=aa.Device("sim", i), memory_gb=1) for i in range(2)))
     request = aa.Accelerator(["sim:1"])
     assert aa.Experiment("e", one_node()).plan(train(accelerator=request), machine).fits
-    plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(train(), machine).to_json())
-    shared = with_replicas(train(), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
-    assert shared.notes[-1].startswith("this is the plan of one of 2 replicas, on sim:0, sim:1")
-    assert set(shared.memory[0].gaps) == {"batches", "activations"} and shared.fits is None
-    sharded = train(sharding="full")
-    plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(sharded, machine).to_json())
-    divided = with_replicas(sharded, plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
-    assert divided.memory[0].parameters is None and len(divided.not_covered) == 5
 
 
 def test_a_wrong_inventory_is_an_error():
