@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("segment",),
     ("program",),
     ("backend", "hookspecs"),
-    ("adapter", "plugin_loader"),
+    ("adapter", "machine", "plugin_loader"),
     ("estimators",),
     ("numpy_backend", "registry"),
     ("accelerator",),
