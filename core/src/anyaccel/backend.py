@@ -97,7 +97,8 @@ class Backend(ABC):
             if isinstance(self, kind):
                 return self
             named = capability_name(kind)
-            declared = next((key for key in self.capabilities if key == named or _derives(key, kind)), None)
+            of_kind = [key for key in self.capabilities if key == named or _derives(key, kind)]
+            declared = of_kind[-1] if of_kind else None  # a derived backend adds its own behind those it has
             if declared is None:
                 return None if self.brought is None else self.brought(self, kind)
             made.setdefault(kind, made.get(declared) or made.setdefault(declared, self.capabilities[declared](self)))

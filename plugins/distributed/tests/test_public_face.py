@@ -1,4 +1,4 @@
-"""The public names of the distribution for training by several processes: `tests/public_face` has the lines that are compared."""
+"""The public names of anyaccel-distributed: `tests/public_face` has the lines that are compared."""
 
 from __future__ import annotations
 

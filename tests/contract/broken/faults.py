@@ -98,7 +98,7 @@ def having(*wrong: type[Capability], base: type[NumpyBackend] = NumpyBackend, **
 
 
 def _is_of_the_contract(cls: type) -> bool:
-    return cls.__module__.startswith("anyaccel.") and not cls.__module__.startswith("anyaccel.numpy_backend")
+    return cls.__module__.startswith("anyaccel") and not cls.__module__.startswith("anyaccel.numpy_backend")
 
 
 def _backend_class(name: str, build: Callable[[Segment], Program]) -> type[NumpyBackend]:

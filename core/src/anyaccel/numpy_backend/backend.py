@@ -17,7 +17,7 @@ from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.adapter.step_profiler import ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import AsyncCopy, Backend, Compute, DeviceInfo, Exchange, Memory, Program
-from anyaccel.capability import Capabilities
+from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, DeviceMismatchError, EstimatorError, MoveError, ShapeError
 from anyaccel.host_memory import aligned_empty
@@ -60,6 +60,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         ObservesTransfers: NumpyTransfers,
         ProfilesSteps: NumpyProfiler,
         StepCosts: NumpyStepCosts,
+        "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_distributed:DeviceReplicas"),
     }
     parameter_groups = True
     weighs_losses = True
