@@ -1,4 +1,4 @@
-"""Plans of one of several replicas, and on machines that are not here."""
+"""Plans of one of several replicas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 import anyaccel as aa
-from anyaccel.requests import Inventory, InventoryDevice
 from anyaccel_distributed.phase_groups import PROCESS_GROUPS
 
 
@@ -22,13 +21,13 @@ def train(**settings: Any) -> aa.TrainPhase:
     return aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")], **settings)
 
 
-def test_a_plan_of_one_of_several_replicas_leaves_out_what_depends_on_their_number() -> None:
-    machine = Inventory(devices=tuple(InventoryDevice(device=aa.Device("sim", i), memory_gb=1) for i in range(2)))
-    plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(train(), machine).to_json())
+def test_a_plan_of_one_of_several_replicas_does_not_cover_what_they_share() -> None:
+    with aa.simulate(2, capacity=10**9):
+        plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(train()).to_json())
+        sharded = train(sharding="full")
+        whole = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(sharded).to_json())
     shared = PROCESS_GROUPS.plan_of_one(train(), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
     assert shared.notes[-1].startswith("this is the plan of one of 2 replicas, on sim:0, sim:1")
     assert set(shared.memory[0].gaps) == {"batches", "activations"} and shared.fits is None
-    sharded = train(sharding="full")
-    plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(sharded, machine).to_json())
-    divided = PROCESS_GROUPS.plan_of_one(sharded, plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
+    divided = PROCESS_GROUPS.plan_of_one(sharded, whole, (aa.Device("sim", 0), aa.Device("sim", 1)))
     assert divided.memory[0].parameters is None and len(divided.not_covered) == 5

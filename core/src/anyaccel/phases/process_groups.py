@@ -43,7 +43,7 @@ class ProcessGroups:
             phase: the phase.
             accelerator: of the phase; None where it has none.
             frameworks: gives those of the graph.
-            known: see `machine_of`.
+            known: the backends; of a machine that is described where it is planned for.
 
         Raises:
             ConfigError: a request for another number of devices than the phase says.
@@ -53,14 +53,9 @@ class ProcessGroups:
         asked = accelerator_of_environment() if accelerator is None else accelerator
         if asked is None or not asked.is_request:
             return ()
-        from anyaccel.requests import RequestedAccelerator, machine_of, with_count  # may not be installed
-
-        assert isinstance(asked, RequestedAccelerator)
-        machine = machine_of(frameworks(), of_all=False, known=known)
         wanted = phase.replicas if phase.trains else 1
-        single = phase.trains and wanted and asked.request.count == 1
-        request = with_count(asked.request, wanted) if single and wanted else asked.request
-        there = request.resolve(machine, strict=phase.strict).devices
+        replicas = wanted if phase.trains else None
+        there = tuple(asked.requested_devices(frameworks(), known, replicas=replicas, strict=phase.strict))
         is_here = known is None or known.is_of_this_machine
         if not phase.trains or (accelerator is None and wanted == 1) or not is_here:
             return there[:1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from anyaccel.accelerator import Accelerator
 from anyaccel.backend import ComputingBackend, Program
 from anyaccel.device import Device
-from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.errors import CapabilityError, ConfigError, PhaseError
 from anyaccel.graph import Plan, Resolution
 from anyaccel.launched import Launched
 from anyaccel.phases.accumulation import check_accumulation
@@ -22,6 +23,17 @@ from anyaccel_distributed.device_replicas import DeviceReplicas
 from anyaccel_distributed.divided_parameters import divides, whole_nodes
 from anyaccel_distributed.replica_checks import SHARES, WITHOUT_REPLICAS, replica_checks
 from anyaccel_distributed.replicated_program import build_replicated
+
+
+def requested_of_process(asked: Accelerator, found: Sequence[Device], place: Launched) -> Device:
+    """The device of one process: a request for several devices is one for each."""
+    rank = place.rank if place.local_rank is None else place.local_rank
+    size = place.local_size or place.size
+    if len(found) not in (1, size):
+        problem = f"the request {asked.spec!r} is for {len(found)} devices, one for each replica; this is one of {size}"
+        hint = f"start the script as anyaccel run --replicas {len(found)} SCRIPT"
+        raise ConfigError(f"{problem} process{'es' if size > 1 else ''}", hint=hint)
+    return found[rank % len(found)]
 
 
 def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:

@@ -30,6 +30,7 @@ from anyaccel_distributed.devices import (
     devices_of_kind,
     devices_of_process,
     replica_notes,
+    requested_of_process,
 )
 from anyaccel_distributed.divided_parameters import (
     check_sharding,
@@ -75,12 +76,8 @@ class ReplicaGroups(ProcessGroups):
             return devices_of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
         if place is None:
             return super().devices(phase, accelerator, frameworks, known)
-        from anyaccel.requests import RequestedAccelerator, machine_of  # may not be installed
-
-        assert isinstance(asked, RequestedAccelerator)
-        machine = machine_of(frameworks(), of_all=False, known=known)
-        rank = place.rank if place.local_rank is None else place.local_rank
-        return (asked.of_replica(machine, rank, place.local_size or place.size, strict=phase.strict).device,)
+        there = asked.requested_devices(frameworks(), known, strict=phase.strict)
+        return (requested_of_process(asked, there, place),)
 
     def changes(self, phase: PhaseSettings, devices: Sequence[Device]) -> dict[str, Any]:
         """With `per_replica`, a sampler whose batches have the rows of all."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.backend import Backend
-from anyaccel.device import Device
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.graph import ModelGraph, Plan, Resolution
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.model_placement import final_devices
@@ -42,11 +42,9 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
     Raises:
         AnyaccelError: as `plan_of`; ConfigError if `inventory` is none.
     """
-    machine = None
+    machine: Registry | None = None
     if inventory is not None:
-        from anyaccel.requests import Inventory, InventoryRegistry  # may not be installed
-
-        machine = InventoryRegistry(registry(), Inventory.parse(inventory))
+        machine = load(SETTINGS, "plan.inventory")(inventory)
     known = machine or registry()
     own = bound(phase, graph, machine)
     with leave_contexts(graph) as left:
@@ -59,10 +57,11 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
     if machine is None:
         return groups.plan_of_one(own, made, ())
     frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
-    asked_for = _devices_asked_for(phase, frameworks, machine)
-    if len(asked_for) > 1:
-        groups = shared_groups(f"training phase {phase.label!r} on {len(asked_for)} devices")
-    return replace(groups.plan_of_one(own, made, asked_for), machine=str(machine.inventory))
+    asked = phase.accelerator if phase.trains else None
+    devices = () if asked is None else asked.requested_devices(frameworks, machine, strict=phase.strict)
+    if len(devices) > 1:
+        groups = shared_groups(f"training phase {phase.label!r} on {len(devices)} devices")
+    return replace(groups.plan_of_one(own, made, devices), machine=machine.description)
 
 
 def _planned(
@@ -85,17 +84,3 @@ def _unused_devices(plan: Plan, known: Registry) -> Iterator[str]:
     if there:
         where = ", ".join(sorted(there))
         yield f"{where}: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
-
-
-if TYPE_CHECKING:
-    from anyaccel.requests import InventoryRegistry
-
-
-def _devices_asked_for(phase: PhaseSettings, frameworks: Sequence[str], known: InventoryRegistry) -> tuple[Device, ...]:
-    """The devices of a described machine that a training asks for; empty without a request."""
-    from anyaccel.requests import RequestedAccelerator  # may not be installed
-
-    if not phase.trains or not isinstance(phase.accelerator, RequestedAccelerator):
-        return ()
-    machine = known.machine(frameworks, of_all=False)
-    return phase.accelerator.request.resolve(machine, strict=phase.strict).devices
