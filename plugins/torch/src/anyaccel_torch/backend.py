@@ -20,7 +20,6 @@ from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices
-from anyaccel.planner import OffloadModels
 from anyaccel.precision import ComputesPrecision
 from anyaccel_torch.compute import TorchCompute, TorchWeightFiles
 from anyaccel_torch.exchange import TorchExchange
@@ -52,7 +51,6 @@ class TorchBackend(TorchExchange, TorchCompute):
         LeavesContexts: lazy("anyaccel_torch.outer_contexts:TorchContexts"),
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_torch.device_replicas:TorchReplicas"),
         "anyaccel_distributed.ShardParameters": lazy("anyaccel_torch.sharding:TorchSharding"),
-        OffloadModels: lazy("anyaccel_torch.big_models.node_offload:TorchOffload"),
         ExpectedDevices: TorchExpectedDevices,
         HealthChecks: TorchHealthChecks,
     }
