@@ -30,10 +30,10 @@ from anyaccel.plugin_loader import Plugin
 from anyaccel.plugin_testing import TinyBackend, entry, write_distribution
 from anyaccel.precision import ComputesPrecision
 from anyaccel.registry import Registry
-from anyaccel.replicas.launch_options import find_launcher
 from anyaccel_devtools.commands.conform import find_plugin
 from anyaccel_devtools.testing import Subject
 from anyaccel_devtools.testing.subject_selection import select_subject
+from anyaccel_distributed.launch_options import find_launcher
 
 ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")

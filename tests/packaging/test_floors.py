@@ -33,9 +33,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "version",
     ),
     ("errors", "html", "attribute_hints"),
-    ("call_hints", "distributions"),
+    ("call_hints", "distributions", "launched"),
     ("arguments", "capability", "containers", "device", "extensions", "formulas"),
-    ("specs", "saved_folder", "planner", "precision"),
+    ("specs", "saved_folder", "precision"),
     ("segment",),
     ("program",),
     ("backend", "hookspecs"),
@@ -44,7 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("numpy_backend", "registry"),
     ("accelerator",),
     ("placement",),
-    ("data", "metrics", "plugin_testing", "replicas"),
+    ("data", "metrics", "plugin_testing"),
     ("graph",),
     ("results",),
     ("phases",),
@@ -93,6 +93,7 @@ BESIDE_THE_KERNEL = {
         "rng",
         "lazy_attributes",
         "interrupts",
+        "launched",
         "user_level",
         "experiment",
         "plugin_testing",
@@ -121,7 +122,6 @@ ENTRY_POINTS = {
 
 # Packages that can be left out, with a name of each that then is an ImportError.
 FEATURES = {
-    "planner": "",
     "plugin_testing.py": "",
     "cli": "",
     "results/plots.py": "",
@@ -129,7 +129,7 @@ FEATURES = {
 
 # What can be added to training, and is not known to the loop, in `phases`.
 LOOP_FEATURES = (
-    *("checkpointing", "distributed", "progress", "callbacks", "compile_policy", "profile", "nan_check"),
+    *("checkpointing", "process_groups", "progress", "callbacks", "compile_policy", "profile", "nan_check"),
     *("oom_recovery", "oom_report", "step_listeners", "loss_scale_report", "weight_averaging", "plateau"),
 )
 

@@ -30,10 +30,8 @@ CONTRACT_MODULES = (
     "anyaccel.segment",
 )
 CAPABILITIES = (
-    *("anyaccel.machine.ExpectedDevices", "anyaccel_devtools.doctor.HealthChecks"),
-    *("anyaccel.planner.OffloadModels", "anyaccel.planner.OffloadPlan", "anyaccel.planner.OffloadRequest"),
+    "anyaccel.machine.ExpectedDevices",
     *("anyaccel.precision.ComputesPrecision", "anyaccel.precision.ScalesLosses"),
-    *("anyaccel.replicas.ReplicaGroup", "anyaccel.replicas.Replicate", "anyaccel.replicas.ShardParameters"),
     *("anyaccel.Backend", "anyaccel.Compute", "anyaccel.Exchange", "anyaccel.Memory", "anyaccel.AsyncCopy"),
     *("anyaccel.Program", "anyaccel.MultiStepProgram", "anyaccel.CompileEstimate", "anyaccel.hookimpl"),
 )

@@ -38,10 +38,17 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     },
     COMMANDS: {
         "anyaccel-devtools": "conform doctor env new-plugin",
+        "anyaccel-distributed": "run",
+        "anyaccel-offload": "device-map",
         "anyaccel-resources": "resolve",
     },
     SETTINGS: {
         "anyaccel-devtools": "ModelGraph.visualize.svg",
+        "anyaccel-distributed": (
+            "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
+            "TrainPhase.sharding TrainPhase.sync_batchnorm"
+        ),
+        "anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload",
         "anyaccel-resources": "plan.inventory",
     },
 }
@@ -51,6 +58,8 @@ MODULES: Mapping[str, str] = {
     "doctor": "anyaccel_devtools.doctor",
     "testing": "anyaccel_devtools.testing",
     "transfer_ledger": "anyaccel_devtools.transfer_ledger",
+    "planner": "anyaccel_offload.planner",
+    "replicas": "anyaccel_distributed",
     "requests": "anyaccel_resources",
     "requests.system_devices": "anyaccel.machine.system_devices",
 }

@@ -11,6 +11,7 @@ from anyaccel import simulate
 from anyaccel.cli.console import format_size
 from anyaccel.cli.demo import best_device_of, choose_framework
 from anyaccel.device import Device
+from anyaccel.distributions import COMMANDS, OFFERED
 from anyaccel.errors import FrameworkError
 from anyaccel.plugin_loader import own_distribution
 from anyaccel.plugin_testing import TinyBackend, plugin_module
@@ -45,7 +46,6 @@ def register(*backends: object) -> None:
         ("demo",),
         ("devices",),
         ("plugins",),
-        ("resolve",),
     ],
 )
 def test_examples_in_the_help_are_valid_commands(flag, command, call):
@@ -57,23 +57,20 @@ def test_examples_in_the_help_are_valid_commands(flag, command, call):
         assert call(*example.split(), "--help").exit_code == 0
 
 
-def test_the_help_lists_every_command_with_a_sentence(call, monkeypatch):
-    monkeypatch.setattr("anyaccel.cli.main.entry_points", lambda group: ())  # whatever else is installed
+def test_the_help_lists_every_command_with_a_sentence(call):
     listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
+    offered = " ".join(OFFERED[COMMANDS].values()).split()  # by other distributions, where they are installed
     names = [
         "checkpoint",
         "completion",
         "demo",
-        "device-map",
         "devices",
         "estimate",
         "explain",
         "plan",
         "plugins",
-        "resolve",
-        "run",
     ]
-    assert [line.split()[0] for line in listed] == names
+    assert [line.split()[0] for line in listed if line.split()[0] not in offered] == names
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 

@@ -423,11 +423,3 @@ def test_a_full_standard_error_leaves_output_and_status_as_they_are(environment,
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, env=environment(), check=False)
     assert answer.returncode == usual.returncode == status and answer.stdout == usual.stdout
-
-
-def test_a_deleted_working_folder_is_an_error_with_a_hint(python, tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    answer = python(RUN.format("os.rmdir(os.getcwd())"), "run", "--replicas", "2", "train.py", cwd=gone)
-    assert answer.stderr.startswith("error: the working folder cannot be read: ")
-    assert "Hint: change to a folder that exists." in answer.stderr and answer.returncode == 2

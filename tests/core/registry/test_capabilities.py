@@ -19,7 +19,7 @@ from anyaccel.errors import CapabilityError, PluginError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.plugin_testing import TinyBackend, entry, plugin_module, write_distribution
 from anyaccel.registry import Registry
-from anyaccel.replicas import Replicate, ShardParameters
+from anyaccel_distributed import Replicate, ShardParameters
 
 CPU = Device("cpu")
 

@@ -13,9 +13,9 @@ from typing import Any, TextIO
 import click
 
 from anyaccel.cli import completion as shell_completion
-from anyaccel.cli.base_command import JSON, PLUGIN_TIMEOUT, Command, PlainCommand, check_folder, load_plugins_of
+from anyaccel.cli.base_command import JSON, PLUGIN_TIMEOUT, Command, PlainCommand, load_plugins_of
 from anyaccel.cli.checkpoint.commands import checkpoint
-from anyaccel.cli.plan_commands import device_map, estimate, explain, plan
+from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.distributions import COMMANDS, entry_points, load
 from anyaccel.errors import PluginError
 
@@ -72,7 +72,6 @@ def group() -> None:
     \b
     Examples:
       anyaccel devices          list the devices of this machine
-      anyaccel resolve any      show which of them a request gets, and why
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
 
@@ -86,7 +85,7 @@ def group() -> None:
     """
 
 
-for _each in (checkpoint, plan, explain, estimate, device_map):
+for _each in (checkpoint, plan, explain, estimate):
     group.add_command(_each)
 
 
@@ -160,58 +159,6 @@ def plugins(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     from anyaccel.cli.plugins import run
 
     sys.exit(run(timeout, as_json, left_out))
-
-
-@group.command(
-    cls=PlainCommand,
-    short_help="Train with several processes.",
-    context_settings={"allow_interspersed_args": False},
-)
-@click.option(
-    "--replicas",
-    required=True,
-    metavar="N",
-    help="How many processes train one model; MIN:MAX where a launcher may go on with fewer.",
-)
-@click.option("--on", metavar="LAUNCHER", help="Where they run, such as ray; by default on this machine.")
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="How often all are started anew when one has failed.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that one waits for the others in a step; by default those of the framework.",
-)
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    replicas: str,
-    on: str | None,
-    max_restarts: int,
-    timeout: float | None,
-    module: bool,
-    script: str,
-    arguments: Sequence[str],
-) -> None:
-    """Run a script in several processes, which share every batch of its training phases.
-
-    Sets what torchrun sets. When one process fails the others are ended, and the status is that of the one that failed.
-
-    \b
-    Examples:
-      anyaccel run --replicas 2 train.py
-      anyaccel run --replicas 4 --max-restarts 3 train.py --epochs 3
-      anyaccel run --on ray --replicas 8 train.py
-    """
-    from anyaccel.cli.run import run
-
-    check_folder()
-    sys.exit(run(replicas, on, max_restarts, timeout, module, script, tuple(arguments)))
 
 
 @_command(short_help="Print a shell completion script.")

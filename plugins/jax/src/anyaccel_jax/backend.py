@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.outer_contexts import LeavesContexts
 from anyaccel.adapter.step_costs import StepCosts
@@ -17,12 +16,10 @@ from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.precision import ComputesPrecision
-from anyaccel.replicas import ShardParameters
 from anyaccel_jax.compute import JaxCompute, JaxMemoryFigures, JaxPrecision
 from anyaccel_jax.device_info import JaxExpectedDevices
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.memory import JaxMemory
-from anyaccel_jax.sharding import JaxSharding
 
 
 class JaxBackend(JaxExchange, JaxCompute):
@@ -49,8 +46,8 @@ class JaxBackend(JaxExchange, JaxCompute):
         ObservesTransfers: lazy("anyaccel_jax.transfer_observer:JaxTransfers"),
         ComputesPrecision: JaxPrecision,
         LeavesContexts: lazy("anyaccel_jax.outer_contexts:JaxContexts"),
-        DeviceReplicas: lazy("anyaccel_jax.device_replicas:JaxReplicas"),
-        ShardParameters: JaxSharding,
+        "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_jax.device_replicas:JaxReplicas"),
+        "anyaccel_distributed.ShardParameters": lazy("anyaccel_jax.sharding:JaxSharding"),
         ExpectedDevices: JaxExpectedDevices,
         "anyaccel_devtools.HealthChecks": lazy("anyaccel_jax.health_checks:JaxHealthChecks"),
     }

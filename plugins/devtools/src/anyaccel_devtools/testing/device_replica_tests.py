@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,8 +12,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
-from anyaccel.adapter.replicated_program import ReplicatedProgram, build_replicated, copied_segment
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.precision import ComputesPrecision, LossScale, LossScaleState, SegmentPrecision
@@ -34,7 +33,7 @@ class DeviceReplicaTests(Subject):
         """They begin with equal values, on their device, and stay as they are while the original is trained."""
         _, other = replica_devices(harness, 2)
         original = harness.prepare_model(model)
-        (copied,) = harness.backend.required(DeviceReplicas).copy_models([original], other)
+        (copied,) = harness.backend.required(feature().DeviceReplicas).copy_models([original], other)
         start = harness.parameter_values(original)
         assert harness.backend.device_of(copied) == other
         assert_equal(harness.on_device(other).parameter_values(copied), start)
@@ -58,7 +57,7 @@ class DeviceReplicaTests(Subject):
         """Where parameters can be divided among devices: losses, clipped steps, values and states of one program."""
         devices = replica_devices(harness, 2)
         start = harness.prepare_model(model)
-        backend = harness.backend.required(DeviceReplicas)
+        backend = harness.backend.required(feature().DeviceReplicas)
         if devices[0] == devices[1] or backend.undividable_reason(harness.segment(start)):
             pytest.skip("parameters cannot be divided here")
         losses, values = trained(harness, harness.clone_model(model, start), devices[:1], shared=False)
@@ -72,7 +71,7 @@ class DeviceReplicaTests(Subject):
         """Where nodes can stay whole beside divided ones: losses, clipped steps and values of one program."""
         devices = replica_devices(harness, 2)
         start = harness.prepare_model(model)
-        backend = harness.backend.required(DeviceReplicas)
+        backend = harness.backend.required(feature().DeviceReplicas)
         if devices[0] == devices[1] or not backend.divides_nodes:
             pytest.skip("parameters of single nodes cannot be divided here")
         assert backend.undividable_reason(harness.segment(start), whole=(NODE,)) == ""
@@ -88,9 +87,9 @@ class DeviceReplicaTests(Subject):
         devices = replica_devices(harness, 2)
         backend = cast("ComputingBackend", harness.backend)
         segment = harness.segment(harness.prepare_model(model), optimizer=ADAM)
-        copied = copied_segment(backend, segment, devices[1])
+        copied = programs_of().copied_segment(backend, segment, devices[1])
         programs = [backend.build(segment), backend.build(copied)]
-        program = ReplicatedProgram(segment, backend, programs, devices)
+        program = programs_of().ReplicatedProgram(segment, backend, programs, devices)
         for _ in range(STEPS):
             harness.forward_backward(program, harness.inputs(BATCH))
             program.optimizer_step()
@@ -120,7 +119,7 @@ class DeviceReplicaTests(Subject):
         alone, shared = harness.clone_model(model, start), harness.clone_model(model, start)
         scaled_steps(harness, backend.build(scaled_segment(harness, alone)))
         segment = scaled_segment(harness, shared)
-        stands = scaled_steps(harness, build_replicated(backend, segment, devices))
+        stands = scaled_steps(harness, programs_of().build_replicated(backend, segment, devices))
         assert stands == (LossScaleState(512.0, 1, 1), 2)
         assert_close(harness.parameter_values(shared), harness.parameter_values(alone), rtol=1e-3, atol=1e-4)
 
@@ -149,9 +148,19 @@ def scaled_steps(harness: Harness, program: Any) -> tuple[LossScaleState, int]:
     return stands
 
 
+def feature() -> Any:
+    """The distribution whose capability it is; a skip without it."""
+    return pytest.importorskip("anyaccel_distributed", reason="anyaccel-distributed is not installed")
+
+
+def programs_of() -> Any:
+    """Its programs over several devices."""
+    return importlib.import_module(f"{feature().__name__}.replicated_program")
+
+
 def replica_devices(harness: Harness, n: int) -> list[Device]:
     """So many devices, of which some may be the same; a skip without the capability."""
-    harness.declared(DeviceReplicas, "device_replicas")
+    harness.declared(feature().DeviceReplicas, "device_replicas")
     kind = harness.device.kind
     others = [device for device in harness.backend.devices() if device.kind == kind and device != harness.device]
     every = [harness.device, *others]
@@ -172,7 +181,9 @@ def trained(
     segment = harness.segment(prepared, optimizer=ADAM)
     backend = cast("ComputingBackend", harness.backend)
     program = (
-        build_replicated(backend, segment, devices, deterministic=deterministic, divided=divided, whole=whole)
+        programs_of().build_replicated(
+            backend, segment, devices, deterministic=deterministic, divided=divided, whole=whole
+        )
         if shared
         else backend.build(segment)
     )

@@ -2,7 +2,7 @@
 
     python -m anyaccel_devtools.testing.replica_scenarios MODULE:CLASS KIND FOLDER
 
-As started by `anyaccel.replicas.processes`. The class is that of a backend, which is made without arguments, and the
+As started by `anyaccel_distributed.processes`. The class is that of a backend, which is made without arguments, and the
 kind that of the devices.
 """
 
@@ -17,17 +17,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.backend import Program
 from anyaccel.device import Device
-from anyaccel.replicas import ReplicaGroup, Replicate, ShardParameters
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer
 from anyaccel_devtools.testing.harness import GROUP, NODE, Batch, Harness
+
+if TYPE_CHECKING:
+    from anyaccel_distributed import ReplicaGroup, ShardParameters
 
 SIZE = 2
 BATCH = Batch.of(11)
@@ -74,7 +75,7 @@ class Replica:
     @property
     def global_batches(self) -> bool:
         """Whether programs of divided parameters take all rows of a step in each replica."""
-        shards = self.harness.backend.capability(ShardParameters)
+        shards = self.harness.backend.capability(feature().ShardParameters)
         return shards is not None and shards.global_batches
 
     def tell(self, name: str, **found: Any) -> None:
@@ -82,6 +83,11 @@ class Replica:
         path = report_path(self.folder, name, self.group.rank)
         path.with_suffix(".tmp").write_text(json.dumps(found, default=_plain))
         path.with_suffix(".tmp").replace(path)
+
+
+def feature() -> Any:
+    """The distribution whose capabilities these are; only who has it comes here."""
+    return importlib.import_module("anyaccel_distributed")
 
 
 def report_path(folder: Path, name: str, rank: int) -> Path:
@@ -93,11 +99,11 @@ def perform(replica: Replica) -> None:
     """Everything that the backend declares, one after the other; what fails in all replicas is told."""
     backend = replica.harness.backend
     scenarios = [gathered, averaged]
-    if replica.group.gathers_tensors and backend.capability(DeviceReplicas) is not None:
+    if replica.group.gathers_tensors and backend.capability(feature().DeviceReplicas) is not None:
         scenarios.append(shards)
-    if backend.required(Replicate).computes_together:
+    if backend.required(feature().Replicate).computes_together:
         scenarios.append(together)
-    sharding = backend.capability(ShardParameters)
+    sharding = backend.capability(feature().ShardParameters)
     if sharding is not None and not _refused(replica, sharding):
         scenarios += [trained, in_parts, *([kept_whole] if sharding.shards_nodes else []), abandoned]
     replica.tell(DECLARED, names=[scenario.__name__ for scenario in scenarios])
@@ -147,7 +153,7 @@ def shards(replica: Replica) -> None:
     for number in (0, 1) if group.rank == 0 else (2,):
         program.zero_grad()
         harness.forward_backward(program, harness.inputs(BATCH.rows(slice(3 * number, 3 * number + 3))))
-        own.append([*harness.backend.required(DeviceReplicas).gradients(program), float(number)])
+        own.append([*harness.backend.required(feature().DeviceReplicas).gradients(program), float(number)])
     every = group.gather_tensors(program, own, [2, 1])
     program.close()
     numbers = [float(np.asarray(harness.to_numpy(shard[-1]))) for shard in every]
@@ -158,7 +164,7 @@ def together(replica: Replica) -> None:
     """Clipped steps of one program with whole parameters, to which each replica gives all rows."""
     harness, group, model = replica.harness, replica.group, replica.prepared()
     segment = harness.segment(model, optimizer=ADAM, compile="off")
-    program = harness.backend.required(Replicate).build_together(segment, group)
+    program = harness.backend.required(feature().Replicate).build_together(segment, group)
     losses, squares = [], []
     for _ in range(STEPS):
         (pair,) = harness.forward_backward(program, harness.inputs(BATCH)).values()
@@ -174,7 +180,7 @@ def together(replica: Replica) -> None:
 def trained(replica: Replica) -> None:
     """Clipped steps with divided parameters, read before the last; then one with the states of these."""
     harness, model = replica.harness, replica.prepared()
-    backend = harness.backend.required(ShardParameters)
+    backend = harness.backend.required(feature().ShardParameters)
     segment = harness.segment(model, optimizer=ADAM, compile="off")
     reason = backend.unshardable_reason(segment, offload=False)
     program = backend.build_sharded(segment, replica.group, offload=False)
@@ -218,7 +224,7 @@ def _step(replica: Replica, program: Program) -> dict[str, float]:
 def in_parts(replica: Replica) -> None:
     """A step in two parts, whose means are halved at the end."""
     harness, model = replica.harness, replica.prepared()
-    backend, size = harness.backend.required(ShardParameters), 2 if replica.group.rank else 3
+    backend, size = harness.backend.required(feature().ShardParameters), 2 if replica.group.rank else 3
     program = backend.build_sharded(harness.segment(model, optimizer=ADAM, compile="off"), replica.group, offload=False)
     first = 6 * replica.group.rank
     if replica.global_batches:
@@ -237,7 +243,7 @@ def in_parts(replica: Replica) -> None:
 def kept_whole(replica: Replica) -> None:
     """Clipped steps of a program whose only node stays whole."""
     harness, model = replica.harness, replica.prepared()
-    backend = harness.backend.required(ShardParameters)
+    backend = harness.backend.required(feature().ShardParameters)
     segment = harness.segment(model, optimizer=ADAM, compile="off")
     reason = backend.unshardable_reason(segment, offload=False, whole=(NODE,))
     program = backend.build_sharded(segment, replica.group, offload=False, whole=(NODE,))
@@ -258,7 +264,7 @@ def abandoned(replica: Replica) -> None:
     """The first replica closes its program alone; the second waits until it has."""
     harness, group = replica.harness, replica.group
     segment = harness.segment(replica.prepared(), optimizer=ADAM, compile="off")
-    program = harness.backend.required(ShardParameters).build_sharded(segment, group, offload=False)
+    program = harness.backend.required(feature().ShardParameters).build_sharded(segment, group, offload=False)
     _step(replica, program)
     deadline, of_first = time.monotonic() + _WAIT_SECONDS, report_path(replica.folder, "abandoned", 0)
     while group.rank and not of_first.exists() and time.monotonic() < deadline:
@@ -288,7 +294,7 @@ def main(backend_name: str, kind: str, folder: str) -> None:
     """Join the other replicas, and perform all."""
     backend = _backend(backend_name)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    group = backend.required(Replicate).replica_group(rank, size)  # before the framework starts
+    group = backend.required(feature().Replicate).replica_group(rank, size)  # before the framework starts
     every = [each for each in backend.devices() if each.kind == kind]
     device = every[0 if kind == "cpu" else rank]
     host = Device("cpu") if Device("cpu") in backend.devices() else device

@@ -15,9 +15,6 @@ import numpy as np
 import pytest
 
 from anyaccel.backend import Backend, Exchange
-from anyaccel.replicas import Replicate
-from anyaccel.replicas.launcher import TIMEOUT_VARIABLE
-from anyaccel.replicas.processes import run_replicas
 from anyaccel_devtools.testing.harness import GROUP, Array, Harness, assert_close
 from anyaccel_devtools.testing.replica_scenarios import (
     ADAM,
@@ -235,7 +232,11 @@ _folders: dict[tuple[type, str], Path] = {}
 
 def run_scenarios(backend: Backend, harness: Harness, factory: pytest.TempPathFactory) -> Path:
     """The folder with what two processes found, which are run once for a class of backends."""
-    _need(backend.capability(Replicate) is not None, "the backend does not declare replicate")
+    feature = pytest.importorskip("anyaccel_distributed", reason="anyaccel-distributed is not installed")
+    from anyaccel_distributed.launch_options import TIMEOUT_VARIABLE
+    from anyaccel_distributed.processes import run_replicas
+
+    _need(backend.capability(feature.Replicate) is not None, "the backend does not declare replicate")
     _need(isinstance(backend, Exchange), "the kit reads tensors of other processes by Exchange")
     _need(STANDARD_MODEL in harness.compute.models(), f"{STANDARD_MODEL} is not there")
     cls, kind = type(backend), _kind(harness)
