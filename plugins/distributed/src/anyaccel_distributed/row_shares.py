@@ -1,0 +1,283 @@
+"""Row shares: which rows of each batch one replica is given: its part of them, or all, of which it computes a part."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from anyaccel.errors import PhaseError
+from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, SampledBatches
+from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, SharedSteps, StepRange
+from anyaccel.phases.loading.host_columns import Batch
+
+_SEEN_BYTES = 1024
+"""Of each of a few rows of a column; a fingerprint of whole images would cost more than their step."""
+
+
+def share(n_rows: int, rank: int, size: int) -> RowSpan:
+    """The rows of a batch of `n_rows` that a replica takes: adjacent ones, and at most one more than another's."""
+    return rank * n_rows // size, (rank + 1) * n_rows // size
+
+
+class BatchShare:
+    """The rows of each batch of a source that one replica takes.
+
+    Args:
+        label: of the phase.
+        source: label of the source.
+        rank, size: which replica of how many.
+        on_batch: is told a fingerprint of each whole batch, which is the same in all replicas if their batches are.
+        whole: whether each takes all rows, and computes a part of them.
+    """
+
+    def __init__(
+        self, label: str, source: str, rank: int, size: int, on_batch: Callable[[int], None], *, whole: bool = False
+    ) -> None:
+        self._whole = whole
+        self._label, self._source, self._rank, self._size, self._on_batch = label, source, rank, size, on_batch
+
+    def __call__(self, batches: Iterable[tuple[int, Batch]]) -> Iterator[tuple[int, Batch]]:
+        """The parts of numbered batches that this replica takes.
+
+        Raises:
+            PhaseError: a batch has fewer rows than there are replicas.
+        """
+        for position, batch in batches:
+            yield position, self.of(batch)
+
+    def of(self, batch: Batch) -> Batch:
+        """The part of a batch that this replica takes: adjacent rows.
+
+        Raises:
+            PhaseError: it has fewer rows than there are replicas.
+        """
+        n_rows = len(next(iter(batch.values())))
+        if n_rows < self._size:
+            raise PhaseError(
+                f"phase {self._label!r}: the source {self._source!r} gave a batch of {n_rows} rows for {self._size} "
+                "replicas",
+                cause="each replica takes a share of every batch, also of the last one of an epoch",
+                hint="let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)",
+            )
+        self._on_batch(fingerprint(batch))
+        if self._whole:
+            return batch
+        low, high = share(n_rows, self._rank, self._size)
+        return {name: column[low:high] for name, column in batch.items()}
+
+
+def fingerprint(batch: Batch) -> int:
+    """20 bits of the names and shapes of a batch, and of its first, middle and last row."""
+    found = 0
+    for name in sorted(batch):
+        column = np.asarray(batch[name])
+        found = zlib.crc32(f"{name} {column.shape}".encode(), found)
+        for row in (0, len(column) // 2, len(column) - 1):
+            found = zlib.crc32(np.ascontiguousarray(column[row]).tobytes()[:_SEEN_BYTES], found)
+    return found & 0xFFFFF
+
+
+class ReplicaEpochs(EpochPlan):
+    """The epochs of all replicas, of which this one takes its share of every step, in the order of the epoch.
+
+    Args:
+        label: of the phase.
+        epochs: of all.
+        rank, size: which replica of how many.
+        on_orders: is told the row orders of all, of each epoch that is drawn.
+        whole: whether each takes all rows of every step, and computes a part of them.
+
+    Raises:
+        PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
+    """
+
+    splittable = False
+
+    def __init__(
+        self,
+        label: str,
+        epochs: EpochPlan,
+        rank: int,
+        size: int,
+        on_orders: Callable[[RowOrders], None] = lambda _: None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        self._whole, self._on_orders = whole, on_orders
+        self._epochs, self._rank, self._size = epochs, rank, size
+        self.n_steps = epochs.n_steps
+        self._known: tuple[RowOrders, EpochSteps] | None = None
+        self._label = label
+        first = epochs.epoch(0)
+        on_orders(first.orders)
+        steps = first.steps
+        for each in steps:
+            self._check(each)
+        taken = steps if whole else [self._part(each) for each in steps]
+        self.batch_size = max(each.batch_size for each in taken)
+
+    def epoch(self, number: int) -> EpochSteps:
+        """See `EpochPlan`."""
+        whole = self._epochs.epoch(number)
+        if self._known is None or self._known[0] is not whole.orders:
+            self._on_orders(whole.orders)
+            self._known = whole.orders, whole if self._whole else self._share_of(whole)
+        return self._known[1]
+
+    def prefetch(self, number: int | None) -> None:
+        """See `EpochPlan`."""
+        self._epochs.prefetch(number)
+
+    def _check(self, steps: StepRange) -> None:
+        if self._whole and steps.microbatch_size is not None:  # each batch of a step is cut by itself
+            last = steps.batch_size % steps.microbatch_size or steps.microbatch_size
+            _check_sizes(self._label, {last}, self._size)
+        _check_sizes(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
+        if not steps.uniform:
+            _check_equal(self._label, {stop - start for start, stop in steps.rows.values()}, self._size)
+
+    def _part(self, steps: StepRange) -> StepRange:
+        """The same steps, with this replica's number of rows; from row 0 on."""
+        spans = {name: share(stop - start, self._rank, self._size) for name, (start, stop) in steps.rows.items()}
+        rows = {name: (0, high - low) for name, (low, high) in spans.items()}
+        return replace(steps, rows=rows, microbatch_size=_microbatch_size(steps, self._size))
+
+    def _share_of(self, whole: EpochSteps) -> EpochSteps:
+        taken: dict[str, list[np.ndarray]] = {name: [] for steps in whole.steps for name in steps.rows}
+        ends = dict.fromkeys(taken, 0)
+        parts = []
+        for steps in whole.steps:
+            part = self._part(steps)
+            rows = {name: (ends[name], ends[name] + stop) for name, (_, stop) in part.rows.items()}
+            for name, (start, stop) in steps.rows.items():
+                low, high = share(stop - start, self._rank, self._size)
+                begins = start + (stop - start) * np.arange(steps.n_steps)[:, None]
+                taken[name].append((begins + np.arange(low, high)).ravel())
+                ends[name] += steps.n_steps * (high - low)
+            parts.append(replace(part, rows=rows))
+        positions = {name: np.concatenate(each) for name, each in taken.items()}
+        orders = {key: order[positions[key[0]]] for key, order in whole.orders.items() if key[0] in positions}
+        return EpochSteps(tuple(parts), orders, SharedSteps(whole, self._first))
+
+    def _first(self, n_rows: int) -> int:
+        return share(n_rows, self._rank, self._size)[0]
+
+
+def check_shares(label: str, batches: SampledBatches, n_replicas: int) -> None:
+    """Check that each of so many replicas can take a share of every batch.
+
+    Raises:
+        PhaseError: a batch has fewer rows than there are replicas, or its feature sets cannot be shared alike.
+    """
+    if batches.equal_batches is not None:
+        _, size, last = batches.equal_batches
+        _check_sizes(label, {size, last} - {0}, n_replicas)
+        return
+    for step in batches.steps:
+        sizes = {stop - start for start, stop in step.values()}
+        _check_sizes(label, sizes, n_replicas)
+        if len(sizes) > 1:
+            _check_equal(label, sizes, n_replicas)
+
+
+def _check_sizes(label: str, sizes: set[int], n_replicas: int) -> None:
+    if min(sizes) < n_replicas:
+        raise PhaseError(
+            f"phase {label!r} has a batch of {min(sizes)} rows for {n_replicas} replicas",
+            cause="each replica takes a share of every batch, also of the last one of an epoch",
+            hint="draw larger batches, or leave the last one out: SimpleSampler(..., drop_last=True)",
+        )
+
+
+def _check_equal(label: str, sizes: set[int], n_replicas: int) -> None:
+    if any(n % n_replicas for n in sizes):
+        raise PhaseError(
+            f"phase {label!r} takes batches of {_listed(sizes)} rows in one step, for {n_replicas} replicas",
+            cause="batches of several sizes in one step are shared where each is a multiple of the replicas",
+            hint=f"let the samplers draw multiples of {n_replicas} rows, with drop_last=True",
+        )
+
+
+class ReplicaEvaluation(EpochPlan):
+    """An evaluation of which this replica computes some whole batches, as one process does; neighbours are together.
+
+    Args:
+        epochs: of all.
+        rank, size: which replica of how many; there are at least as many batches.
+    """
+
+    splittable = True
+
+    def __init__(self, epochs: EpochPlan, rank: int, size: int) -> None:
+        self._epochs, self._rank, self._size = epochs, rank, size
+        own = self.epoch(0).steps
+        self.n_steps = len(own)
+        self.batch_size = max(steps.batch_size for steps in own)
+
+    def epoch(self, number: int) -> EpochSteps:
+        """See `EpochPlan`."""
+        whole = self._epochs.epoch(number)
+        low, high = share(len(whole.steps), self._rank, self._size)
+        return replace(whole, steps=whole.steps[low:high])
+
+
+def _microbatch_size(steps: StepRange, size: int) -> int | None:
+    """Rows of a micro-batch of a replica, of which all have equally many: parts of a step may be computed together."""
+    if steps.microbatch_size is None:
+        return None
+    own, least = -(-steps.microbatch_size // size), steps.batch_size // size
+    most = -(-steps.batch_size // size)
+    while -(-least // own) != -(-most // own):
+        own += 1
+    return own
+
+
+def _listed(sizes: set[int]) -> str:
+    return " and ".join(str(n) for n in sorted(sizes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatches:
+    """Whether they do.
+
+    Attributes:
+        given: they do.
+        allowed: backend and phase allow it, with whole parameters.
+        needed: some layer mixes the rows of a batch.
+    """
+
+    given: bool = False
+    allowed: bool = False
+    needed: bool = False
+
+    def chosen(self, label: str, epochs: EpochPlan | None, size: int) -> GlobalBatches:
+        """The same once the steps are known: given where it is allowed, and a program divides all batches.
+
+        Steps that it takes in one call may have any number of rows, others a multiple of the replicas. The last batch
+        of an epoch need not: then each replica computes all of it.
+
+        Args:
+            label: of the phase.
+            epochs: of rows that each process has in memory; None where they are read as they are needed, of which each
+                replica reads its own share.
+            size: how many replicas there are.
+
+        Raises:
+            PhaseError: it is needed, and not given.
+        """
+        if self.given or not self.allowed:
+            return self
+        steps = () if epochs is None else epochs.epoch(0).steps
+        given = bool(steps) and all(each.uniform or each.batch_size % size == 0 for each in steps[:-1] or steps)
+        if self.needed and not given:
+            raise PhaseError(
+                f"phase {label!r} normalizes by the rows of all replicas, which these compute only where each has all "
+                "rows of a batch",
+                available=f"rows in memory, in batches of a multiple of {size} rows",
+                hint=f"draw batches of a multiple of {size} rows from a FeatureSet, or write replicas=1 to train the "
+                "whole of it in each process on its own",
+            )
+        return replace(self, given=given)
