@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anyaccel as aa
 from anyaccel.registry import registry
-from anyaccel.replicas import join, launched
+from anyaccel_distributed import join, launched
 
 
 class Wrappers(aa.Callback):
