@@ -64,7 +64,6 @@ def terminal(*parts: tuple[str, str]) -> str:
 
 FLOORS = (
     ("cli", "the command line"),
-    ("testing", "the conformance kit"),
     ("fitting", "fit: one call on a table"),
     ("experiment", "phases over one graph"),
     ("phases", "train, evaluate, fit: load, run, recover"),
@@ -73,8 +72,7 @@ FLOORS = (
     ("data", "feature sets, samplers, sources"),
     ("metrics", "measures by name"),
     ("replicas", "processes that train one model"),
-    ("doctor", "checks of the machine"),
-    ("transfer_ledger", "what moves, and who waits"),
+    ("plugin_testing", "fakes for tests of plugins"),
     ("requests", "which devices are asked for"),
     ("estimators", "objects in the scikit-learn style"),
     ("precision", "dtypes, and scaled losses"),
