@@ -536,7 +536,6 @@ def configured() -> dict[str, Any]:
             validate_every=2,
             accumulate=2,
             on_nan="stop",
-            deterministic=True,
             loss_scale=LossScale(8.0),
             precision="fp16-mixed",
             checkpoint=aa.Checkpoint(
