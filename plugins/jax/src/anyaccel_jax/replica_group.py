@@ -105,6 +105,9 @@ class JaxReplicaGroup(ReplicaGroup):
                     shard[i] = piece
         return every
 
+    def begin_parts(self, program: Program, n_replicas: int) -> None:
+        cast("ProcessMeshProgram", program).begin_parts(n_replicas)
+
     def abandon(self, programs: Sequence[Program]) -> None:
         """This process ends without waiting for the others."""
         self._departure.fail()
