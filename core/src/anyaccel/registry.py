@@ -49,6 +49,8 @@ class Registry:
 
     is_of_this_machine = True
     """Whether the devices are here, and not those of a machine that is described."""
+    description = ""
+    """The machine in words; empty for the one that is here."""
 
     def __init__(
         self,

@@ -17,7 +17,6 @@ from anyaccel.errors import AnyaccelError, CapabilityError, ConfigError, OutOfMe
 from anyaccel.graph.plan_offload import block_rows, offload_summary
 from anyaccel.planner import OffloadModels, OffloadPlan, OffloadRequest
 from anyaccel.registry import registry
-from anyaccel.requests import Inventory
 from anyaccel.segment import TensorSpec
 
 FITS, DOES_NOT_FIT = 0, 1
@@ -26,7 +25,7 @@ _SPEC = re.compile(r"([a-z]+[0-9]*)\[([0-9]+(?:,[0-9]+)*)\]")
 
 
 def run_device_map(
-    reference: str, inventory: Inventory, *, offload: str, training: bool, inputs: Sequence[str], as_json: bool
+    reference: str, inventory: Any, *, offload: str, training: bool, inputs: Sequence[str], as_json: bool
 ) -> int:
     """Print where the blocks of a model go, and return the exit status.
 
@@ -96,7 +95,7 @@ def _model(reference: str) -> Any:
     return model
 
 
-def _dividing(model: Any, inventory: Inventory) -> Any:
+def _dividing(model: Any, inventory: Any) -> Any:
     """The backend that divides a model on the devices of a machine."""
     framework = registry().owners(model)[0]
     kinds = [each.device.kind for each in inventory.devices]
@@ -111,7 +110,7 @@ def _dividing(model: Any, inventory: Inventory) -> Any:
     return serving[0]
 
 
-def _memory(backend: Any, inventory: Inventory) -> dict[str, int]:
+def _memory(backend: Any, inventory: Any) -> dict[str, int]:
     """Bytes of each device that computes; those of the host where the CPU does."""
     found = {
         str(e.device): e.nbytes for e in inventory.devices if e.device.kind in backend.kinds and e.device.kind != "cpu"
@@ -126,7 +125,7 @@ def _memory(backend: Any, inventory: Inventory) -> dict[str, int]:
     return found
 
 
-def _print(plan: OffloadPlan, inventory: Inventory, as_json: bool) -> None:
+def _print(plan: OffloadPlan, inventory: Any, as_json: bool) -> None:
     if as_json:
         entries = {block.name: block.tier or str(block.device) for block in plan.blocks}
         print_json({"fits": True, "machine": str(inventory), "device_map": entries, "plan": plan.to_dict()})

@@ -172,34 +172,6 @@ def devices(ctx: click.Context, framework: str | None, probe: bool, timeout: flo
     run(framework, timeout, as_json, lambda: load_plugins_of(ctx), ask=probe)
 
 
-@group.command(cls=PlainCommand, short_help="Show which devices a request gets, and why.")
-@click.argument("request")
-@click.option("--on", help="A machine in words, such as '8x H100-80GB mem=1TB', instead of this one.")
-@click.option("--file", type=click.Path(), help="A machine in a JSON file, instead of this one.")
-@click.option("--strict", is_flag=True, help="The first wish or nothing.")
-@click.option(
-    "--export",
-    type=click.Choice(["modal", "skypilot", "ray", "slurm", "kubernetes", "dra"]),
-    help="Print the request as this scheduler writes it, as JSON.",
-)
-@JSON
-def resolve(request: str, on: str | None, file: str | None, strict: bool, export: str | None, as_json: bool) -> None:
-    """Show every candidate for a request, the chosen one, and why each other was not.
-
-    Nothing is initialised, and no framework is imported. The exit status is 1 if the machine has nothing that fits.
-
-    \b
-    Examples:
-      anyaccel resolve "H100:2, A100-80GB, any"
-      anyaccel resolve "{L4, A10G}" --on "1x L4, 1x A10G"
-      anyaccel resolve "40GB+:2 mem=64GB" --file node.json --json
-      anyaccel resolve "H100:8, A100-80GB:8" --export modal
-    """
-    from anyaccel.cli.resolve import run
-
-    sys.exit(run(request, on, file, strict, export, as_json))
-
-
 @_command(short_help="Check the machine and what is installed.")
 @click.option("--probe", is_flag=True, help="Also compute on every device, which initialises it.")
 @_TIMEOUT

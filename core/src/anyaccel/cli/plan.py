@@ -10,6 +10,7 @@ from typing import Any
 
 from anyaccel.cli.console import print_json, print_line, print_table
 from anyaccel.cli.module_object import load_object
+from anyaccel.distributions import NAMES, load
 from anyaccel.errors import ConfigError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
@@ -18,7 +19,6 @@ from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
 from anyaccel.graph.plan_offload import block_rows, offload_summary
 from anyaccel.phases import Phase, plan_for
 from anyaccel.phases.planning.advice import Advice, advise
-from anyaccel.requests import Inventory
 
 FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
 """Exit statuses; 2 is that of errors."""
@@ -53,7 +53,7 @@ class PlanTarget:
             problem = f"{self.reference} is a {type(phase).__name__}, not a phase"
             raise ConfigError(problem, available=", ".join(names), hint="name a TrainPhase, EvalPhase or FitPhase")
         graph = _graph_of(module, self.graph)
-        inventory = Inventory.from_file(self.file) if self.file is not None else self.on
+        inventory = load(NAMES, "Inventory").from_file(self.file) if self.file is not None else self.on
         return plan_for(phase, graph, inventory), phase, graph
 
 

@@ -129,9 +129,10 @@ def device_map(
       anyaccel device-map project.model:build --on "4x A100-80GB" --offload no --input "int64[1,128]"
     """
     from anyaccel.cli.device_map import run_device_map
+    from anyaccel.distributions import NAMES, load
     from anyaccel.errors import ConfigError
-    from anyaccel.requests import Inventory
 
+    Inventory = load(NAMES, "Inventory")
     if on is not None and file is not None:
         raise ConfigError("--on and --file both give a machine", hint="leave one out")
     machine = (

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.device import USUAL, Device
+from anyaccel.distributions import MissingDistributionError
 from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node
@@ -60,8 +61,9 @@ def accelerator_of_environment() -> Accelerator | None:
         return Accelerator(text) if text else None
     except DeviceParseError as error:
         problem = f"the environment variable {DEFAULT_DEVICE}={shown(text)}: {error.problem}"
-        hint = f"set {DEFAULT_DEVICE}=cpu or {DEFAULT_DEVICE}=gpu:0"
-        raise DeviceParseError(problem, available=error.available, hint=hint) from None
+        otherwise = f"set {DEFAULT_DEVICE}=cpu or {DEFAULT_DEVICE}=gpu:0"
+        hint = error.hint if isinstance(error, MissingDistributionError) else otherwise
+        raise type(error)(problem, available=error.available, hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

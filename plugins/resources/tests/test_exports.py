@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from anyaccel import DeviceRequest
 from anyaccel.errors import AnyaccelError, ConfigError, DeviceParseError
-from anyaccel.requests import products
-from anyaccel.requests.exports import FORMATS
-from anyaccel.requests.exports.export import NAMES
+from anyaccel_resources import products
+from anyaccel_resources.exports import FORMATS, NAMES
 
 
 def exported(request, to):

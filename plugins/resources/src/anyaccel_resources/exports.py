@@ -7,9 +7,9 @@ from typing import Any
 
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError
-from anyaccel.requests.entry import RequestEntry
-from anyaccel.requests.products import product_named
 from anyaccel.suggestions import did_you_mean
+from anyaccel_resources.entry import RequestEntry
+from anyaccel_resources.products import product_named
 
 
 def refused(entry: RequestEntry, scheduler: str, why: str, available: str = "", hint: str = "") -> ConfigError:

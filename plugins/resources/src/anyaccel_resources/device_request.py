@@ -11,11 +11,11 @@ from anyaccel.arguments import flag, shown
 from anyaccel.call_hints import class_hints
 from anyaccel.errors import ConfigError, DeviceParseError
 from anyaccel.registry import registry
-from anyaccel.requests.allocation import Allocation, allocate
-from anyaccel.requests.entry import RequestEntry
-from anyaccel.requests.exports import export
-from anyaccel.requests.grammar import MOST_ENTRIES, Parser
-from anyaccel.requests.inventory import Inventory
+from anyaccel_resources.allocation import Allocation, allocate
+from anyaccel_resources.entry import RequestEntry
+from anyaccel_resources.exports import export
+from anyaccel_resources.grammar import MOST_ENTRIES, Parser
+from anyaccel_resources.inventory import Inventory
 
 
 @class_hints

@@ -132,7 +132,7 @@ def test_nothing_that_fits_is_an_error_with_the_reasons():
 
 def test_simulated_devices_are_asked_for_by_name():
     from anyaccel.device import Device
-    from anyaccel.requests import InventoryDevice
+    from anyaccel_resources import InventoryDevice
 
     machine = Inventory(devices=(InventoryDevice(device=Device("sim")), InventoryDevice(device=Device("cpu"))))
     chosen = DeviceRequest.parse("any").resolve(machine).chosen

@@ -11,7 +11,7 @@ from anyaccel.device import Device
 from anyaccel.machine.system_devices import system_host
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry, registry
-from anyaccel.requests.inventory import Inventory, InventoryDevice, stated_memory
+from anyaccel_resources.inventory import Inventory, InventoryDevice, stated_memory
 
 
 class InventoryRegistry(Registry):
@@ -28,7 +28,7 @@ class InventoryRegistry(Registry):
 
     def __init__(self, base: Registry, inventory: Inventory) -> None:
         super().__init__(entry_points=tuple)
-        self._base, self.inventory = base, inventory
+        self._base, self.inventory, self.description = base, inventory, str(inventory)
         self._devices = {each.device: each for each in inventory.devices}
         base.load()
         self.policies = base.policies
@@ -113,6 +113,15 @@ class InventoryRegistry(Registry):
     def free_memory(self, framework: str, device: Device) -> int | None:
         """All of it."""
         return self.capacity(device) or None
+
+
+def described(inventory: Inventory | str) -> InventoryRegistry:
+    """The installed backends on a machine, an Inventory or one in words: what the argument `inventory` of plans does.
+
+    Raises:
+        ConfigError: it is no inventory.
+    """
+    return InventoryRegistry(registry(), Inventory.parse(inventory))
 
 
 # -- the inventory of this machine as frameworks see it: for a request that is used with them --------------------------

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from anyaccel import DeviceRequest
 from anyaccel.errors import DeviceParseError
 from anyaccel.registry import Registry
-from anyaccel.requests import RequestEntry, products
-from anyaccel.requests.grammar import KINDS, LONGEST
-from anyaccel.requests.products import capabilities
 from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
+from anyaccel_resources import RequestEntry, products
+from anyaccel_resources.grammar import KINDS, LONGEST
+from anyaccel_resources.products import capabilities
 
 
 @pytest.fixture(autouse=True)

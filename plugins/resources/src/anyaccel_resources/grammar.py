@@ -19,9 +19,9 @@ from typing import Any
 
 from anyaccel.device import ALIASES
 from anyaccel.errors import DeviceParseError
-from anyaccel.requests.entry import RequestEntry
-from anyaccel.requests.products import capabilities, product_named, product_names, products
 from anyaccel.suggestions import did_you_mean
+from anyaccel_resources.entry import RequestEntry
+from anyaccel_resources.products import capabilities, product_named, product_names, products
 
 KINDS = ("cpu", "gpu", "mps", "xpu", "tpu", "npu", "hpu", "sim", *ALIASES)
 LONGEST = 2_000

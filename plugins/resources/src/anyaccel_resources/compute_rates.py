@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyaccel.requests.products import product_of
+from anyaccel_resources.products import product_of
 
 _FILE = Path(__file__).parent / "compute_rates.json"
 _UNIT = 10**12

@@ -6,8 +6,8 @@ from datetime import date
 
 import pytest
 
-from anyaccel.requests import products
-from anyaccel.requests.products import product_named, product_of
+from anyaccel_resources import products
+from anyaccel_resources.products import product_named, product_of
 
 
 def test_every_figure_has_an_address_and_a_date():

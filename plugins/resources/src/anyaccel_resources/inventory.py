@@ -14,10 +14,10 @@ from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, ConfigError
 from anyaccel.machine.system_devices import SystemDevice, system_devices, system_host
-from anyaccel.requests.entry import RequestEntry
-from anyaccel.requests.grammar import LONGEST, Parser
-from anyaccel.requests.products import Product, product_named, product_of
 from anyaccel.suggestions import did_you_mean
+from anyaccel_resources.entry import RequestEntry
+from anyaccel_resources.grammar import LONGEST, Parser
+from anyaccel_resources.products import Product, product_named, product_of
 
 MOST_DEVICES = 4096
 _TIMES = re.compile(r"\s*(\d+)\s*[xX*]\s+")

@@ -13,12 +13,11 @@ from anyaccel.device import Device, spelling
 from anyaccel.errors import ConfigError, DeviceParseError
 from anyaccel.html import badge, faint, joined
 from anyaccel.registry import Registry, registry
-from anyaccel.requests.device_request import DeviceRequest
-from anyaccel.requests.grammar import KINDS
-from anyaccel.requests.inventory import Inventory
-from anyaccel.requests.inventory_registry import machine_of
-from anyaccel.requests.products import product_named
 from anyaccel.specs import assign_fields
+from anyaccel_resources.device_request import DeviceRequest, with_count
+from anyaccel_resources.grammar import KINDS
+from anyaccel_resources.inventory_registry import machine_of
+from anyaccel_resources.products import product_named
 
 
 def accelerator_class(device: Any) -> type[Accelerator]:
@@ -120,7 +119,7 @@ class RequestedAccelerator(Accelerator):
             DeviceUnavailableError: nothing fits; the message has the reasons.
             FrameworkError: no plugin runs a framework.
         """
-        devices = self._devices(machine_of(frameworks, known=known), strict)
+        devices = self.request.resolve(machine_of(frameworks, known=known), strict=strict).devices
         if len(devices) > 1:
             problem = f"the request {self.spec!r} is for {len(devices)} devices, and an object is on one"
             hint = (
@@ -129,30 +128,17 @@ class RequestedAccelerator(Accelerator):
             raise ConfigError(problem, available=", ".join(map(str, devices)), hint=hint)
         return self.at(devices[0])
 
-    def of_replica(self, machine: Inventory, place: int, size: int, *, strict: bool = False) -> Accelerator:
-        """An Accelerator of the device of one process: a request for several devices is one for each.
-
-        Args:
-            machine: this one.
-            place: which one of the processes on it, from 0.
-            size: how many these are.
-            strict: the first wish or nothing.
-
-        Raises:
-            ConfigError: the request is for another number of devices than there are processes.
-            DeviceUnavailableError: nothing fits.
-        """
-        devices = self._devices(machine, strict)
-        if len(devices) not in (1, size):
-            problem = (
-                f"the request {self.spec!r} is for {len(devices)} devices, one for each replica; this is one of {size}"
-            )
-            hint = f"start the script as anyaccel run --replicas {len(devices)} SCRIPT"
-            raise ConfigError(f"{problem} process{'es' if size > 1 else ''}", hint=hint)
-        return self.at(devices[place % len(devices)])
-
-    def _devices(self, machine: Inventory, strict: bool) -> Sequence[Device]:
-        return self.request.resolve(machine, strict=strict).devices
+    def requested_devices(
+        self,
+        frameworks: Sequence[str],
+        known: Registry | None = None,
+        *,
+        replicas: int | None = None,
+        strict: bool = False,
+    ) -> Sequence[Device]:
+        """All devices that the request gets of a machine: as many as it is for, or where it is for one, `replicas`."""
+        request = with_count(self.request, replicas) if replicas and self.request.count == 1 else self.request
+        return request.resolve(machine_of(frameworks, of_all=False, known=known), strict=strict).devices
 
     def refused(
         self, frameworks: Sequence[str], known: Registry, *, of_all: bool, strict: bool
@@ -160,18 +146,6 @@ class RequestedAccelerator(Accelerator):
         """The candidates that the request did not get of a machine, as `WISH on DEVICE`, each with the reason."""
         candidates = self.request.resolve(machine_of(frameworks, of_all=of_all, known=known), strict=strict).candidates
         return [(f"{it.wish} on {it.label}", it.reason) for it in candidates if not it.chosen]
-
-
-def at_device(accelerator: Accelerator, device: Device) -> Accelerator:
-    """As `accelerator.at(device)`."""
-    return accelerator.at(device)
-
-
-def on_machine(
-    accelerator: Accelerator, *frameworks: str, strict: bool = False, known: Registry | None = None
-) -> Accelerator:
-    """As `accelerator.on_one_device(*frameworks, strict=strict, known=known)`."""
-    return accelerator.on_one_device(*frameworks, strict=strict, known=known)
 
 
 def _owners(obj: Any) -> list[str]:

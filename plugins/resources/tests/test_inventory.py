@@ -16,7 +16,7 @@ from anyaccel import DeviceRequest, Inventory
 from anyaccel.errors import AnyaccelError, ConfigError
 from anyaccel.machine import system_devices as system
 from anyaccel.machine.system_devices import SystemDevice
-from anyaccel.requests.inventory import stated_memory
+from anyaccel_resources.inventory import stated_memory
 
 
 def shown(inventory: Inventory) -> list[str]:
@@ -55,6 +55,21 @@ def test_words_number_the_devices_of_each_kind():
 def test_words_that_are_no_inventory_are_refused(words, message):
     with pytest.raises(ConfigError, match=message):
         Inventory.parse(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "nbytes", "host"),
+    [
+        ("2x 24GB, cpu 64GB", [24e9, 24e9], 64e9),
+        ("2x gpu-24GB mem=1TB", [24e9, 24e9], 1e12),
+        ("40GB, 3x 24GB", [40e9, 24e9, 24e9, 24e9], 0),
+        ("cpu 64GB", [], 64e9),
+    ],
+)
+def test_words_have_kinds_and_the_memory_of_the_host(words: str, nbytes: list[float], host: float) -> None:
+    machine = Inventory.parse(words)
+    assert [each.nbytes for each in machine.devices if each.device.kind != "cpu"] == nbytes
+    assert machine.host_nbytes == host
 
 
 # -- from a file -------------------------------------------------------------------------------------------------------
@@ -189,7 +204,7 @@ def test_a_driver_that_lies_gives_devices_whose_figures_are_unknown(monkeypatch:
         (21, 1, 0),
         (200, 200, 0),
     ]
-    monkeypatch.setattr("anyaccel.requests.inventory.system_devices", lambda: devices)
+    monkeypatch.setattr("anyaccel_resources.inventory.system_devices", lambda: devices)
     assert [each.memory_gb for each in Inventory.detect().devices] == [0, 80, 80, 0]
     assert system.from_json("[" * 100_000) == [] and len(system.from_json(json.dumps(LIES[:1] * 2000))) == 1024
     (smi,) = system.from_smi("0, NVIDIA H100 80GB HBM3, GPU-1, \u00b2\u00b2, 0:4")
@@ -200,7 +215,7 @@ def test_devices_of_one_name_and_other_memory_are_not_one_product(monkeypatch: p
     """A request for their product's memory gets those alone that have it."""
     sizes = (10**10, 85 * 10**9)
     devices = [SystemDevice(kind="gpu", index=i, name="NVIDIA H100 80GB HBM3", nbytes=n) for i, n in enumerate(sizes)]
-    monkeypatch.setattr("anyaccel.requests.inventory.system_devices", lambda: devices)
+    monkeypatch.setattr("anyaccel_resources.inventory.system_devices", lambda: devices)
     machine = Inventory.detect()
     assert list(map(str, DeviceRequest.parse("H100-80GB").resolve(machine).devices)) == ["gpu:1"]
     assert list(map(str, DeviceRequest.parse("40GB+").resolve(machine).devices)) == ["gpu:1"]

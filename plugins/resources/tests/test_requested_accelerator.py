@@ -11,11 +11,9 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import DeviceInfo
 from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError
-from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
-from anyaccel.requests import RequestedAccelerator, machine_of
-from anyaccel.testing.fake_plugins import plugin_module
 from anyaccel.testing.tiny import TinyBackend
+from anyaccel_resources import RequestedAccelerator, machine_of
 
 
 class Cards(TinyBackend):
@@ -28,15 +26,9 @@ class Cards(TinyBackend):
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """The NumPy backend and one with cards; no other plugin, no device of the environment."""
-    registry = Registry(NumpyBackend, entry_points=lambda: ())
-    monkeypatch.setattr("anyaccel.registry._registry", [registry])
-    for name in ("ANYACCEL_DEVICE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "ANYACCEL_SIMULATE"):
-        monkeypatch.delenv(name, raising=False)
-    cards = Cards("cards", ("gpu:0", "gpu:1", "gpu:2", "cpu:0"))
-    registry.register(plugin_module("cards", backends=lambda: [cards]), "cards")
-    return registry
+def known(serve) -> Registry:
+    """The NumPy backend and one with cards."""
+    return serve(Cards("cards", ("gpu:0", "gpu:1", "gpu:2", "cpu:0")))
 
 
 ASKED = ["any", "H100:2, any", "40GB+", "{H100, cpu}", "gpu[bf16]", ["H100", "cpu"], {"cpu"}, ["gpu:1"], "A100-80GB"]
@@ -61,8 +53,8 @@ def test_one_device_of_any_kind_is_no_request(plain):
 
 
 def test_creating_one_looks_at_nothing(monkeypatch):
-    monkeypatch.setattr("anyaccel.requests.device_request.Inventory.detect", pytest.fail)
-    monkeypatch.setattr("anyaccel.requests.requested_accelerator.machine_of", pytest.fail)
+    monkeypatch.setattr("anyaccel_resources.device_request.Inventory.detect", pytest.fail)
+    monkeypatch.setattr("anyaccel_resources.requested_accelerator.machine_of", pytest.fail)
     assert str(aa.Accelerator("h100:2, ANY")) == "H100:2, any"
     assert "H100" in aa.Accelerator("H100!")._repr_html_()
 
@@ -118,17 +110,32 @@ def test_a_machine_of_several_frameworks_has_what_all_of_them_use():
 
 
 @pytest.mark.parametrize(
-    ("size", "rank", "device"),
-    [(1, 0, None), (2, 0, "gpu:1"), (2, 1, "gpu:2")],
+    ("asked", "replicas", "found"),
+    [
+        ("H100:2", None, "gpu:1 gpu:2"),
+        ("H100", 2, "gpu:1 gpu:2"),
+        ("H100", None, "gpu:1"),
+        ("H100:2", 3, "gpu:1 gpu:2"),
+        ("gpu:1", 2, ""),
+    ],
 )
-def test_a_count_is_one_device_for_each_replica(size, rank, device):
-    request = RequestedAccelerator("H100:2")
-    machine = machine_of(["cards"])
-    if device is None:
-        with pytest.raises(ConfigError, match=r"is for 2 devices, one for each replica; this is one of 1 process\."):
-            request.of_replica(machine, rank, size)
-    else:
-        assert str(request.of_replica(machine, rank, size)) == device
+def test_a_request_for_one_device_is_for_as_many_as_there_are_replicas(asked, replicas, found):
+    devices = aa.Accelerator(asked).requested_devices(["cards"], replicas=replicas)
+    assert " ".join(map(str, devices)) == found
+
+
+@pytest.mark.parametrize(("size", "rank", "device"), [(3, 0, None), (2, 0, "sim:0"), (2, 1, "sim:1")])
+def test_a_count_is_one_device_for_each_process(monkeypatch, size, rank, device):
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": 29500}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    with aa.simulate(2):
+        if device is None:
+            problem = r"'sim:0\+1' is for 2 devices, one for each replica; this is one of 3 processes\."
+            with pytest.raises(ConfigError, match=problem):
+                experiment().plan(train(accelerator="sim:0+1"))
+        else:
+            assert str(experiment().plan(train(accelerator="sim:0+1")).device("net")) == device
 
 
 # -- in phases ---------------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import Any
 
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError
-from anyaccel.requests.entry import RequestEntry
-from anyaccel.requests.inventory import Inventory, InventoryDevice
-from anyaccel.requests.products import Product, product_named
+from anyaccel_resources.entry import RequestEntry
+from anyaccel_resources.inventory import Inventory, InventoryDevice
+from anyaccel_resources.products import Product, product_named
 
 _ONLY_BY_NAME = frozenset({"cpu", "sim"})
 _KINDS = {"gpu": 3, "cpu": 1, "sim": 0}  # other accelerators are 2
