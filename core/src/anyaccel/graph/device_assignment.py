@@ -96,9 +96,7 @@ class DeviceAssigner:
         """
         if self.accelerator is not None:
             self._check_on_this_machine(self.accelerator)
-        elif (default := accelerator_of_environment()) is not None and type(
-            default
-        ) is Accelerator:  # no request, which says itself what fits
+        elif (default := accelerator_of_environment()) is not None and not default.is_request:
             self._check_kind(default.device.kind)
         labels = [label for label in self.shapes.order if label in active]
         models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]

@@ -129,13 +129,19 @@ class Inventory:
         Raises:
             ConfigError: it cannot be read, is no inventory, or contradicts itself.
         """
-        content = read_inventory_file(path)
-        words = [f"{count}x {name}" for name, count in content.devices] or ["cpu"]
-        described = (each for text in words for each in _described([_read_part(text, text)], text))
-        source = f"in {Path(path).name}"
-        return cls(
-            devices=_numbered(described), host_memory_gb=content.host_memory_gb, cores=content.cores, source=source
-        )
+        if not isinstance(path, (str, Path)) or not str(path):
+            hint = "write Inventory.from_file('node.json')"
+            raise ConfigError(f"{shown(path)} is not the path of an inventory", hint=hint)
+        content = _mapping(_parsed(Path(path)), path, _KEYS)
+        words = _entries(content.get("devices", []), path) or ["cpu"]
+        host = {name: content.get(name, 0) for name in ("host_memory_gb", "cores")}
+        for name, value in host.items():
+            is_number = is_integer(value) or (name == "host_memory_gb" and isinstance(value, float))
+            if not is_number or not 0 <= value <= _LARGEST_HOST:
+                raise _wrong(path, f"{name}={shown(value, 60)} is not a number from 0 to {_LARGEST_HOST}")
+        described = (device for text in words for device in _described([_read_part(text, text)], text))
+        memory, cores = float(host["host_memory_gb"]), int(host["cores"])
+        return cls(devices=_numbered(described), host_memory_gb=memory, cores=cores, source=f"in {Path(path).name}")
 
     @classmethod
     def detect(cls) -> Inventory:
@@ -234,31 +240,11 @@ _KEYS = ("devices", "host_memory_gb", "cores")
 _EXAMPLE = """{"devices": [{"product": "H100-80GB", "count": 8}], "host_memory_gb": 1000, "cores": 96}"""
 
 
-@dataclass(frozen=True, slots=True)
-class InventoryFile:
-    """The checked content of a file: products and counts, and the host."""
-
-    devices: tuple[tuple[str, int], ...]
-    host_memory_gb: float
-    cores: int
-
-
-def read_inventory_file(path: str | Path) -> InventoryFile:
-    """The content of a file.
-
-    Raises:
-        ConfigError: it cannot be read, is too large or deep, or is not as documented.
-    """
-    if not isinstance(path, (str, Path)) or not str(path):
-        raise ConfigError(
-            f"{shown(path)} is not the path of an inventory", hint="write Inventory.from_file('node.json')"
-        )
-    content = _parsed(Path(path))
-    whole = _mapping(content, path, _KEYS)
-    entries = whole.get("devices", [])
+def _entries(entries: Any, path: str | Path) -> list[str]:
+    """What the entry `devices` of a file has, in words."""
     if not isinstance(entries, list) or len(entries) > _MOST:
         raise _wrong(path, f"devices={shown(entries, 60)} is not a list of at most {_MOST} entries")
-    devices = []
+    words = []
     for entry in entries:
         fields = _mapping(entry, path, ("product", "count"))
         name, count = fields.get("product"), fields.get("count", 1)
@@ -266,13 +252,8 @@ def read_inventory_file(path: str | Path) -> InventoryFile:
             raise _wrong(path, f"product={shown(name, 60)} is not the name of a product")
         if not is_integer(count) or not 1 <= count <= _MOST:
             raise _wrong(path, f"count={shown(count, 60)} of {name!r} is not a count from 1 to {_MOST}")
-        devices.append((name, int(count)))
-    memory, cores = whole.get("host_memory_gb", 0), whole.get("cores", 0)
-    for key, value in (("host_memory_gb", memory), ("cores", cores)):
-        number = is_integer(value) or (key == "host_memory_gb" and isinstance(value, float))
-        if not number or not 0 <= value <= _LARGEST_HOST:
-            raise _wrong(path, f"{key}={shown(value, 60)} is not a number from 0 to {_LARGEST_HOST}")
-    return InventoryFile(tuple(devices), float(memory), int(cores))
+        words.append(f"{int(count)}x {name}")
+    return words
 
 
 def _parsed(path: Path) -> Any:
