@@ -47,7 +47,8 @@ class ProcessMesh(DeviceMesh):
 
     def joined(self, array: Any) -> Any:
         """The rows of all processes, one after the other, of which this one gives its part."""
-        return jax.make_array_from_process_local_data(self.rows, array)
+        join: Any = jax.make_array_from_process_local_data
+        return join(self.rows, array)
 
     def _home(self, array: Any) -> Any:
         if not _is_global(array):

@@ -39,6 +39,10 @@ def joined(rank: int, size: int) -> JaxReplicaGroup:
 class JaxReplicaGroup(ReplicaGroup):
     """The processes that `jax.distributed` has joined, by a mesh of one device of each.
 
+    Programs over all of them exchange by themselves (`process_mesh`). Its own sums and gatherings are for what these do
+    not compute: gradients in one order (`deterministic=True`), phases of several frameworks or segments, and steps of
+    which each process reads its share alone. What is compared goes over them in any case.
+
     Args:
         rank, size: of the launcher.
 
