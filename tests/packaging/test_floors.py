@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "html", "attribute_hints"),
     ("call_hints", "distributions"),
     ("arguments", "capability", "containers", "device", "extensions", "formulas"),
-    ("specs", "saved_folder", "planner", "precision"),
+    ("specs", "saved_folder", "precision"),
     ("segment",),
     ("program",),
     ("backend", "hookspecs"),
@@ -123,7 +123,6 @@ ENTRY_POINTS = {
 # Packages that can be left out, with a name of each that then is an ImportError.
 FEATURES = {
     "doctor": "",
-    "planner": "",
     "transfer_ledger": "ledger",
     "testing": "",
     "cli": "",

@@ -16,7 +16,7 @@ import click
 from anyaccel.cli import completion as shell_completion
 from anyaccel.cli.base_command import JSON, Command, PlainCommand, load_plugins_of
 from anyaccel.cli.checkpoint.commands import checkpoint
-from anyaccel.cli.plan_commands import device_map, estimate, explain, plan
+from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.distributions import COMMANDS, entry_points, load
 from anyaccel.errors import ConfigError, PluginError
 
@@ -115,7 +115,7 @@ def group() -> None:
     """
 
 
-for _each in (checkpoint, plan, explain, estimate, device_map):
+for _each in (checkpoint, plan, explain, estimate):
     group.add_command(_each)
 
 

@@ -13,6 +13,7 @@ from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, ConfigError, PhaseError
 from anyaccel.graph import Plan, Resolution
 from anyaccel.graph.device_assignment import accelerator_of_environment
+from anyaccel.graph.plan_entries import layouts
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.distributed.sharding import divides, whole_nodes
 from anyaccel.phases.process_group import SingleProcess
@@ -196,7 +197,7 @@ def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequenc
     plan, one_device = resolution.plan, _one_device(resolution.plan)
     if phase.step is not None:
         yield "its step is your own", one_device
-    divided = [each.node for each in plan.assignments if each.offload is not None]
+    divided = list(layouts(plan.assignments))
     if divided:
         yield f"node {divided[0]!r} has a device_map", f"leave it out, or {one_device}"
     if learners:
