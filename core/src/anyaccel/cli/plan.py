@@ -16,7 +16,6 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.plan import LARGEST, activation_line, covered
 from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
-from anyaccel.graph.plan_offload import block_rows, offload_summary
 from anyaccel.phases import Phase, plan_for
 from anyaccel.phases.planning.advice import Advice, advise
 
@@ -166,12 +165,11 @@ def _print_plan(plan: Plan) -> None:
         for a in plan.assignments
     ]
     print_table(("node", "device", "native name", "who decided", "asked for", "parameters"), rows)
-    for each in plan.assignments:
-        if each.offload is not None:
-            print_line(f"\nblocks of {each.node}: {offload_summary(each.offload)}")
-            print_table(("blocks", "device", "weights", "bytes", "a step"), list(block_rows(each.offload)))
-            for note in each.offload.notes:
-                print_line(f"note: {note}")
+    for section in (section for assignment in plan.assignments for section in assignment.sections):
+        print_line(f"\n{section.title}: {section.summary}")
+        print_table(section.head, section.rows)
+        for note in section.notes:
+            print_line(f"note: {note}")
     edges = [
         (
             f"gradient of {c.value}" if c.gradient else c.value,

@@ -17,7 +17,7 @@ from anyaccel.device import USUAL, Device
 from anyaccel.distributions import MissingDistributionError
 from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
-from anyaccel.graph.nodes import ModelNode, Node
+from anyaccel.graph.nodes import LAYOUT_SETTINGS, ModelNode, Node
 from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.registry import Registry
@@ -282,10 +282,9 @@ def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment
                 f"{pair} but differ in frozen, its mode, modes or optimizer",
                 hint="freeze both in the same mode or none, and give both the same modes and optimizer",
             )
-        if any(getattr(other, name) != getattr(node, name) for name in ("device_map", "max_memory", "offload")):
-            raise GraphError(
-                f"{pair} but differ in device_map, max_memory or offload", hint="give both nodes the same ones"
-            )
+        if any(getattr(other, name) != getattr(node, name) for name in LAYOUT_SETTINGS):
+            *names, last = LAYOUT_SETTINGS
+            raise GraphError(f"{pair} but differ in {', '.join(names)} or {last}", hint="give both nodes the same ones")
 
 
 # -- rejections: the devices that a node might have had, and why it has another one ------------------------------------
