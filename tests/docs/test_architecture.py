@@ -340,8 +340,8 @@ TOYS = {
                     '        matmul_precision: Any = None,\n        priority: str = "low",\n    ) -> None:',
                 ),
                 (
-                    "        **REPLICATION,",
-                    '        "priority": Setting(choice("low", "high")),\n        **REPLICATION,',
+                    '        "replicas": Setting(',
+                    '        "priority": Setting(choice("low", "high")),\n        "replicas": Setting(',
                 ),
             )
         },
