@@ -33,8 +33,12 @@ CAPABILITIES, EXTENSIONS = "anyaccel.capabilities", "anyaccel.extension_points"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {"anyaccel-resources": "DeviceRequest Inventory"},
-    COMMANDS: {"anyaccel-offload": "device-map", "anyaccel-resources": "resolve"},
+    COMMANDS: {"anyaccel-distributed": "run", "anyaccel-offload": "device-map", "anyaccel-resources": "resolve"},
     SETTINGS: {
+        "anyaccel-distributed": (
+            "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
+            "TrainPhase.sharding TrainPhase.sync_batchnorm"
+        ),
         "anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload",
         "anyaccel-resources": "plan.inventory",
     },
@@ -43,6 +47,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
 
 MODULES: Mapping[str, str] = {
     "planner": "anyaccel_offload.planner",
+    "replicas": "anyaccel_distributed",
     "requests": "anyaccel_resources",
     "requests.system_devices": "anyaccel.machine.system_devices",
 }
