@@ -100,16 +100,6 @@ class Halves:
         return x * 2
 
 
-class Mean:
-    """An estimator."""
-
-    def fit(self, x: Any, y: Any) -> None:
-        self.mean_ = y.mean()
-
-    def predict(self, x: Any) -> Any:
-        return np.full(len(x), self.mean_)
-
-
 class Rowwise:
     """A map-style data set."""
 
@@ -221,8 +211,7 @@ def planned(cls: type) -> Callable[..., Any]:
     """Makes a phase and plans it: what a phase cannot know by itself is checked with its graph."""
 
     def make(label: Any, **settings: Any) -> Any:
-        nodes = [node(), aa.ModelNode("fit", Mean(), data().reference())]
-        return aa.Experiment("e", aa.ModelGraph(nodes, "adam"), progress="none").plan(cls(label, **settings))
+        return aa.Experiment("e", aa.ModelGraph([node()], "adam"), progress="none").plan(cls(label, **settings))
 
     make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
     return make
@@ -319,7 +308,6 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"monitor": "loss", "factor": 0.5, "patience": 5, "threshold": 0.0, "threshold_mode": "abs", "cooldown": 1}
         | {"min_factor": 0.1, "mode": "max"},
     ),
-    "Estimator": lambda: (aa.Estimator, {"estimator": Mean(), "method": "predict", "output_dtype": "float32"}),
     "EvalPhase": lambda: (
         planned(aa.EvalPhase),
         {"label": "v", "data": "val", "metrics": ["mse"], "outputs": ["net"], "batch_size": 8, "sampler": None}
@@ -408,11 +396,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "FeatureSetView.split_random": lambda: (copied()["train"].split_random, SPLIT),
     "FeatureSetView.take": lambda: (data()["train"].take, {"positions": [0], "name": "n"}),
-    "FitPhase": lambda: (
-        planned(aa.FitPhase),
-        {"label": "f", "data": "val", "nodes": ["fit"], "batch_size": 4, **PHASE, **MODES},
-    ),
-    "FitPhase.from_split": lambda: (aa.FitPhase.from_split, {"label": "f", "split": "val"}),
     "ledger": lambda: (aa.ledger, {}),
     "Ledger.by": lambda: (counted().by, {"key": "line"}),
     "Ledger.totals": lambda: (counted().totals, {"kind": None}),
@@ -647,7 +630,7 @@ CALLS: dict[str, Callable[[], Call]] = {
 
 CONTRACT = ("Backend", "Compute", "Exchange", "Memory", "MultiStepProgram", "Program", "Callback", "Progress")
 """Classes whose methods others write and core calls."""
-RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "FitResults", "Plan")
+RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "Plan")
 RECORDS += ("DeviceRequest", "Inventory", "Ledger")
 """What core or a plugin makes and a user reads."""
 UNCHECKED = {
@@ -769,7 +752,6 @@ def configured() -> dict[str, Any]:
     phases = [
         train(validation=aa.EvalPhase("v", data="val", metrics=["mse"])),
         aa.EvalPhase("v", data={"data": "val"}, sampler=pairs),
-        aa.FitPhase("f", data="val", accelerator="cpu", final_device="cpu"),
     ]
     return aa.Experiment("e", aa.ModelGraph(nodes, "adam"), phases).get_config()
 

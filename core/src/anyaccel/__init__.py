@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from anyaccel.data import Within as Within
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
-    from anyaccel.estimators import Estimator as Estimator
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.experiment import ModelGraph as ModelGraph
     from anyaccel.fitting import FittedModel as FittedModel
@@ -73,7 +72,6 @@ if TYPE_CHECKING:
     from anyaccel.phases import EarlyStopping as EarlyStopping
     from anyaccel.phases import EvalPhase as EvalPhase
     from anyaccel.phases import Event as Event
-    from anyaccel.phases import FitPhase as FitPhase
     from anyaccel.phases import FrameworkSettings as FrameworkSettings
     from anyaccel.phases import Profile as Profile
     from anyaccel.phases import Progress as Progress
@@ -92,7 +90,6 @@ if TYPE_CHECKING:
     from anyaccel.requests import Inventory as Inventory
     from anyaccel.results import Comparison as Comparison
     from anyaccel.results import EvalResults as EvalResults
-    from anyaccel.results import FitResults as FitResults
     from anyaccel.results import TrainResults as TrainResults
     from anyaccel.results import compare as compare
     from anyaccel.specs import Loss as Loss
@@ -101,6 +98,9 @@ if TYPE_CHECKING:
     from anyaccel.transfer_ledger import Ledger as Ledger
     from anyaccel.transfer_ledger import ledger as ledger
     from anyaccel.transfer_ledger import no_transfers as no_transfers
+    from anyaccel_sklearn.estimators import Estimator as Estimator
+    from anyaccel_sklearn.fit_phase import FitPhase as FitPhase
+    from anyaccel_sklearn.fit_results import FitResults as FitResults
 
 _NAMES = {
     "accelerator": "Accelerator",
@@ -111,7 +111,6 @@ _NAMES = {
         "Where Within suggested_num_workers"
     ),
     "device": "Device",
-    "estimators": "Estimator",
     "experiment": "Experiment ModelGraph",
     "fitting": "FittedModel find_learning_rate fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
@@ -119,14 +118,14 @@ _NAMES = {
     "transfer_ledger.counting": "ledger no_transfers",
     "transfer_ledger": "Ledger",
     "metrics": "Metric",
-    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase FrameworkSettings Profile Progress "
+    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FrameworkSettings Profile Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "SequentialCNN SequentialMLP simulate",
     "precision": "LossScale",
     "requests": "DeviceRequest Inventory",
-    "results": "Comparison EvalResults FitResults TrainResults compare",
+    "results": "Comparison EvalResults TrainResults compare",
     "graph.weights": "copy_weights",
 }
 _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for name in names.split()}

@@ -13,6 +13,7 @@ _ROOTS = {"torch": "torch pytorch", "tensorflow": "tensorflow tf keras", "jax": 
 HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots.split()}
 """By top-level module of a class, or another name of a framework: the framework, and its plugin's distribution."""
 
+_ESTIMATORS = ("sklearn", "xgboost", "lightgbm")
 _FEATURES = ("devtools", "distributed", "offload", "resources", "sklearn", "tensorboard", "ray")
 DISTRIBUTIONS = frozenset(
     {*(distribution for _, distribution in HINTS.values()), "anyaccel-mps", *(f"anyaccel-{name}" for name in _FEATURES)}
@@ -30,6 +31,12 @@ def hint_of(cls: type) -> tuple[str, str, str] | None:
     name = config.backend() if config is not None else ""
     framework = name if name in HINTS else "tensorflow"
     return framework, distribution_for(framework), f"KERAS_BACKEND makes Keras compute with {framework} here"
+
+
+def is_like_an_estimator(obj: object) -> bool:
+    """Whether an object is of a library of estimators, or has their methods `fit` and `predict`."""
+    root = str(type(obj).__module__).partition(".")[0]
+    return root in _ESTIMATORS or all(callable(getattr(obj, name, None)) for name in ("fit", "predict"))
 
 
 def distribution_for(framework: str) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 from anyaccel.arguments import shown
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, DeviceParseError, GraphError
-from anyaccel.estimators import Estimator
 from anyaccel.graph.nodes import ModelNode, Node
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.resolution import Request
@@ -32,8 +31,8 @@ def with_offload(node: Node, assignment: Assignment, request: Request, known: Re
     """
     assert isinstance(node, ModelNode)
     problem = f"node {node.label!r} has a device_map"
-    if isinstance(node.model, Estimator) or assignment.backend.capability(OffloadModels) is None:
-        what = "is an estimator" if isinstance(node.model, Estimator) else f"is computed by {assignment.framework}"
+    if node.kind.fixed or assignment.backend.capability(OffloadModels) is None:
+        what = f"is {node.kind.fixed or f'computed by {assignment.framework}'}"
         raise CapabilityError(
             f"{problem}, and {what}, which cannot divide models or let weights rest elsewhere",
             cause="its plugin lacks the capability 'offload'",

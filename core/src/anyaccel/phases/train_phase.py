@@ -17,9 +17,9 @@ from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.distributed.row_shares import check_shares
 from anyaccel.phases.distributed.settings import SETTINGS as REPLICATION
-from anyaccel.phases.estimator_partial_fit import learning_nodes
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import trained_as
+from anyaccel.phases.learners import learning_in
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
@@ -352,7 +352,7 @@ class TrainPhase(Phase):
         return self.sampler
 
     def learners(self, graph: ModelGraph) -> list[str]:
-        return learning_nodes(self.label, self.losses, graph)
+        return learning_in(graph).nodes(self.label, self.losses, graph)
 
     def draw(
         self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from anyaccel.estimators import is_estimator
 
 import anyaccel
 from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseError, SpecError
-from anyaccel.estimators import is_estimator
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.metrics.classification import accuracy

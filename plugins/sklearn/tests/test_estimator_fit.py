@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from anyaccel.estimators import Estimator, is_estimator
 
 from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import ColumnError, FallbackWarning, GraphError, PhaseError
-from anyaccel.estimators import Estimator, is_estimator
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
