@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from zlib import crc32
 
+import hypothesis_profiles  # noqa: F401
 import pytest
 
 SHARE = 1 if os.environ.get("ANYACCEL_TEST_FULL") else 5

@@ -161,17 +161,15 @@ def test_weights_of_several_replicas(hint: Any) -> None:
 
 
 def test_rows_that_all_replicas_have(hint: Any) -> None:
-    def epochs(batch_size: int) -> TrainingEpochs:
-        rows = {"data": features()}
-        return TrainingEpochs("train", SampledBatches("train", SimpleSampler(batch_size), ZIP_STRICT, rows), 1)
-
+    rows = {"data": features()}
     needed = GlobalBatches(allowed=True, needed=True)
     with hint(
         "draw batches of a multiple of {} rows from a FeatureSet, or write replicas=1 to train the whole of it in each "
         "process on its own"
     ):
-        needed.chosen("train", epochs(7), 2)
-    assert needed.chosen("train", epochs(8), 2).given and run(replicas=1, sampler=7).loss.size
+        needed.chosen("train", None, 2)  # of a source, whose rows are read as they are needed
+    drawn = TrainingEpochs("train", SampledBatches("train", SimpleSampler(8), ZIP_STRICT, rows), 1)
+    assert needed.chosen("train", drawn, 2).given and run(replicas=1, sampler=7).loss.size
     assert isinstance(features(), FeatureSet)
 
 

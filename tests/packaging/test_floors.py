@@ -39,8 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("segment",),
     ("program",),
     ("backend", "hookspecs"),
-    ("adapter", "plugin_loader"),
-    ("estimators",),
+    ("adapter", "machine", "plugin_loader"),
     ("numpy_backend", "registry"),
     ("accelerator",),
     ("placement",),
@@ -106,7 +105,7 @@ ONLY: dict[str, set[str]] = {
         *("printable", "errors", "arguments", "suggestions", "call_hints", "host_memory", "install_hints"),
         *("device", "rng"),
         *("specs", "segment", "program", "precision"),
-        *("backend", "capability", "hookspecs", "adapter", "estimators"),
+        *("backend", "capability", "hookspecs", "adapter", "distributions"),
     },
 }
 

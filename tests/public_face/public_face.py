@@ -28,7 +28,7 @@ CONTRACT_MODULES = (
     "anyaccel.segment",
 )
 CAPABILITIES = (
-    *("anyaccel.doctor.ExpectedDevices", "anyaccel.doctor.HealthChecks"),
+    *("anyaccel.machine.ExpectedDevices", "anyaccel.doctor.HealthChecks"),
     *("anyaccel.planner.OffloadModels", "anyaccel.planner.OffloadPlan", "anyaccel.planner.OffloadRequest"),
     *("anyaccel.precision.ComputesPrecision", "anyaccel.precision.ScalesLosses"),
     *("anyaccel.replicas.ReplicaGroup", "anyaccel.replicas.Replicate", "anyaccel.replicas.ShardParameters"),

@@ -13,11 +13,11 @@ _ROOTS = {"torch": "torch pytorch", "tensorflow": "tensorflow tf keras", "jax": 
 HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROOTS.items() for root in roots.split()}
 """By top-level module of a class, or another name of a framework: the framework, and its plugin's distribution."""
 
+BACKEND_PLUGINS = {**{framework: framework for framework in _ROOTS}, "mps": "torch"}
+"""anyaccel's own plugins of frameworks by name, each with its framework: they are loaded when that is in use."""
 _ESTIMATORS = ("sklearn", "xgboost", "lightgbm")
 _FEATURES = ("devtools", "distributed", "offload", "resources", "sklearn", "tensorboard", "ray")
-DISTRIBUTIONS = frozenset(
-    {*(distribution for _, distribution in HINTS.values()), "anyaccel-mps", *(f"anyaccel-{name}" for name in _FEATURES)}
-)
+DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES))
 """anyaccel's own distributions beside core; all have the same version."""
 
 

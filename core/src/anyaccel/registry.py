@@ -25,7 +25,7 @@ from anyaccel.errors import (
     NoBackendError,
     PluginError,
 )
-from anyaccel.install_hints import HINTS, hint_of, install_line
+from anyaccel.install_hints import BACKEND_PLUGINS, HINTS, hint_of, install_line
 from anyaccel.plugin_loader import BUILT_IN as BUILT_IN
 from anyaccel.plugin_loader import Plugin
 from anyaccel.suggestions import did_you_mean, kind_hint
@@ -60,26 +60,8 @@ class Registry:
         self._loaded = self._loading = False
         self._clear()
 
-    def load(self) -> None:
-        """Load the built-in backend and every plugin, once. Never raises: `plugins` has what failed."""
-        if self._loaded:
-            return
-        with self._lock:
-            if self._loaded or self._loading:  # a plugin that asks while it is loaded sees what is loaded so far
-                return
-            self._loading = True
-            try:
-                self._clear()  # a load that Ctrl-C ended starts again
-                self._enter(Plugin(BUILT_IN, *loader.own_distribution(), backends=(self._built_in(),)))
-                allowed = loader.wanted()
-                for entry in sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value)):
-                    if allowed is None or entry.name in allowed:
-                        self._load_entry(entry)
-                self._loaded = True
-            finally:
-                self._loading = False
-
     def _clear(self) -> None:
+        self._deferred: list[EntryPoint] = []  # of anyaccel's own backends, whose frameworks are not in use
         self._plugins: dict[str, Plugin] = {}
         self._table: dict[tuple[str, str], Backend] = {}
         self._served: dict[int, tuple[Backend, bool]] = {}  # by id: those of the table, and whether `owns` is asked
@@ -87,6 +69,49 @@ class Registry:
         self._made: dict[tuple[int, str], Any] = {}  # by backend and name: capabilities that other plugins bring
         self._candidates: weakref.WeakKeyDictionary[type, list[tuple[Backend, bool]]] = weakref.WeakKeyDictionary()
         self._hooks = loader.new_hooks()
+
+    def load(self) -> None:
+        """Load the built-in backend and every plugin, once. Never raises: `plugins` has what failed."""
+        self._load(lambda name: True)
+
+    def _load(self, is_needed: Callable[[str], bool]) -> None:
+        """Load the built-in backend, strangers' plugins, and of anyaccel's own backends those that are needed."""
+        if self._loaded and not any(is_needed(entry.name) for entry in self._deferred):  # these are in BACKEND_PLUGINS
+            return
+        with self._lock:
+            if self._loading:  # a plugin that asks while it is loaded sees what is loaded so far
+                return
+            self._loading = True
+            was_loaded, self._loaded = self._loaded, False  # what Ctrl-C ends starts again
+            try:
+                if not was_loaded:
+                    self._clear()
+                    self._enter(Plugin(BUILT_IN, *loader.own_distribution(), backends=(self._built_in(),)))
+                    allowed = loader.wanted()
+                    entries = sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value))
+                    self._deferred = [entry for entry in entries if allowed is None or entry.name in allowed]
+                needed = [it for it in self._deferred if it.name not in BACKEND_PLUGINS or is_needed(it.name)]
+                for entry in needed:
+                    self._load_entry(entry)
+                self._deferred = [entry for entry in self._deferred if entry not in needed]
+                if needed and not self._deferred:
+                    self._sort()
+                self._loaded = True
+            finally:
+                self._loading = False
+
+    def _sort(self) -> None:
+        """The order of plugins and backends is that of their names, whichever was needed first."""
+        in_order = sorted(self._plugins.items(), key=lambda item: (item[0] != BUILT_IN, item[0]))
+        self._plugins = dict(in_order)
+        backends = [backend for _, plugin in in_order for backend in plugin.backends]
+        position = {id(backend): number for number, backend in enumerate(backends)}
+        self._table = dict(sorted(self._table.items(), key=lambda item: position[id(item[1])]))
+        self._served = dict(sorted(self._served.items(), key=lambda item: position[item[0]]))
+        self._candidates.clear()
+
+    def _load_framework(self, framework: str) -> None:
+        self._load(lambda name: BACKEND_PLUGINS[name] == framework)
 
     def register(self, module: Any, name: str) -> None:
         """Register a plugin module by hand, as an entry point of that name would. For tests and notebooks.
@@ -197,6 +222,12 @@ class Registry:
         return tuple(backend for backend, _ in self._served.values())
 
     @property
+    def backends_in_use(self) -> tuple[Backend, ...]:
+        """Every backend whose framework is imported, each once; those of other plugins than anyaccel's own, too."""
+        self._load(_is_imported)
+        return tuple(backend for backend, _ in self._served.values())
+
+    @property
     def frameworks(self) -> tuple[str, ...]:
         """The frameworks that have a backend."""
         self.load()
@@ -204,18 +235,20 @@ class Registry:
 
     def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
         """Each framework, or only this one, with each of its devices."""
-        listed = [(b, it) for b in self.backends if framework in (None, b.framework) for it in self.ask(b, "devices")]
+        self.load() if framework is None else self._load_framework(framework)
+        served = [backend for backend, _ in self._served.values() if framework in (None, backend.framework)]
+        listed = [(backend, device) for backend in served for device in self.ask(backend, "devices")]
         return [(b.framework, device) for b, device in listed if self._table.get((b.framework, device.kind)) is b]
 
     @property
     def hooks(self) -> pluggy.PluginManager:
-        """The plugins' hook implementations."""
-        self.load()
+        """The plugins' hook implementations, without those of frameworks that are not in use."""
+        self._load(_is_imported)
         return self._hooks
 
     def kinds(self, framework: str) -> tuple[str, ...]:
         """Kinds of device that a framework runs on; FrameworkError if no plugin runs it."""
-        self.load()
+        self._load_framework(framework)
         kinds = tuple(kind for name, kind in self._table if name == framework)
         if not kinds:
             raise self._no_plugin(framework)
@@ -234,7 +267,7 @@ class Registry:
 
     def serves(self, framework: str, kind: str) -> bool:
         """Whether a plugin runs a framework on a kind of device."""
-        self.load()
+        self._load_framework(framework)
         return (framework, kind) in self._table
 
     def find(self, framework: str, kind: str | None = None) -> Backend:
@@ -243,7 +276,7 @@ class Registry:
         Raises:
             FrameworkError: no plugin runs the framework, or not on this kind.
         """
-        self.load()
+        self._load(lambda name: name == framework)
         backend = self._table.get((framework, "cpu" if kind is None else kind)) if isinstance(framework, str) else None
         if backend is not None:
             return backend
@@ -311,13 +344,14 @@ class Registry:
 
     def owners(self, obj: Any) -> tuple[str, ...]:
         """The frameworks whose backends own an object, by `import_roots` of its class, or else as their `owns` says."""
-        self.load()
         cls = type(obj)
         if cls in _PLAIN:
             return ()
         candidates = self._candidates.get(cls)
         if candidates is None:
-            found, roots = self._served.values(), _roots(cls)
+            roots = _roots(cls)
+            self._load(lambda name: name in roots or _is_imported(name))
+            found = self._served.values()
             candidates = self._candidates[cls] = [pair for pair in found if roots.intersection(pair[0].import_roots)]
         owners: dict[str, None] = {}
         imported = sys.modules.keys()
@@ -367,6 +401,10 @@ class Registry:
         problem = "; ".join([f"{name} has no backend: no installed plugin owns it", *failed])
         hint = "install the plugin of its framework, or name it: ModelNode(..., framework=...)"
         return NoBackendError(problem, available=available, hint=hint)
+
+
+def _is_imported(framework: str) -> bool:
+    return framework in sys.modules
 
 
 def _roots(cls: type) -> set[str]:

@@ -11,12 +11,14 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is a GPU
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 
 import anyaccel as aa
 from anyaccel_jax import SequentialMLP
+from anyaccel_jax.mesh_program import DeviceMesh
 
 X = np.random.default_rng(0).normal(size=(107, 8)).astype(np.float32)
 Y = (2 * X[:, :1] + np.sin(X[:, 1:2])).astype(np.float32)
@@ -43,18 +45,34 @@ class Nnx(nnx.Module):
         return self.last(nnx.relu(self.first(x)))
 
 
+class Mixing(nn.Module):
+    """Rows are mixed, and each is sorted: XLA cannot divide the gradient of the latter unevenly."""
+
+    sorts: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(16)(x)
+        return nn.Dense(1)(jnp.sort(x, axis=1) if self.sorts else nn.relu(x - x.mean(0)))
+
+
 MODELS = {
+    "sorting": Mixing,
+    "mixing": lambda: Mixing(sorts=False),
     "plain": lambda: SequentialMLP((1,), hidden_dim=16, n_layers=2),
     "dropout": lambda: SequentialMLP((1,), hidden_dim=16, n_layers=2, dropout=0.3),
     "linen": Linen,
     "nnx": Nnx,
 }
 ADAM = aa.Optimizer("adam", lr=0.01)
+SGD = aa.Optimizer("sgd", lr=0.05)  # gradients of a bias before a mean of rows are rounding, which Adam amplifies
 WAYS = {
     "plain": ("plain", ADAM, {}),
     "clipped and accumulated": ("dropout", aa.Optimizer("adamw", lr=0.01, clip_norm=0.1), {"accumulate": 2}),
     "streamed": ("plain", ADAM, {"residency": "streamed"}),
     "not compiled": ("dropout", ADAM, {"compile": "off"}),
+    "sorting": ("sorting", ADAM, {"sampler": 17}),
+    "mixing": ("mixing", SGD, {"sampler": 17}),
     "bf16": ("plain", ADAM, {"precision": "bf16-mixed"}),
     "nnx": ("nnx", ADAM, {}),
     "all at once": (
@@ -82,9 +100,9 @@ def trained(model, optimizer, n_epochs=2, callbacks=(), resume="never", remat=No
         nodes.append(aa.ModelNode("last", SequentialMLP((1,), hidden_dim=8, n_layers=2), "net", sharding="none"))
     graph = aa.ModelGraph(nodes, optimizer, seed=3)
     losses = [aa.AppliedLoss("mse", on=nodes[-1].label, sample_weight=sample_weight)]
-    sampler = aa.SimpleSampler(16, shuffle=True, seed=1)
-    settings = {"accelerator": "cpu", "validation": aa.EvalPhase("again", data="all"), **settings}
-    phase = aa.TrainPhase("train", data=data, losses=losses, sampler=sampler, n_epochs=n_epochs, **settings)
+    settings = {"accelerator": "cpu", "validation": aa.EvalPhase("again", data="all"), "sampler": 16, **settings}
+    settings["sampler"] = aa.SimpleSampler(settings["sampler"], shuffle=True, seed=1)
+    phase = aa.TrainPhase("train", data=data, losses=losses, n_epochs=n_epochs, **settings)
     phase.callbacks = tuple(callbacks)
     results = aa.Experiment(graph, progress="none").run_phase(phase, resume=resume)
     values = {name: np.asarray(value).tolist() for name, value in graph.state().items()}
@@ -189,8 +207,27 @@ def long(n_epochs):
     }
 
 
+def divided_work(n_rows):
+    """By what a step does with so many rows, the part of its operations that each of two devices has."""
+    two, one = (DeviceMesh(jax.devices()[:n], divides=False) for n in (2, 1))
+    told = {}
+    for name, last in (("plain", jnp.square), ("sorting", lambda x: jnp.sort(x, axis=1))):
+        counts = []
+        for mesh in (two, one):
+
+            def gradient(weights, rows, mesh=mesh, last=last):
+                rows = mesh.divide(rows)
+                return jax.grad(lambda weights: jnp.mean(last(jnp.tanh(rows @ weights))))(weights)
+
+            given = [mesh.put(np.ones((n, 64), np.float32), mesh.everywhere) for n in (64, n_rows)]
+            compiled = jax.jit(mesh.dividing_rows(gradient)).lower(*given).compile()
+            counts.append(compiled.cost_analysis()["flops"])
+        told[name] = counts[0] / counts[1]
+    return told
+
+
 def main():
-    ways = WAYS if IS_FULL else {"all at once": WAYS["all at once"]}
+    ways = {name: WAYS[name] for name in WAYS if IS_FULL or name in ("all at once", "sorting", "mixing")}
     told = {
         name: {
             place: trained(MODELS[model](), optimizer, **more, **PLACES[place])[0]
@@ -209,6 +246,7 @@ def main():
         "ways": told,
         "counted": counted("divided"),
         "gone on": gone_on(),
+        "work": {n_rows: divided_work(n_rows) for n_rows in (1000, 1001)},
         "long": long(15) if IS_FULL else {},
     }
     print(json.dumps(report))

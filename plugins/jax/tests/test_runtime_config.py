@@ -15,8 +15,7 @@ import pytest
 from anyaccel.adapter.device_description import NvidiaGpu
 from anyaccel.backend import Memory
 from anyaccel.device import Device
-from anyaccel.doctor import Machine
-from anyaccel.requests.system_devices import SystemDevice
+from anyaccel.machine import Machine, SystemDevice
 from anyaccel_jax import JaxBackend, device_info, runtime_config
 
 GPU = Device("gpu")

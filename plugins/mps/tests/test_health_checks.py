@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from anyaccel.device import Device
-from anyaccel.doctor import HealthChecks, Machine
-from anyaccel.requests.system_devices import SystemDevice
+from anyaccel.doctor import HealthChecks
+from anyaccel.machine import Machine, SystemDevice
 from anyaccel_mps import MpsBackend
 
 APPLE = SystemDevice(kind="mps", name="Apple GPU", vendor="apple")

@@ -15,9 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyaccel.backend import DeviceInfo, Memory, MemoryInfo
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel.errors import MoveError
-from anyaccel.requests.system_devices import SystemDevice
+from anyaccel.machine import ExpectedDevices, Machine, SystemDevice
 from anyaccel_mps import MpsBackend, dtype_support
 
 CPU, MPS, GIB = Device("cpu"), Device("mps"), 2**30

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from anyaccel.estimators import Estimator, is_estimator
 
 from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
@@ -14,8 +13,10 @@ from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
-from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
+from anyaccel.phases import Callback, EvalPhase, Run, TrainPhase, execute
 from anyaccel.testing.tiny import TinyBackend
+from anyaccel_sklearn import FitPhase
+from anyaccel_sklearn.estimators import Estimator, is_estimator
 
 MSE = AppliedLoss("mse", on="net")
 

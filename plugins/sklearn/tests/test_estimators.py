@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from anyaccel.estimators import is_estimator
 
 import anyaccel
 from anyaccel import AppliedLoss
@@ -13,8 +12,10 @@ from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseErr
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.metrics.classification import accuracy
-from anyaccel.numpy_backend import Dense, Estimator
-from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
+from anyaccel.numpy_backend import Dense
+from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel_sklearn import Estimator, FitPhase
+from anyaccel_sklearn.estimators import is_estimator
 
 
 class Own:

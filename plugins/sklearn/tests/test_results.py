@@ -16,8 +16,9 @@ from anyaccel import (
     ModelGraph,
     ModelNode,
 )
-from anyaccel.results import EvalResults, FitResults, PhaseResults, compare
+from anyaccel.results import EvalResults, PhaseResults, compare
 from anyaccel.results.events import Event
+from anyaccel_sklearn import FitResults
 
 
 class Mean:

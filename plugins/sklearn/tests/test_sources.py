@@ -11,7 +11,8 @@ from anyaccel.data import FeatureSet
 from anyaccel.errors import PhaseError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.phases import FitPhase, TrainPhase
+from anyaccel.phases import TrainPhase
+from anyaccel_sklearn import FitPhase
 
 ROWS = 50
 

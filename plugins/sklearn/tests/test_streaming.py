@@ -13,11 +13,12 @@ from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
-from anyaccel.numpy_backend import Dense, Estimator, SequentialMLP, simulate
-from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
+from anyaccel.numpy_backend import Dense, SequentialMLP, simulate
+from anyaccel.phases import EvalPhase, Phase, TrainPhase
 from anyaccel.phases.loading import loader_factory
 from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.specs import Optimizer
+from anyaccel_sklearn import Estimator, FitPhase
 
 MSE = AppliedLoss("mse", on="net")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from anyaccel.doctor import HealthChecks, Machine
-from anyaccel.requests.system_devices import SystemDevice
+from anyaccel.doctor import HealthChecks
+from anyaccel.machine import Machine, SystemDevice
 from anyaccel_tensorflow import TensorFlowBackend
 
 NVIDIA = SystemDevice(kind="gpu", name="NVIDIA H100", vendor="nvidia")

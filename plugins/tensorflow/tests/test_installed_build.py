@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 from anyaccel.backend import DeviceInfo
-from anyaccel.doctor import Machine
-from anyaccel.requests.system_devices import SystemDevice
+from anyaccel.machine import Machine, SystemDevice
 from anyaccel_tensorflow import installed_build
 from anyaccel_tensorflow.installed_build import TensorFlowExpectedDevices, build_flags, build_name, is_for_gpus
 

@@ -11,8 +11,7 @@ import pytest
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, Machine
-from anyaccel.requests.system_devices import SystemDevice
+from anyaccel.machine import ExpectedDevices, Machine, SystemDevice
 from anyaccel_torch import TorchBackend, installed_build
 
 KINDS = ("gpu", "xpu", "cpu")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from anyaccel.cli.compute_probe import probe
-from anyaccel.doctor import Machine
+from anyaccel.machine import Machine
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import registry
 
@@ -95,5 +95,5 @@ def test_nothing_is_initialised_and_no_framework_imported(environment):
     command = [sys.executable, "-X", "importtime", "-c", code]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "anyaccel.doctor.machine" in imported, done.stderr
+    assert "anyaccel.machine.facts" in imported, done.stderr
     assert not imported & {"torch", "jax", "tensorflow", "keras", "pyarrow", "pynvml"}

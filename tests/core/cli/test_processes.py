@@ -127,7 +127,7 @@ EXPECTING = """
 from contextlib import nullcontext
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices
+from anyaccel.machine import ExpectedDevices
 from anyaccel.hookspecs import hookimpl
 
 class Expected(ExpectedDevices):

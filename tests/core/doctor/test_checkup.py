@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from anyaccel.doctor import Check, HealthChecks, Machine, check_machine, cuda_driver_checks
+from anyaccel.doctor import Check, HealthChecks, check_machine, cuda_driver_checks
 from anyaccel.errors import PluginError
+from anyaccel.machine import Machine
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.plugin_loader import Plugin
 from anyaccel.testing import TinyBackend

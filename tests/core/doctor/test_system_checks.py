@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from anyaccel.doctor import Check, Machine, worst
+from anyaccel.doctor import Check, worst
 from anyaccel.doctor.checkup import system_checks
-from anyaccel.doctor.machine import is_older
-from anyaccel.requests.system_devices import SystemDevice, visible
+from anyaccel.machine import Machine, is_older
+from anyaccel.machine.system_devices import SystemDevice, visible
 
 GPUS = tuple(
     SystemDevice(kind="gpu", index=index, name="NVIDIA H100", vendor="nvidia", identity=f"GPU-{index}")

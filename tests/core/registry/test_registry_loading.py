@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from threading import Timer
+from types import ModuleType
 
 import pytest
 
 from anyaccel import plugin_loader
 from anyaccel.errors import FrameworkError
 from anyaccel.install_hints import install_line
+from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.plugin_loader import SWITCH
 from anyaccel.registry import Registry
 from anyaccel.testing.fake_plugins import entry, plugin_module, write_distribution
@@ -279,3 +281,66 @@ def test_plugins_are_loaded_where_there_is_no_standard_error_or_no_thread(make, 
     monkeypatch.setattr(sys, "stderr", None) if missing == "stderr" else monkeypatch.setattr(Timer, "start", refuse)
     registry = make(entry("slow", lambda: time.sleep(0.1) or plugin_module("slow")))
     assert not registry.plugins[-1].is_broken
+
+
+def test_anyaccels_own_backends_are_loaded_when_their_framework_is_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded = []
+
+    def plugin(name: str, framework: str, kinds: tuple[str, ...] = ("cpu",)) -> object:
+        def module() -> object:
+            loaded.append(name)
+            return plugin_module(name, backends=lambda: [TinyBackend(framework, kinds)])
+
+        return entry(name, module)
+
+    entries = [plugin("jax", "jax"), plugin("mps", "torch", ("mps",)), plugin("odd", "odd"), plugin("torch", "torch")]
+    for name in ("torch", "jax"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    known = Registry(NumpyBackend, lambda: entries)
+    assert known.find("numpy").framework == "numpy" and known.hooks is not None
+    assert loaded == ["odd"]  # a stranger's plugin may listen to everything
+    assert known.find("torch").framework == "torch" and loaded == ["odd", "torch"]
+    assert known.kinds("torch") == ("cpu", "mps") and loaded == ["odd", "torch", "mps"]
+    assert known.backends_in_use == known.backends_in_use and "jax" not in loaded
+    monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
+    assert known.owners(object()) == () and loaded[-1] == "jax"
+    in_order = Registry(NumpyBackend, lambda: entries)
+    assert known.frameworks == in_order.frameworks == ("numpy", "jax", "torch", "odd")
+    assert [plugin.name for plugin in known.plugins] == ["numpy", "jax", "mps", "odd", "torch"]
+
+
+def test_what_is_interrupted_while_one_is_loaded_is_loaded_again() -> None:
+    attempts = []
+
+    def module() -> object:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise KeyboardInterrupt
+        return plugin_module("torch", backends=lambda: [TinyBackend("torch")])
+
+    known = Registry(NumpyBackend, lambda: [entry("torch", module)])
+    assert known.find("numpy") is not None
+    with pytest.raises(KeyboardInterrupt):
+        known.find("torch")
+    assert known.find("torch").framework == "torch"
+    assert [plugin.status for plugin in known.plugins] == ["ok", "ok"]
+
+
+FIT = """
+import sys
+import numpy as np
+import anyaccel as aa
+rows = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+aa.fit(aa.SequentialMLP(), rows, loss="mse", epochs=1, progress="none").predict(rows[0])
+aa.move(aa.place(rows[0], "cpu"), "cpu")
+backends = {"anyaccel_torch", "anyaccel_jax", "anyaccel_tensorflow", "anyaccel_mps"}
+print(*backends.intersection(sys.modules))
+"""
+
+
+def test_fit_place_and_move_load_no_backend_that_is_not_used() -> None:
+    """Those of the other tests are not installed everywhere; here, all that are installed count."""
+    done = subprocess.run([sys.executable, "-c", FIT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from anyaccel.requests.bounded_process import run_bounded
+from anyaccel.machine.bounded_process import run_bounded
 
 
 def run_child(

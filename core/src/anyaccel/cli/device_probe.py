@@ -15,7 +15,7 @@ from typing import Any
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, Machine
+from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
 

@@ -11,8 +11,9 @@ from typing import Any
 from anyaccel.cli.child_process import run_child
 from anyaccel.cli.console import print_json, print_line, print_table
 from anyaccel.cli.plugin_loading import child_environment
-from anyaccel.doctor import Check, Machine, check_machine, worst
+from anyaccel.doctor import Check, check_machine, worst
 from anyaccel.doctor.check import STATUSES
+from anyaccel.machine import Machine
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import registry
 

@@ -10,10 +10,9 @@ from importlib.util import find_spec
 from anyaccel.backend import Backend
 from anyaccel.doctor.capability import HealthChecks
 from anyaccel.doctor.check import Check
-from anyaccel.doctor.machine import Machine
 from anyaccel.install_hints import install_line
+from anyaccel.machine import Machine, SystemDevice
 from anyaccel.plugin_loader import BUILT_IN, Plugin
-from anyaccel.requests.system_devices import SystemDevice
 from anyaccel.suggestions import did_you_mean
 
 _PREFIX = "ANYACCEL_"

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anyaccel.doctor.check import Check
-from anyaccel.doctor.machine import Machine, is_older
-
-# NVIDIA, "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility), read on 2026-11-25.
-OLDEST_DRIVERS = {"13": "580", "12": "525", "11": "450"}
+from anyaccel.machine import Machine, is_older, oldest_driver
 
 
 def cuda_driver_checks(machine: Machine, framework: str, cuda: str) -> Iterator[Check]:
@@ -19,7 +16,7 @@ def cuda_driver_checks(machine: Machine, framework: str, cuda: str) -> Iterator[
         framework: its name.
         cuda: the version of CUDA that it was built with, such as `"13.0"`, or its first number.
     """
-    driver, oldest = machine.driver_versions.get("nvidia", ""), OLDEST_DRIVERS.get(cuda.partition(".")[0], "")
+    driver, oldest = machine.driver_versions.get("nvidia", ""), oldest_driver(cuda)
     if not driver or not oldest:
         return
     name = f"{framework} and the driver"

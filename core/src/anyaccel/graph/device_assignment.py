@@ -120,11 +120,15 @@ class DeviceAssigner:
 
     def _check_on_this_machine(self, accelerator: Accelerator) -> None:
         registry, device, used = self.registry, accelerator.device, set(self.shapes.frameworks.values())
-        serving = [framework for framework in registry.frameworks if registry.serves(framework, device.kind)]
-        serving.sort(key=lambda framework: framework not in used)  # listing devices may import other frameworks
-        backends = (registry.find(framework, device.kind) for framework in serving)
-        if any(device in registry.ask(backend, "devices") for backend in backends):
+
+        def is_here(framework: str) -> bool:
+            is_served = registry.serves(framework, device.kind)
+            return is_served and device in registry.ask(registry.find(framework, device.kind), "devices")
+
+        # The frameworks in use first: others are loaded, and may be imported, to list their devices.
+        if any(map(is_here, used)) or any(map(is_here, registry.frameworks)):
             return
+        serving = [framework for framework in registry.frameworks if registry.serves(framework, device.kind)]
         devices = {device for _, device in registry.devices()}
         asked = [framework for framework in serving if framework in used] or serving
         reasons = {registry.unavailable_reason(framework, device) for framework in asked} - {""}

@@ -157,7 +157,7 @@ def _model_config(model: Any) -> dict[str, Any] | None:
     """A model by its backend's name for it, or by its class; None if it has no configuration."""
     if not hasattr(model, "get_config"):
         return None
-    for backend in registry().backends:
+    for backend in registry().backends_in_use:
         if isinstance(backend, Compute):
             name = next((name for name, cls in _loaded_models(backend, model).items() if type(model) is cls), None)
             if name is not None:

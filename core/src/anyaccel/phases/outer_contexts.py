@@ -20,8 +20,7 @@ def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend,
     frameworks = dict.fromkeys(
         name for node in nodes for name in ([node.framework] if node.framework else registry().owners(node.model))
     )
-    kinds = [(name, kind) for name in frameworks if name in registry().frameworks for kind in registry().kinds(name)]
-    return left_contexts(registry().find(name, kind) for name, kind in kinds)
+    return left_contexts(backend for backend in registry().backends_in_use if backend.framework in frameworks)
 
 
 def check_precision(phase: PhaseSettings, plan: Plan, left: Mapping[Backend, OuterContexts]) -> None:

@@ -45,29 +45,21 @@ class ReplicaGroup(ABC):
             FrameworkError: another replica has ended, or does not answer.
         """
 
-    def overlap_backward(self, programs: Sequence[Program]) -> list[Program]:
-        """Prepare to exchange gradients in backward passes; those of these programs for which it will be done.
+    def overlap_gradients(self, programs: Sequence[Program], weight: float, part: float) -> Sequence[Program]:
+        """The next pullback of each program is the last of a step: give those that exchange gradients as they come.
 
-        Called once, when all programs of a phase are built; the default is none. For the others everything is as if
-        it had not been called.
+        `average_gradients` follows with the same weight; until then nothing reads or changes these gradients. They are
+        then the means over all replicas, as if they had been multiplied by `part / weight` before. The default is none.
 
         Args:
             programs: of this backend, whose parameters are trained; the same segments in every replica.
-        """
-        return []
-
-    def expect_gradients(self, programs: Sequence[Program], weight: float, factor: float) -> None:
-        """The next pullback of each of these programs is the last of a step: gradients may be exchanged as they come.
-
-        `average_gradients` follows with the same weight. Until then nothing reads or changes these gradients, and it
-        multiplies them by the factor.
-
-        Args:
-            programs: all that `overlap_backward` gave.
             weight: as of `average_gradients`.
-            factor: what makes the gradients of this replica a mean over its rows.
+            part: over how many rows the gradients of this replica are a mean.
+
+        Raises:
+            FrameworkError: another replica has ended, or does not answer.
         """
-        raise NotImplementedError
+        return ()
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:

@@ -1,7 +1,8 @@
 """Requests: what devices a user asks for, what a machine has, and which of them the request gets.
 
 One grammar (`DeviceRequest.parse`), a table of products (`products.json`), inventories in words, from a file or of this
-machine, and the same request as other schedulers write it. Nothing is initialised by looking. Stands on the kernel.
+machine, and the same request as other schedulers write it. Nothing is initialised by looking. Stands on `machine` and
+the kernel.
 """
 
 from typing import TYPE_CHECKING

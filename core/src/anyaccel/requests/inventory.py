@@ -13,10 +13,10 @@ from anyaccel.arguments import is_integer, shown
 from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, ConfigError
+from anyaccel.machine.system_devices import SystemDevice, system_devices, system_host
 from anyaccel.requests.entry import RequestEntry
 from anyaccel.requests.grammar import LONGEST, Parser
 from anyaccel.requests.products import Product, product_named, product_of
-from anyaccel.requests.system_devices import SystemDevice, system_devices, system_host
 from anyaccel.suggestions import did_you_mean
 
 MOST_DEVICES = 4096

@@ -8,10 +8,10 @@ from typing import Any
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
+from anyaccel.machine.system_devices import system_host
 from anyaccel.plugin_loader import Plugin
 from anyaccel.registry import Registry, registry
 from anyaccel.requests.inventory import Inventory, InventoryDevice, stated_memory
-from anyaccel.requests.system_devices import system_host
 
 
 class InventoryRegistry(Registry):

@@ -15,7 +15,8 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, HealthChecks, Machine
+from anyaccel.doctor import HealthChecks
+from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.precision import ComputesPrecision
 from anyaccel.replicas import ShardParameters
 from anyaccel_jax.compute import JaxCompute, JaxMemoryFigures, JaxPrecision

@@ -9,7 +9,7 @@ from typing import Any
 from anyaccel.adapter.device_description import cpu_info, visible_nvidia_gpus
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, Machine
+from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel_jax.error_translation import first_line
 from anyaccel_jax.runtime_config import expected_count, has_plugin, is_installed, setting
 

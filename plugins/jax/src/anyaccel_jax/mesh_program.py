@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import wraps
 from typing import Any, ClassVar
 
 import jax
@@ -38,6 +40,7 @@ class DeviceMesh:
         self._mesh = Mesh(np.array(devices), (_AXIS,))
         self.devices, self.divides, self.whole = tuple(devices), divides, frozenset(whole)
         self.everywhere = self._sharding()
+        self._divides_ragged: bool | None = None  # in the function that is traced; None until it has ragged rows
 
     def _sharding(self, *axes: str | None) -> NamedSharding:
         spec: Any = PartitionSpec
@@ -58,8 +61,37 @@ class DeviceMesh:
         return NodeState(state.step, jax.tree.map(lambda x: self.put(x, where(np.shape(x))), dict(state.slots)))
 
     def of_rows(self, n_rows: int) -> NamedSharding:
-        """That of the rows of a batch: each device has all of them where they cannot be divided."""
+        """That of the rows of a batch: each device has all of them where they cannot be divided evenly."""
         return self._sharding(_AXIS) if n_rows and n_rows % len(self.devices) == 0 else self.everywhere
+
+    def divide(self, rows: Any) -> Any:
+        """Rows of a batch, of which each device computes a part; within `dividing_rows` also of a ragged one.
+
+        XLA pads such a batch, and leaves the padding out of all that mixes rows, of losses as of layers.
+        """
+        constrain: Any = jax.lax.with_sharding_constraint
+        where = self.of_rows(rows.shape[0])
+        if where is self.everywhere and isinstance(rows, jax.core.Tracer):
+            if self._divides_ragged is None:
+                raise _RaggedRows
+            where = self._sharding(_AXIS) if self._divides_ragged else where
+        return constrain(rows, where)
+
+    def dividing_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function to be compiled as a whole, in which rows of any number are divided, unless XLA cannot."""
+
+        @wraps(function)
+        def traced(*args: Any) -> Any:
+            with suppress(_RaggedRows):  # before the first model: nothing is traced twice where rows divide evenly
+                return function(*args)
+            self._divides_ragged = True
+            try:
+                self._divides_ragged = not _has_other_indices(jax.make_jaxpr(function)(*args))
+                return function(*args)
+            finally:
+                self._divides_ragged = None
+
+        return traced
 
     def put(self, array: Any, sharding: NamedSharding) -> Any:
         """An array over the mesh."""
@@ -75,6 +107,24 @@ class DeviceMesh:
         if array.is_fully_replicated:
             return next(shard.data for shard in array.addressable_shards if shard.device == self.devices[0])
         return jax.device_put(array, self.devices[0])
+
+
+class _RaggedRows(Exception):
+    """A function takes rows of which not all devices can have equally many."""
+
+
+def _has_other_indices(jaxpr: Any) -> bool:
+    """Whether something is gathered or scattered by indices that are not int32, as in the gradient of a sort.
+
+    Where rows are divided unevenly XLA pads all indices with an int32, and ends the process if they are others.
+    """
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if equation.primitive.name.startswith(("gather", "scatter")) and equation.invars[1].aval.dtype != np.int32:
+            return True
+        inner = jax.tree.leaves(tuple(equation.params.values()))
+        if any(_has_other_indices(value) for value in inner if hasattr(value, "eqns")):
+            return True
+    return False
 
 
 class MeshOps(JaxOps):
@@ -143,8 +193,11 @@ class MeshOps(JaxOps):
 
     def gather_batch(self, column: Any, order: Any, start: Any, size: int) -> Any:
         """As of `JaxOps`, with a part of the rows on each device."""
-        constrain: Any = jax.lax.with_sharding_constraint
-        return constrain(super().gather_batch(column, order, start, size), self._mesh.of_rows(size))
+        return self._mesh.divide(super().gather_batch(column, order, start, size))
+
+    def jit(self, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
+        """As of `JaxOps`; rows are divided in it."""
+        return super().jit(self._mesh.dividing_rows(function), donated)
 
     def move(self, array: Any, device: Device) -> Any:
         """To the mesh."""

@@ -10,7 +10,8 @@ import numpy as np
 from anyaccel.backend import AsyncCopy, DeviceInfo, Memory, MemoryInfo, Program
 from anyaccel.capability import Capabilities
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, HealthChecks, Machine
+from anyaccel.doctor import HealthChecks
+from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.segment import Segment
 from anyaccel_mps import device_info
 from anyaccel_mps.dtype_support import check_array, check_tensors

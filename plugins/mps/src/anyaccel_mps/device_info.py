@@ -7,8 +7,7 @@ from importlib.util import find_spec
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import Machine
-from anyaccel.doctor.machine import is_older
+from anyaccel.machine import Machine, is_older
 from anyaccel_torch.error_translation import first_line
 
 _OLDEST_SYSTEM = "14.0"  # of macOS, that every supported torch finds MPS on

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import DeviceInfo
-from anyaccel.doctor import ExpectedDevices, Machine
-from anyaccel.doctor.machine import installed_version
+from anyaccel.machine import ExpectedDevices, Machine, installed_version
 
 CUDA_LIBRARIES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 """Packages of which one has the libraries for NVIDIA GPUs, where the system itself has none."""

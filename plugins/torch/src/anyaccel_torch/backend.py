@@ -19,7 +19,8 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
-from anyaccel.doctor import ExpectedDevices, HealthChecks
+from anyaccel.doctor import HealthChecks
+from anyaccel.machine import ExpectedDevices
 from anyaccel.planner import OffloadModels
 from anyaccel.precision import ComputesPrecision
 from anyaccel.replicas import ShardParameters

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from anyaccel.adapter.device_description import cpu_info
 from anyaccel.backend import DeviceInfo
-from anyaccel.doctor import ExpectedDevices, Machine, cuda_driver_checks
+from anyaccel.machine import ExpectedDevices, Machine, is_older, oldest_driver
 
 _LINE = re.compile(r"^(\w+)(?::[^=\n]+)? = (?:'([^'\n]*)'|None)$", re.MULTILINE)
 _VENDORS = {"cuda": "nvidia", "hip": "amd"}
@@ -45,7 +45,7 @@ def _gpus(machine: Machine, platform: str, version: str) -> list[DeviceInfo] | N
     vendor = _VENDORS[platform]
     if not machine.gpus(vendor):
         return []
-    driver = cuda_driver_checks(machine, "torch", version) if platform == "cuda" else ()
-    if any(check.status == "FAIL" for check in driver):
+    driver = machine.driver_versions.get(vendor, "")
+    if platform == "cuda" and driver and is_older(driver, oldest_driver(version)):
         return None  # most often torch has no device then
     return [device.info() for device in machine.visible if device.vendor == vendor]

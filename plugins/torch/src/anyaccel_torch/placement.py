@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
-from anyaccel.doctor import ExpectedDevices, Machine
 from anyaccel.errors import CapabilityError
+from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel_torch.device_info import describe, unavailable_reason
 from anyaccel_torch.error_translation import raise_translated
 from anyaccel_torch.host_transfer import copied_async

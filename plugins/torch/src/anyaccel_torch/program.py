@@ -24,7 +24,7 @@ from anyaccel_torch.loss_scaling import LossScaling, ScaledProgram, loss_scaling
 from anyaccel_torch.losses import BoundLoss, bind, divisor
 from anyaccel_torch.module_state import parameters, seed_states, submodules
 from anyaccel_torch.optimizers import GroupOptimizer
-from anyaccel_torch.overlapped_exchange import OverlappedExchange
+from anyaccel_torch.overlapped_pass import BackwardPass
 from anyaccel_torch.segment_parameters import (
     check_frozen,
     initial_states,
@@ -93,7 +93,7 @@ class Pullback:
         outputs: of the segment; None where it has none.
         leaves: inputs that have cotangents, by position.
         pulled: positions of the inputs whose cotangents are given.
-        exchange: of the gradients while they are computed; None for none.
+        backward: accumulates gradients.
         translate: translates errors of the pass.
     """
 
@@ -103,11 +103,11 @@ class Pullback:
         outputs: list[Tensor | None],
         leaves: dict[int, Tensor],
         pulled: Sequence[int],
-        exchange: OverlappedExchange | None,
+        backward: BackwardPass,
         translate: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._terms, self._outputs, self._leaves = terms, outputs, leaves
-        self._pulled, self._exchange, self._translate = pulled, exchange, translate
+        self._pulled, self._backward, self._translate = pulled, backward, translate
 
     def __call__(self, cotangents: Sequence[Any]) -> tuple[Tensor | None, ...]:
         """The cotangents of inputs; gradients are accumulated into the parameters."""
@@ -117,19 +117,11 @@ class Pullback:
         del roots
         try:
             with self._translate("the pullback"):
-                self._backward(live)
+                self._backward.run([root for root, _ in live], [start for _, start in live])
                 return tuple(_cotangent(self._leaves.get(i)) for i in self._pulled)
         finally:  # an error's traceback keeps this object and its frames, and with them the autograd graph
             for held in (self._terms, self._outputs, self._leaves, live):
                 held.clear()
-
-    def _backward(self, roots: Sequence[tuple[Tensor, Any]]) -> None:
-        if self._exchange is not None:
-            self._exchange.begin_pass()
-        if roots:
-            torch.autograd.backward([root for root, _ in roots], [start for _, start in roots])
-        if self._exchange is not None:
-            self._exchange.end_pass()
 
 
 def _cotangent(leaf: Tensor | None) -> Tensor | None:
@@ -150,7 +142,7 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
     """
     seen: set[int] = set()
     states, every = initial_states(segment), list(modules)
-    sparse = any(getattr(part, "sparse", False) for module in every for part in submodules(module))
+    sparse = has_sparse_gradients(every)
     constraints = {p: c for module in every for p, c in keras.constraints(module).items()}
     variables = {p: v for module in every for p, v in keras.trained_variables(module).items()}
     return [
@@ -165,6 +157,11 @@ def create_groups(segment: Segment, losses: Sequence[BoundLoss], modules: Iterab
         )
         for group in segment.groups
     ]
+
+
+def has_sparse_gradients(modules: Iterable[nn.Module]) -> bool:
+    """Whether some layer, such as an embedding, says that its gradients are sparse."""
+    return any(getattr(part, "sparse", False) for module in modules for part in submodules(module))
 
 
 Losses = dict[str, tuple[Tensor, Tensor]]
@@ -229,7 +226,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         self._lacks_outputs = any(operation.training_only for operation in segment.operations)  # in evaluation
         self._final: dict[str, NodeState] | None = None
         self._norms: list[SynchronizedNorm] = []
-        self.exchange: OverlappedExchange | None = None
+        self.backward = BackwardPass()
 
     def _translate(self, what: str) -> Any:
         return translate_errors(f"{what} of segment {self.segment.label!r}")
@@ -365,7 +362,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
         given_outputs = tuple(output if output is None else output.detach() for output in outputs)
-        pullback = Pullback(terms, outputs, leaves, self._pulled, self.exchange, self._translate)
+        pullback = Pullback(terms, outputs, leaves, self._pulled, self.backward, self._translate)
         detached = {label: (total.detach(), weight) for label, (total, weight) in losses.items()}
         return given_outputs, detached, pullback
 
@@ -382,14 +379,15 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
         """Whether some layers take the rows of all replicas, by collectives within both passes."""
         return bool(self._norms)
 
+    @property
+    def has_sparse_gradients(self) -> bool:
+        """Whether some layer says so."""
+        return has_sparse_gradients(self._modules)
+
     @cached_property
     def gradient_bytes(self) -> int:
         """Of all gradients as they are exchanged."""
         return sum(map(exchanged_bytes, self.trained))
-
-    def overlap(self, exchange: OverlappedExchange) -> None:
-        """Let gradients be exchanged in the pullback of the last part of each step, until `close`."""
-        self.exchange = exchange
 
     def _next_share(self) -> float:
         """What part of a step's rows is computed next, where its gradients are summed with those of other parts."""
@@ -491,8 +489,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             self._random.restore()
             for norm in self._norms:
                 norm.restore()
-            if self.exchange is not None:
-                self.exchange.close()
+            self.backward.close()
         return self._final
 
     def _states(self, *, copies: bool) -> dict[str, NodeState]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from functools import partial, reduce
+from functools import reduce
 from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -23,15 +24,9 @@ from anyaccel.errors import ConfigError, FrameworkError
 from anyaccel.replicas import ReplicaGroup, replica_timeout
 from anyaccel.replicas.departure import Departure
 from anyaccel.replicas.group import ProgramInputs
-from anyaccel_torch.gradient_buckets import (
-    agreed_bucket_bytes,
-    buckets_of,
-    dense_gradient,
-    exchange_dtype,
-    exchange_in_buckets,
-)
+from anyaccel_torch.gradient_buckets import agreed_bucket_bytes, dense_gradient, exchange_dtype, exchanged_bytes
 from anyaccel_torch.losses import divisor
-from anyaccel_torch.overlapped_exchange import OverlappedExchange
+from anyaccel_torch.overlapped_pass import OverlappedPass, StepWeight
 from anyaccel_torch.program import TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
 
@@ -42,6 +37,7 @@ _HEAD = 1
 """Elements of a bucket before the gradients: the weight of the replica."""
 _POLL_SECONDS = 0.05
 _JOIN = "join the others"
+_AVERAGE = "average the gradients"
 _HINT = "another replica has ended, or does not answer; start all again with their launcher"
 _HINTS = {
     _JOIN: "let all processes run the phase, none of it behind `if rank == 0:`, or write replicas=1 to train in this "
@@ -72,6 +68,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.rank, self.size = rank, size
         self._store: Store | None = None
         self._departure = Departure()
+        self._asked = WeakSet[TorchProgram]()
         if not dist.is_available():
             raise FrameworkError("this torch was built without torch.distributed", hint="install a build with it")
         if not dist.is_initialized():
@@ -86,65 +83,63 @@ class TorchReplicaGroup(ReplicaGroup):
         self._departure.watch()
         self.bucket_bytes = agreed_bucket_bytes(self.gather)
 
-    def overlap_backward(self, programs: Sequence[Program]) -> list[Program]:
-        """Those whose gradients are more than a bucket.
-
-        Not those with collectives of their own in the backward pass, which replicas might mix up with these.
-        """
+    def overlap_gradients(self, programs: Sequence[Program], weight: float, part: float) -> Sequence[Program]:
+        """Those whose gradients are more than a bucket, from their second step on, by DistributedDataParallel."""
         own = [cast("TorchProgram", program) for program in programs]
-        holders = Counter(parameter for program in own for parameter in program.trained)
-        able = [
-            program
-            for program in own
-            if not (program.is_divided or program.synchronizes_norms)
-            and program.gradient_bytes > self.bucket_bytes
-            and len({parameter.device for parameter in program.trained}) == 1  # each has a thread in a backward pass
-            and all(holders[parameter] == 1 for parameter in program.trained)
-        ]
-        for program in able:
-            program.overlap(OverlappedExchange(program.trained, self.bucket_bytes, _begin_sum))
-        return list(able)
+        large = [program for program in own if program.gradient_bytes > self.bucket_bytes]
+        if not self._asked.issuperset(large):
+            self._asked.update(large)
+            self._watch(own, large)
+        summing = [program for program in large if program.backward.sums]
+        if summing:
+            self._try(_AVERAGE, lambda: self._expect(summing, StepWeight(weight, part)))
+        return summing
 
-    def expect_gradients(self, programs: Sequence[Program], weight: float, factor: float) -> None:
+    def _watch(self, programs: Sequence[TorchProgram], large: Iterable[TorchProgram]) -> None:
+        """See in the first step whether gradients can be added up within the backward pass.
+
+        Not in programs with collectives of their own in it, which replicas might mix up with these; nor where sparse
+        gradients may come in some step.
+        """
+        holders = Counter(parameter for program in programs for parameter in program.trained)
+        for program in large:
+            if (
+                not (program.is_divided or program.synchronizes_norms or program.has_sparse_gradients)
+                and len({parameter.device for parameter in program.trained}) == 1  # each has a thread in the pass
+                and all(holders[parameter] == 1 for parameter in program.trained)
+            ):
+                program.backward = OverlappedPass(program.trained)
+
+    def _expect(self, programs: Iterable[TorchProgram], step: StepWeight) -> None:
         for program in programs:
-            exchange = cast("TorchProgram", program).exchange
-            assert exchange is not None
-            exchange.expect(weight, factor)
+            cast("OverlappedPass", program.backward).expect(step)
 
     @torch.no_grad()
     def average_gradients(self, programs: Sequence[Program], weight: float) -> None:
-        """One all-reduce for all gradients of a device and dtype, or buckets."""
+        """One all-reduce for all gradients of a device and dtype, or of a bucket."""
         own = [cast("TorchProgram", program) for program in programs]
-        overlapped = [program.exchange for program in own if program.exchange is not None]
-        for exchange in overlapped:
-            self._arrange(exchange)
-        for exchange in overlapped:
-            self._try("average the gradients", partial(exchange.finish, weight))
-        whole = [program for program in own if not program.is_divided and program.exchange is None]
+        summed = [program for program in own if program.backward.is_expected]
+        for program in summed:
+            self._try(_AVERAGE, cast("OverlappedPass", program.backward).finish)
+        whole = [program for program in own if not program.is_divided and program not in summed]
         self._exchange(whole, [p for program in whole for p in program.trained], weight, means=True)
         sharded = [cast("ShardedProgram", program) for program in own if program.is_divided]
         for program in sharded:
             program.drop_unused(self.sums(program.take_used()))
         self._exchange(sharded, [p for program in sharded for p in program.undivided], 1.0, means=False)
-
-    def _arrange(self, exchange: OverlappedExchange) -> None:
-        observation = exchange.observation
-        if observation is not None:
-            exchange.arrange(self.gather(observation))
+        watched = [cast("OverlappedPass", program.backward) for program in own if program.backward.is_watched]
+        if watched:
+            for backward, *summable in zip(watched, *self.gather([each.is_summable for each in watched]), strict=True):
+                backward.decide(sums=all(summable), bucket_bytes=self.bucket_bytes)
 
     def _exchange(
         self, programs: Sequence[TorchProgram], parameters: Sequence[Tensor], weight: float, *, means: bool
     ) -> None:
         """Replace gradients of some programs by their weighted means over all replicas, or by their sums."""
-        if sum(program.gradient_bytes for program in programs) > self.bucket_bytes:
-            buckets = buckets_of(parameters, self.bucket_bytes)
-            self._try(
-                "average the gradients",
-                lambda: exchange_in_buckets(buckets, weight, weight, _begin_sum, means=means),
-            )
-            return
+        is_one_bucket = sum(program.gradient_bytes for program in programs) <= self.bucket_bytes
         for alike in _alike(parameters):
-            self._exchange_at_once(alike, weight, means=means)
+            for bucket in [alike] if is_one_bucket else _buckets(alike, self.bucket_bytes):
+                self._exchange_at_once(bucket, weight, means=means)
 
     def _exchange_at_once(self, parameters: Sequence[Tensor], weight: float, *, means: bool) -> None:
         present = [parameter.grad is not None for parameter in parameters]
@@ -157,7 +152,7 @@ class TorchReplicaGroup(ReplicaGroup):
         head = torch.tensor([weight, *present], dtype=exchange_dtype(first), device=first.device)
         flat = torch.cat([head, *[gradient.reshape(-1) for gradient in gradients]])  # of the dtype that holds both
         summed = flat[n_head:].mul_(weight)
-        self._try("average the gradients", lambda: _begin_sum(flat).wait())
+        self._try(_AVERAGE, lambda: dist.all_reduce(flat))
         if means:
             summed.div_(flat[0])
         # a parameter that this replica has a gradient of has one in some replica: there is nothing to wait for
@@ -296,13 +291,6 @@ def _ask(store: Store, rank: int, others: set[int], there: set[int]) -> None:
         there |= others - {0} if 0 in others - there else set()
 
 
-def _begin_sum(values: Tensor) -> Any:
-    """Begin to replace values by their sums over all; of `torch.distributed.all_reduce` only the call itself."""
-    world = dist.group.WORLD
-    assert world is not None  # joined with the group
-    return world.allreduce([values])
-
-
 def _engine() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
@@ -328,6 +316,19 @@ def _leave() -> None:
 def _alike(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
     """Parameters by device and dtype, in their order."""
     return [[parameters[i] for i in positions] for positions in _positions(parameters)]
+
+
+def _buckets(parameters: Iterable[Tensor], max_bytes: float) -> Iterator[list[Tensor]]:
+    """Parameters in their order, in lists whose gradients are not over so many bytes, unless one is by itself."""
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if bucket and size + exchanged_bytes(parameter) > max_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += exchanged_bytes(parameter)
+    yield bucket
 
 
 def _positions(tensors: Iterable[Tensor]) -> list[list[int]]:

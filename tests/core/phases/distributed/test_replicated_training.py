@@ -312,19 +312,17 @@ def test_gradients_go_to_the_group_of_their_framework() -> None:
     assert seen == [("a", [1, 3], 5.0), ("b", [2], 5.0)]
 
 
-def test_what_overlaps_the_backward_pass_is_asked_once_and_batches_are_compared_before_it() -> None:
+def test_batches_are_compared_before_gradients_are_exchanged_within_the_last_part() -> None:
     calls: list[Any] = []
 
     class Overlapping(OneOf):
         def sums(self, values: Any) -> list[float]:
             calls.append("compared")
-            return [2.0 * each for each in values]
+            return [2.0 * value for value in values]
 
-        def overlap_backward(self, programs: Any) -> Any:
+        def overlap_gradients(self, programs: Any, weight: float, part: float) -> Any:
+            calls.append((list(programs), weight, part))
             return programs[1:]
-
-        def expect_gradients(self, programs: Any, weight: float, factor: float) -> None:
-            calls.append((list(programs), weight, factor))
 
         def average_gradients(self, programs: Any, weight: float) -> None:
             calls.append(list(programs))
@@ -336,12 +334,11 @@ def test_what_overlaps_the_backward_pass_is_asked_once_and_batches_are_compared_
 
     stages: Any = [Stage("a", "first"), Stage("b", "second"), Stage("a", "third")]
     replicas = ReplicatedTraining("train", Launched(0, 2), {"a": Overlapping(None), "b": OneOf(None)})
-    assert replicas.overlap_backward(stages) == stages[2:]
     batches_of(replicas, 1, 2)
     for _ in range(2):
-        replicas.expect_gradients(8.0, 0.5)
+        assert replicas.begin_last_part(stages, 8.0, 4.0) == {id(stages[2])}
         replicas.average(stages, 8.0)
-    assert calls == ["compared", (["third"], 8.0, 0.5), ["first", "third"]] * 2
+    assert calls == ["compared", (["first", "third"], 8.0, 4.0), ["first", "third"]] * 2
 
 
 def test_replicas_that_go_on_from_different_checkpoints_are_named() -> None:
@@ -398,13 +395,13 @@ def test_batches_of_a_source_are_compared_in_every_step() -> None:
 
     replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Same()}, accumulate=2)
     batches_of(replicas, 1, 2, 3)
-    replicas.average([], 4)
-    replicas.average([], 4)  # the last step of an epoch has one batch
+    replicas.begin_last_part([], 4, 4)
+    replicas.begin_last_part([], 4, 4)  # the last step of an epoch has one batch
     replicas.end_steps()
     replicas = ReplicatedTraining("train", Launched(0, 2), {"numpy": Other([3, False])}, accumulate=2)
     batches_of(replicas, 1)
     with pytest.raises(PhaseError, match=r"the source 's' gives other batches in replica 1 than in replica 0"):
-        replicas.average([], 4)
+        replicas.begin_last_part([], 4, 4)
 
 
 def test_the_sums_of_a_group_are_those_of_what_it_gathers() -> None:

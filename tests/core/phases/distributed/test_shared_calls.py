@@ -13,7 +13,7 @@ from anyaccel.phases.distributed.loop_extensions import SharedCalls
 from anyaccel.phases.distributed.replicated_training import ReplicatedTraining
 from anyaccel.phases.distributed.row_shares import GlobalBatches
 from anyaccel.phases.executor.pipeline import ChunkRunner
-from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
+from anyaccel.phases.loading.epoch_batches import ZIP_CYCLE, ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.loop_extension import Call
 from anyaccel.replicas import Launched, ReplicaGroup
@@ -109,27 +109,40 @@ def test_the_error_of_a_lost_replica_names_the_steps_of_its_call() -> None:
         make(calls, Call(runner_of(Steps(fails=True)), 6, 4, 2, None, n_steps=1))
 
 
-def epochs_of(batch_size: int, n_rows: int = 27, accumulate: int = 1) -> TrainingEpochs:
-    x = np.zeros((n_rows, 3), np.float32)
-    rows = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, "x", "y")
-    sampler = aa.SimpleSampler(batch_size)
-    return TrainingEpochs("train", SampledBatches("train", sampler, ZIP_STRICT, {"d": rows}), accumulate)
+def epochs_of(batch_size: int, other: int | None = None, accumulate: int = 1) -> TrainingEpochs:
+    """Of 27 rows; with `other`, of another feature set in the same steps, in batches of that size."""
+    x = np.zeros((27, 3), np.float32)
+    rows = {name: aa.FeatureSet.from_dict(name, {"x": x, "y": x[:, :1]}, "x", "y") for name in ("d", "e")}
+    samplers: Any = aa.SimpleSampler(batch_size)
+    if other is None:
+        del rows["e"]
+    else:
+        samplers = {"d": samplers, "e": aa.SimpleSampler(other)}
+    batches = SampledBatches("train", samplers, ZIP_STRICT if other is None else ZIP_CYCLE, rows)
+    return TrainingEpochs("train", batches, accumulate)
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "accumulate", "given"), [(8, 1, True), (27, 1, False), (9, 1, False), (4, 2, True), (3, 2, False)]
+    ("epochs", "given"),
+    [
+        (epochs_of(8), True),
+        (epochs_of(27), True),
+        (epochs_of(9), True),
+        (epochs_of(3, accumulate=2), True),
+        (epochs_of(8, 4), True),
+        (epochs_of(9, 3), False),
+    ],
 )
-def test_steps_that_can_be_divided_evenly_are_computed_together(batch_size: int, accumulate: int, given: bool) -> None:
-    """But for a last one."""
-    epochs = epochs_of(batch_size, accumulate=accumulate)
+def test_steps_that_a_program_divides_are_computed_together(epochs: TrainingEpochs, given: bool) -> None:
+    """Steps over several feature sets are no calls of it, and divided only evenly, but for a last one."""
     assert GlobalBatches(allowed=True).chosen("train", epochs, 2).given == given
     assert not GlobalBatches().chosen("train", epochs, 2).given
     assert GlobalBatches(given=True).chosen("train", epochs, 2).given
 
 
-@pytest.mark.parametrize("epochs", [epochs_of(9), None], ids=["odd batches", "read as needed"])
+@pytest.mark.parametrize("epochs", [epochs_of(9, 3), None], ids=["odd steps of several sets", "read as needed"])
 def test_normalization_over_all_replicas_needs_whole_batches_in_each(epochs: TrainingEpochs | None) -> None:
     asked = GlobalBatches(allowed=True, needed=True)
     with pytest.raises(PhaseError, match=r"normalizes by the rows of all.*Hint: draw batches of a multiple of 2 rows"):
         asked.chosen("train", epochs, 2)
-    assert asked.chosen("train", epochs_of(8), 2).given
+    assert asked.chosen("train", epochs_of(9), 2).given

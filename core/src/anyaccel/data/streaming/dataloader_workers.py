@@ -145,6 +145,6 @@ def _start_method(source: Any) -> str:
 
 
 def _threaded_frameworks() -> Iterator[str]:
-    for backend in registry().backends:
+    for backend in registry().backends_in_use:
         if not backend.fork_safe and any(root in sys.modules for root in backend.import_roots[:1]):
             yield backend.framework

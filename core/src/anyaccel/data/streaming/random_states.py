@@ -33,7 +33,7 @@ _PLAIN = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, M
 
 def imported_backends() -> Iterator[Backend]:
     """The backends whose frameworks have been imported."""
-    for backend in registry().backends:
+    for backend in registry().backends_in_use:
         if not sys.modules.keys().isdisjoint(backend.import_roots):
             yield backend
 

@@ -27,11 +27,8 @@ class StepReplicas(Protocol):
     ) -> list[dict[str, Any]]:
         """As `ReplicaGroup.loss_weights`, for stages with the inputs that their losses are weighed by."""
 
-    def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
-        """As `ReplicaGroup.overlap_backward`, for stages."""
-
-    def expect_gradients(self, weight: float, factor: float) -> None:
-        """As `ReplicaGroup.expect_gradients`, for all stages that `overlap_backward` gave."""
+    def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
+        """As `ReplicaGroup.overlap_gradients`; the `id`s of stages."""
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """Replace the gradients of these stages by their means over all replicas, weighted by rows."""
@@ -54,8 +51,7 @@ class ReplicatedStep(CrossSegmentStep):
     def __init__(self, stages: Sequence[PipelineStage], log_event: LogEvent, replicas: StepReplicas) -> None:
         super().__init__(stages, log_event)
         self._replicas = replicas
-        overlapped = replicas.overlap_backward([stage for stage in stages if stage.has_gradient])
-        self._overlapped = {id(stage) for stage in overlapped}
+        self._trained = [stage for stage in stages if stage.has_gradient]
 
     def begin_reading(self) -> None:
         if self._replicas.sharded:
@@ -70,8 +66,8 @@ class ReplicatedStep(CrossSegmentStep):
     def _loss_weights(self, inputs: Sequence[tuple[PipelineStage, list[Any]]], n_rows: int) -> list[dict[str, Any]]:
         return self._replicas.loss_weights(inputs, n_rows)
 
-    def _expect_gradients(self, n_rows: int, factor: float) -> None:
-        self._replicas.expect_gradients(n_rows, factor)
+    def _begin_last_part(self, n_rows: int, size: int) -> set[int]:
+        return self._replicas.begin_last_part(self._trained, n_rows, size)
 
     def _update(self, stages: Collection[PipelineStage], n_rows: int) -> None:
         self._replicas.average(stages, n_rows)

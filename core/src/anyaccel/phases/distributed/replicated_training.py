@@ -85,8 +85,6 @@ class ReplicatedTraining(ProcessGroup):
         self._source, self._accumulate = "", accumulate
         self._has_failed = False
         self._gathered = 0  # batches of this step whose shards were exchanged
-        self._overlapped: dict[str, list[Program]] = {}
-        self._is_compared = False  # the batches of this step
 
     @property
     def reads_all_rows(self) -> bool:
@@ -202,7 +200,7 @@ class ReplicatedTraining(ProcessGroup):
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
-        self._epoch, self._step, self._gathered, self._is_compared = epoch, step, 0, False
+        self._epoch, self._step, self._gathered = epoch, step, 0
         if self._batches is not None:
             self._batches.clear()
 
@@ -255,21 +253,14 @@ class ReplicatedTraining(ProcessGroup):
         """See `StepReplicas`."""
         self._step += 1
 
-    def overlap_backward(self, stages: Sequence[PipelineStage]) -> list[PipelineStage]:
-        """See `StepReplicas`."""
-        for framework, programs in _by_framework(stages).items():
-            overlapped = self._groups[framework].overlap_backward(programs)
-            if overlapped:
-                self._overlapped[framework] = overlapped
-        chosen = {id(program) for programs in self._overlapped.values() for program in programs}
-        return [stage for stage in stages if id(stage.program) in chosen]
-
-    def expect_gradients(self, weight: float, factor: float) -> None:
+    def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
         """See `StepReplicas`; what is compared is compared before, as all replicas exchange in one order."""
         self.compare_step()
-        self._is_compared = True
-        for framework, programs in self._overlapped.items():
-            self._groups[framework].expect_gradients(programs, weight, factor)
+        overlapped = set[int]()
+        with self._naming_this_replica():
+            for framework, programs in _by_framework(stages).items():
+                overlapped.update(map(id, self._groups[framework].overlap_gradients(programs, weight, part)))
+        return {id(stage) for stage in stages if id(stage.program) in overlapped}
 
     @contextmanager
     def shared_call(self, n_steps: int) -> Iterator[None]:
@@ -280,9 +271,6 @@ class ReplicatedTraining(ProcessGroup):
 
     def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
         """See `StepReplicas`."""
-        if not self._is_compared:
-            self.compare_step()
-        self._is_compared = False
         with self._naming_this_replica():
             for framework, programs in _by_framework(stages).items():
                 self._groups[framework].average_gradients(programs, weight)

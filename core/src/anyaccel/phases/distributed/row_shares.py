@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -254,9 +254,10 @@ class GlobalBatches:
     needed: bool = False
 
     def chosen(self, label: str, epochs: EpochPlan | None, size: int) -> GlobalBatches:
-        """The same once the steps are known: given where it is allowed, and all batches can be divided evenly.
+        """The same once the steps are known: given where it is allowed, and a program divides all batches.
 
-        The last batch of an epoch need not: then each replica computes all of it.
+        Steps that it takes in one call may have any number of rows, others a multiple of the replicas. The last batch
+        of an epoch need not: then each replica computes all of it.
 
         Args:
             label: of the phase.
@@ -269,8 +270,8 @@ class GlobalBatches:
         """
         if self.given or not self.allowed:
             return self
-        equal = [] if epochs is None else _without_last(_batch_sizes(epochs))
-        given = bool(equal) and all(n % size == 0 for n in equal)
+        steps = () if epochs is None else epochs.epoch(0).steps
+        given = bool(steps) and all(each.uniform or each.batch_size % size == 0 for each in steps[:-1] or steps)
         if self.needed and not given:
             raise PhaseError(
                 f"phase {label!r} normalizes by the rows of all replicas, which these compute only where each has all "
@@ -280,13 +281,3 @@ class GlobalBatches:
                 "whole of it in each process on its own",
             )
         return replace(self, given=given)
-
-
-def _batch_sizes(epochs: EpochPlan) -> list[int]:
-    """One number for each range of equal steps; two where a range has several, so that its last is none by itself."""
-    steps = epochs.epoch(0).steps
-    return [each.microbatch_size or each.batch_size for each in steps for _ in range(min(each.n_steps, 2))]
-
-
-def _without_last(sizes: Sequence[int]) -> Sequence[int]:
-    return sizes[: max(1, len(sizes) - 1)]

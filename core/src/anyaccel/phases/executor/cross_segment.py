@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +70,6 @@ class CrossSegmentStep:
         }
         self.loss_scalings = loss_scalings(self._stages)
         """By what losses are scaled in all programs; empty where they are not."""
-        self._overlapped: set[int] = set()  # `id` of stages whose gradients are handed on, and scaled, as they come
         self._clipping = GradientClipping([stage for stage in stages if stage.has_gradient], log_event)
         self.watchers: Sequence[Watcher] = ()
         """Are called with the values and rows of every training step when it is done."""
@@ -152,8 +150,8 @@ class CrossSegmentStep:
             if size != scale:
                 _rescale(trained.values(), scale / size)
                 scale = size
-            if self._overlapped and number == len(parts):
-                self._expect_gradients(n_rows, size / n_rows / self._loss_scale)
+            if number == len(parts):
+                overlapped = self._begin_last_part(n_rows, size)
             scales = {
                 id(stage): _times_each(stage, n_rows / size, factors[id(stage)])
                 for stage in self._stages
@@ -161,20 +159,16 @@ class CrossSegmentStep:
             }
             for stage in self._forward_backward(rows, span_of, losses, scales):
                 trained[id(stage)] = stage
-        unscaled = [stage for stage in trained.values() if id(stage) not in self._overlapped]
         if len(parts) > 1:
-            _rescale(unscaled, scale / n_rows)
+            _rescale([stage for stage in trained.values() if id(stage) not in overlapped], scale / n_rows)
         for scaling in self.loss_scalings:
-            _rescale(unscaled, 1.0 / scaling.scale)
+            _rescale(trained.values(), 1.0 / scaling.scale)
         self._update(trained.values(), n_rows)
         return losses
 
-    def _expect_gradients(self, n_rows: int, factor: float) -> None:
-        """The last part of a step of so many rows begins: overlapped gradients are handed on, times this factor."""
-
-    @property
-    def _loss_scale(self) -> float:
-        return math.prod(scaling.scale for scaling in self.loss_scalings)
+    def _begin_last_part(self, n_rows: int, size: int) -> Collection[int]:
+        """The last part of a step of so many rows begins; the `id`s of stages that exchange gradients within it."""
+        return ()
 
     def _update(self, stages: Collection[PipelineStage], n_rows: int) -> None:
         """Clip and update with the gradients of so many rows.

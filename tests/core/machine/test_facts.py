@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anyaccel.doctor import Machine
+from anyaccel.machine import Machine
 
 
 def card(root: Path, address: str, vendor: str, pci_class: str) -> None:

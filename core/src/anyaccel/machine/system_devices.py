@@ -21,7 +21,7 @@ from pathlib import Path
 
 from anyaccel.backend import DeviceInfo
 from anyaccel.host_memory import host_memory
-from anyaccel.requests.bounded_process import run_bounded
+from anyaccel.machine.bounded_process import run_bounded
 
 PATIENCE = 5.0  # seconds for a driver; one that hangs must not stop who asks
 _ROOT = Path("/")
@@ -98,7 +98,7 @@ def _nvidia(root: Path) -> list[SystemDevice]:
 @cache
 def nvidia_driver() -> tuple[SystemDevice, ...] | None:
     """What the driver says, None if it does not answer; asked once in a process, as each time takes a child process."""
-    command = [sys.executable, "-P", "-m", "anyaccel.requests.nvml_probe"]
+    command = [sys.executable, "-P", "-m", "anyaccel.machine.nvml_probe"]
     if find_spec("pynvml") is not None and (answer := output_of(command)):
         return tuple(from_json(answer))
     smi = shutil.which("nvidia-smi")

@@ -1,4 +1,4 @@
-"""Machine: the facts that `anyaccel doctor` checks, read without a framework and without initialising anything."""
+"""Facts of a machine, read without a framework, and the devices that a framework will have there."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from anyaccel.requests.system_devices import SystemDevice, output_of, system_devices, system_host
+from anyaccel.backend import DeviceInfo
+from anyaccel.capability import Capability
+from anyaccel.device import Device
+from anyaccel.machine.system_devices import SystemDevice, output_of, system_devices, system_host
 
 _ROOT = Path("/")
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 _DISPLAYS = ("0x0300", "0x0302", "0x0380", "0x1200")  # PCI classes of graphics cards and accelerators
 _VERSION = re.compile(r"\b\d+(?:\.\d+)+\b")
 _SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+# NVIDIA, "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility), read on 2026-11-25.
+_OLDEST_DRIVERS = {"13": "580", "12": "525", "11": "450"}
 _DRIVER_FILES = {"nvidia": "proc/driver/nvidia/version", "amd": "sys/module/amdgpu/version"}
 
 
@@ -81,6 +87,36 @@ class Machine:
     def gpus(self, vendor: str) -> list[SystemDevice]:
         """The GPUs of a vendor, whether or not a mask hides them."""
         return [device for device in self.devices if device.vendor == vendor]
+
+
+class ExpectedDevices(Capability):
+    """Capability `expected_devices`: tells the devices that the framework will have, without importing it.
+
+    The backend's `devices` gives these until the framework (`import_roots[0]`) is imported.
+    """
+
+    def expected_devices(self, machine: Machine) -> dict[Device, DeviceInfo] | None:
+        """What `devices` and `device_info` will say once the framework is imported; None where that is not certain."""
+        found: dict[Device, DeviceInfo] = {}
+        for kind in self.backend.kinds:
+            infos = self.expected_of_kind(kind, machine)
+            if infos is None:
+                return None
+            found.update((Device(kind, index), info) for index, info in enumerate(infos))
+        return found
+
+    @abstractmethod
+    def expected_of_kind(self, kind: str, machine: Machine) -> Sequence[DeviceInfo] | None:
+        """The devices of a kind that the framework will have; imports nothing.
+
+        By how the installed framework was built, its settings, and the facts of the machine. None where these do not
+        tell, as with a driver too old or a library that may be missing: then the framework itself is asked.
+        """
+
+
+def oldest_driver(cuda: str) -> str:
+    """The oldest driver of NVIDIA that runs a CUDA, given as `"13.0"` or its first number; `""` if it is unknown."""
+    return _OLDEST_DRIVERS.get(cuda.partition(".")[0], "")
 
 
 def is_older(version: str, than: str) -> bool:
