@@ -272,7 +272,7 @@ def kit(session: nox.Session) -> None:
 
     So do those integration tests that use none.
     """
-    install(session, *CORE, *group("test", "guests", "lint", "types"))
+    install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
     check_no_framework(session)
     session.run("pytest", *OF_KIT, *spread(), *session.posargs)
     session.run("pytest", *OF_NO_FRAMEWORK, *spread(), *session.posargs, env=ONE_THREAD)
@@ -317,7 +317,8 @@ def backend(session: nox.Session, plugin: str) -> None:
     the same.
     """
     libraries = ("models-sample",) if plugin == "torch" else ()
-    install(session, *editable(plugin, *TESTED_WITH.get(plugin, ())), *group("test", "guests", plugin, *libraries))
+    beside = FEATURES if has_backend(plugin) else TESTED_WITH.get(plugin, ())
+    install(session, *editable(plugin, *beside), *group("test", "guests", plugin, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
     env = {**ONE_THREAD, **compiled_once(session)}
     session.run("pytest", f"plugins/{plugin}/tests", *spread(), *session.posargs, env=env)

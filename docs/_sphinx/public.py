@@ -22,8 +22,8 @@ _BASES = "object, ABC, Callback, AnyaccelError"
 
 def names_of(place: str) -> list[str]:
     """The public names that an argument stands for."""
-    home = f"anyaccel.{place}"
-    return [name for name in anyaccel.__all__ if name == place or _home(name).startswith((home + ".", home + " "))]
+    home, names = f"anyaccel.{place}", dict.fromkeys([*anyaccel.__all__, *dir(anyaccel)])
+    return [name for name in names if name == place or _home(name).startswith((home + ".", home + " "))]
 
 
 def _home(name: str) -> str:

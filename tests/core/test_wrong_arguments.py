@@ -751,7 +751,7 @@ def configured() -> dict[str, Any]:
     pairs = aa.PairSampler(2, [aa.Same("k"), aa.Within("x", 1.0)])
     phases = [
         train(validation=aa.EvalPhase("v", data="val", metrics=["mse"])),
-        aa.EvalPhase("v", data={"data": "val"}, sampler=pairs),
+        aa.EvalPhase("v", data={"data": "val"}, sampler=pairs, accelerator="cpu", final_device="cpu"),
     ]
     return aa.Experiment("e", aa.ModelGraph(nodes, "adam"), phases).get_config()
 
@@ -795,7 +795,7 @@ def test_a_wrong_value_in_a_configuration_is_an_error_with_a_hint_or_valid() -> 
             r"node 'a': frozen='false' is not True or False. Hint: write frozen=True",
         ),
         (("phases", 0, "strict"), "no", r"phase 't': strict='no' is not True or False. Hint: write strict=True"),
-        (("phases", 2, "accelerator", "pin_memory"), 1, r"pin_memory must be True or False, got 1\."),
+        (("phases", 1, "accelerator", "pin_memory"), 1, r"pin_memory must be True or False, got 1\."),
         (("phases", 0, "sampler", "shuffle"), "false", r"shuffle='false' is not True or False"),
         (("graph", "nodes", 0, "optimizer", "nesterov"), "no", r"nesterov='no' is not True or False"),
     ],
