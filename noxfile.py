@@ -88,13 +88,22 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from the folder that a test runs in
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
 OF_KIT = ("tests/packaging", "tests/contract", "tests/hints", "--ignore=tests/packaging/test_wheels.py")
+OF_WHEELS = [
+    f"tests/packaging/test_{name}.py" for name in ("available", "import", "install_hints", "metadata", "wheels")
+]
+# What depends on the versions of what core is installed with: of the rest of its tests, `lowest` takes one in eight.
+OF_DEPENDENCIES = [f"tests/core/{name}" for name in ("data/readers", "numpy_backend", "registry", "saved_folder")]
 # Of the kit, what is run from wheels; the rest of it is run by a plugin's own tests, and all of it from the wheel of a
 # new plugin in tests/packaging.
 PLACEMENT = ("--capability", "backend", "--capability", "exchange", "--capability", "memory")
-# Integration tests that use NumPy alone run once, in `kit`, and not beside each framework.
+# Integration tests that use NumPy alone run once, in `features`, and not beside each framework.
 OF_FRAMEWORKS = ("-m", "not without_framework")
-# Plugins without a framework of their own, and whose plugin their tests use.
-TESTED_WITH = {"ray": ("torch",)}
+# Other plugins that the tests of one use: of a framework that it has not itself, and features.
+TESTED_WITH = {
+    **dict.fromkeys(("torch", "jax", "tensorflow", "mps"), tuple(FEATURES)),
+    "ray": ("torch", *FEATURES),
+    "offload": ("torch", "jax", *FEATURES),
+}
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),
     "tests/integration/test_out_of_memory.py",
@@ -106,12 +115,11 @@ nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "uv|virtualenv"  # uv unpacks a wheel once, and links it into each session
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = True
-# What a change must pass, the longest first. Core's tests run twice: on the newest Python found, and with the oldest
-# dependencies on the oldest Python, for which alone these have wheels; `nox -s unit` takes every Python.
-OLDEST = "lowest" if SUPPORTED[0] in FOUND else f"unit-{MAIN}"
-BACKENDS = [f"backend({name})" for name in PLUGINS]
-CHECKS = ["lint", *BACKENDS, "docs", "wheel", "mixed", f"unit-{FOUND[-1]}", OLDEST, "kit", "types", "thirdparty"]
-CHECKS = list(dict.fromkeys(CHECKS))
+# What a change must pass, the longest first. Core's tests run on the newest Python found, and a part of them with the
+# oldest dependencies on the oldest Python, for which alone these have wheels; `nox -s unit` takes every Python.
+OLDEST = ["lowest"] if SUPPORTED[0] in FOUND else []
+BACKENDS = [f"backend({name})" for name in PLUGINS if name not in FEATURES or TESTED_WITH.get(name)]
+CHECKS = ["lint", *BACKENDS, f"unit-{FOUND[-1]}", "features", "docs", "mixed", "wheel", *OLDEST, "types", "thirdparty"]
 nox.options.sessions = ["check"]
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
@@ -173,7 +181,7 @@ def install(session: nox.Session, *arguments: str) -> None:
 
 
 def hints_with(*modules: str) -> list[str]:
-    """The tests of hints of which some need one of these modules; `kit` runs them all, without a framework."""
+    """The tests of hints of which some need one of these modules; `features` runs them all, without a framework."""
     asks = re.compile(rf'importorskip\("({"|".join(modules)})\b')
     return [path for path in python_files("tests/hints") if asks.search((ROOT / path).read_text("utf-8"))]
 
@@ -204,7 +212,58 @@ def succeeds(command: list[str]) -> bool:
 
 @nox.session(python=False)
 def check(session: nox.Session) -> None:
-    """All that a change must pass: the sessions of CHECKS, several at a time, each told of when it has ended.
+    """All that a change must pass: the sessions of CHECKS, several at a time, each told of when it has ended."""
+    run_together(session, CHECKS)
+
+
+@nox.session(python=False)
+def changed(session: nox.Session) -> None:
+    """The sessions of CHECKS that a branch can make fail: by the files in which it differs from `main`."""
+    commands = (
+        ["diff", "--name-only", "main..."],
+        ["diff", "--name-only", "HEAD"],
+        ["ls-files", "-o", "--exclude-standard"],
+    )
+    answers = [subprocess.run(["git", *it], cwd=ROOT, capture_output=True, text=True, check=True) for it in commands]
+    names = sessions_of({line for answer in answers for line in answer.stdout.splitlines()})
+    session.log(f"sessions: {', '.join(names)}")
+    run_together(session, names)
+
+
+def sessions_of(files: set[str]) -> list[str]:
+    """The sessions of CHECKS that files of the repository can make fail, in their order."""
+    needed: set[str] = {"lint", "types"} if any(file.endswith(".py") for file in files) else set()
+    for file in files:
+        folder, _, rest = file.partition("/")
+        name = rest.partition("/")[0]
+        if folder == "docs" or file.endswith(".md"):
+            needed |= {"docs", "thirdparty"} if "anyaccel-mlx" in file else {"docs"}
+        elif folder == "plugins" and name in PLUGINS:
+            users = {other for other in PLUGINS if name == other or name in with_siblings(other)}
+            needed |= {f"backend({other})" for other in users} | {"features", "wheel", "mixed"}
+        elif folder == "tests" and name in _TESTED_BY:
+            needed |= _TESTED_BY[name]
+        else:  # core, the settings of all tests, the tools
+            return CHECKS
+    needed |= {f"unit-{FOUND[-1]}"} if "unit" in needed else set()
+    return [session for session in CHECKS if session in needed]
+
+
+_TESTED_BY = {
+    "core": {"unit", "lowest"},
+    "integration": {*BACKENDS, "features", "mixed"},
+    "contract": {*BACKENDS, "features"},
+    "hints": {*BACKENDS, "features"},
+    "packaging": {"features", "wheel"},
+    "docs": {"docs"},
+    "benchmarks": {"features"},
+    "mutants": {"features"},
+}
+"""By folder of `tests/`, the sessions that run what is in it."""
+
+
+def run_together(session: nox.Session, names: list[str]) -> None:
+    """Run sessions, several at a time.
 
     Installing, building and type checking use one core, so that sessions side by side fill what they leave free.
     """
@@ -228,7 +287,7 @@ def check(session: nox.Session) -> None:
 
     failed = []
     with ThreadPoolExecutor(lanes) as pool:
-        for future in as_completed([pool.submit(run, name) for name in CHECKS]):
+        for future in as_completed([pool.submit(run, name) for name in names]):
             name, ended, seconds = future.result()
             print(ended.stdout, flush=True)
             session.log(f"{name}: {'failed' if ended.returncode else 'passed'} after {seconds:.0f} s")
@@ -254,34 +313,48 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=FOUND)
 def unit(session: nox.Session) -> None:
-    """Core where no framework is installed; core's wheel where it is not the oldest Python."""
-    if session.python != MAIN:
-        with built_wheels(session, "core") as wheels:
-            install(session, *map(str, wheels.glob("*.whl")), *group("test", "guests", "lint", "types"))
-            check_no_framework(session)
-            run_away(session, wheels, "tests/core", *session.posargs)
-        return
-    install(session, *CORE, *group("test", "guests", "lint", "types"))
-    check_no_framework(session)
-    session.run("pytest", "tests/core", *spread(), *session.posargs)
+    """Core by its wheel, where neither a framework nor another distribution of anyaccel is installed."""
+    with built_wheels(session, "core") as wheels:
+        install(session, *map(str, wheels.glob("*.whl")), *group("test", "guests", "lint", "types"))
+        check_no_framework(session)
+        run_away(session, wheels, "tests/core", *session.posargs)
 
 
 @nox.session(python=MAIN)
-def kit(session: nox.Session) -> None:
-    """The conformance kit over NumPy and over wrong backends, and how the repository is built; without a framework.
+def features(session: nox.Session) -> None:
+    """The features over NumPy, the kit over wrong backends, how the repository is built; without a framework.
 
-    So do those integration tests that use none.
+    So do those integration tests that use none. Then each feature is taken away, and a sample of other tests runs.
     """
     install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
     check_no_framework(session)
-    session.run("pytest", *OF_KIT, *spread(), *session.posargs)
+    own = [f"plugins/{name}/tests" for name in FEATURES if name not in TESTED_WITH]
+    session.run("pytest", *own, *OF_KIT, *spread(), *session.posargs)
     session.run("pytest", *OF_NO_FRAMEWORK, *spread(), *session.posargs, env=ONE_THREAD)
+    if not session.posargs:
+        take_away(session, own, sample=40)
+
+
+@nox.session(python=MAIN)
+def apart(session: nox.Session) -> None:
+    """Each feature is taken away in turn, and all tests of core and of the others run; `features` runs a sample."""
+    install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
+    take_away(session, [f"plugins/{name}/tests" for name in FEATURES if name not in TESTED_WITH], sample=1)
+
+
+def take_away(session: nox.Session, tests: list[str], sample: int) -> None:
+    """Uninstall each feature in turn, and run one in `sample` of core's tests and of those of the others."""
+    for name in FEATURES:
+        session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", f"anyaccel-{name}")
+        others = [path for path in tests if path != f"plugins/{name}/tests"]
+        session.run("pytest", "tests/core", *others, *spread(), env={"ANYACCEL_TEST_SAMPLE": str(sample)})
+        install(session, "--no-deps", "--editable", f"plugins/{name}")
 
 
 @nox.session(python=MAIN)
 def coverage(session: nox.Session) -> None:
-    """The tests of `unit` and `kit` with coverage, which must not fall; takes half as long again."""
-    install(session, *CORE, *group("test", "guests", "lint", "types"))
+    """The tests of `unit` and `features` with coverage, which must not fall; takes half as long again."""
+    install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
     session.run("coverage", "erase")
     session.run("coverage", "run", "-m", "pytest", "tests/core", *OF_KIT, *spread("loadfile"), *session.posargs)
     session.run("coverage", "combine", "--quiet")
@@ -301,11 +374,17 @@ def check_no_framework(session: nox.Session) -> None:
 
 @nox.session(python=SUPPORTED[0])
 def lowest(session: nox.Session) -> None:
-    """Core with the oldest dependencies it promises to work with."""
+    """Core with the oldest dependencies it promises to work with: what depends on them, and a sample of the rest."""
     with (ROOT / "core/pyproject.toml").open("rb") as file:
         floors = tomllib.load(file)["project"]["dependencies"]
     install(session, *CORE, *(floor.replace(">=", "==") for floor in floors), *group("test"))
-    session.run("pytest", "tests/core", "-m", "not slow", *spread(), *session.posargs)  # those run in `unit`
+    if session.posargs:
+        session.run("pytest", *spread(), *session.posargs)
+        return
+    session.run("pytest", *OF_DEPENDENCIES, "-m", "not slow", *spread())
+    left = [f"--ignore={path}" for path in OF_DEPENDENCIES]
+    sample = {"ANYACCEL_TEST_SAMPLE": "8"}
+    session.run("pytest", "tests/core", *left, "-m", "not slow", *spread(), env=sample)
 
 
 @nox.session(python=MAIN)
@@ -371,7 +450,7 @@ def launchers(session: nox.Session, name: str) -> None:
 def kills(session: nox.Session) -> None:
     """A thousand processes that write checkpoints, killed at random instants, and replicas of each framework.
 
-    `kit` and `backend` kill a sample.
+    `features` and `backend` kill a sample.
     """
     install(session, *editable(*PLUGINS), *group("test", "guests", *PLUGINS))
     env = {"ANYACCEL_TEST_KILLS": "1000", **ONE_THREAD, **compiled_once(session)}
@@ -417,16 +496,15 @@ def thirdparty(session: nox.Session) -> None:
 
 @nox.session(python=MAIN)
 def wheel(session: nox.Session) -> None:
-    """What a user gets: wheels built from source distributions, installed and tested far from the sources.
+    """What a user gets: wheels built from source distributions, installed together and tried far from the sources.
 
-    Core's own tests run over its wheel in `unit`, where there is a second Python; otherwise here.
+    Core's own tests run over its wheel in `unit`.
     """
     sources = ("core", *(f"plugins/{name}" for name in PLUGINS))
     with built_wheels(session, *sources, isolated=False) as wheels:  # `thirdparty` and `unit` build in isolation
         install(session, *map(str, sorted(wheels.glob("*.whl"))), *group("test", "guests", *PLUGINS))
         import_once(session)
-        core = ("tests/core",) if len(FOUND) == 1 else ()
-        run_away(session, wheels, *core, "tests/packaging", *session.posargs)
+        run_away(session, wheels, *OF_WHEELS, *session.posargs)
         env = {**AWAY, **compiled_once(session)}
         for name in PLUGINS:  # with the Subject that its own wheel carries; 2 says that there is nothing to test
             codes = [0 if has_backend(name) else 2]
@@ -462,7 +540,12 @@ def run_away(session: nox.Session, wheels: Path, *arguments: str) -> None:
 
 def install_docs(session: nox.Session, *more: str) -> None:
     """What the documentation needs to be built: the notebook runs torch, and the reference reads JAX's plugin, too."""
-    install(session, *editable("torch", "jax"), *more, *group("test", "guests", "sources", "docs", "torch", "jax"))
+    install(
+        session,
+        *editable("torch", "jax", *FEATURES),
+        *more,
+        *group("test", "guests", "sources", "docs", "torch", "jax"),
+    )
 
 
 def build_site(session: nox.Session, builder: str = "html") -> Path:

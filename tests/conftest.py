@@ -3,3 +3,4 @@
 from __future__ import annotations
 
 import hypothesis_profiles  # noqa: F401
+from sampling import pytest_collection_modifyitems as pytest_collection_modifyitems

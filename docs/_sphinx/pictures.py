@@ -76,7 +76,6 @@ FLOORS = (
     ("doctor", "checks of the machine"),
     ("transfer_ledger", "what moves, and who waits"),
     ("requests", "which devices are asked for"),
-    ("planner", "blocks on devices and tiers"),
     ("estimators", "objects in the scikit-learn style"),
     ("precision", "dtypes, and scaled losses"),
     ("saved_folder", "a manifest and safetensors"),

@@ -1,7 +1,7 @@
 """The directive `public`: documents public names of `anyaccel` from the sources, without a list kept by hand.
 
-Each argument is a module of core (`data`: all public names that live there, in the order of `anyaccel.__all__`) or one
-public name (`simulate`).
+Each argument is a module of core (`data`: all public names that live there, in the order of `anyaccel.__all__`), a
+package of another distribution (`anyaccel_resources`), or one public name (`simulate`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import anyaccel
+from anyaccel.distributions import NAMES, OFFERED
 
 # Members of these bases are documented with the base alone.
 _BASES = "object, ABC, Callback, AnyaccelError"
@@ -22,8 +23,13 @@ _BASES = "object, ABC, Callback, AnyaccelError"
 
 def names_of(place: str) -> list[str]:
     """The public names that an argument stands for."""
-    home, names = f"anyaccel.{place}", dict.fromkeys([*anyaccel.__all__, *dir(anyaccel)])
-    return [name for name in names if name == place or _home(name).startswith((home + ".", home + " "))]
+    home = place if place.startswith("anyaccel_") else f"anyaccel.{place}"
+    offered = " ".join(OFFERED[NAMES].values()).split()
+    return [
+        name
+        for name in (*anyaccel.__all__, *offered)
+        if name == place or _home(name).startswith((home + ".", home + " "))
+    ]
 
 
 def _home(name: str) -> str:

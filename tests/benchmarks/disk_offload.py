@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from anyaccel_torch.big_models import init_empty_weights, load_checkpoint_and_dispatch
+from anyaccel_offload.torch import init_empty_weights, load_checkpoint_and_dispatch
 
 sys.dont_write_bytecode = True
 MIB = 2**20

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from anyaccel_torch.big_models import cpu_offload, disk_offload
+from anyaccel_offload.torch import cpu_offload, disk_offload
 
 
 def chain(depth: int, width: int) -> nn.Sequential:

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from anyaccel.planner import Block, BlockPlan, DeviceSpec, Edge, plan_blocks
+from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, Edge, plan_blocks
 
 GIGA = 10**9  # seconds of transfer are written as bytes over a link of so many bytes per second
 

@@ -6,10 +6,12 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -17,8 +19,9 @@ import anyaccel as aa
 from anyaccel import distributions, install_hints
 from anyaccel.cli.main import group as command_line
 from anyaccel.distributions import COMMANDS, NAMES, SETTINGS, MissingDistributionError
-from anyaccel.errors import AnyaccelError, PluginError
+from anyaccel.errors import AnyaccelError, DeviceParseError, PluginError
 from anyaccel.extensions import extensions
+from anyaccel.phases.measured_work import measured_work
 
 GAUGE = """
 import click
@@ -171,3 +174,102 @@ def test_a_moved_module_is_the_same_under_both_names(tmp_path: Path, monkeypatch
         for name in set(sys.modules) - before:
             del sys.modules[name]
         vars(aa).pop("gauges", None)
+
+
+# -- without anyaccel-resources ----------------------------------------------------------------------------------------
+
+
+RESOURCES = "in anyaccel-resources, not installed here"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No distribution is installed beside core."""
+    monkeypatch.setattr(distributions, "entry_points", lambda group: ())
+    monkeypatch.setattr("anyaccel.extensions.entry_points", lambda group: ())
+    monkeypatch.setattr("anyaccel.cli.main.entry_points", lambda group: ())
+    for name in ("DeviceRequest", "Inventory"):
+        monkeypatch.delitem(vars(aa), name, raising=False)
+
+
+def pieces() -> tuple[aa.ModelGraph, aa.TrainPhase]:
+    x = np.ones((4, 2), "float32")
+    data = aa.FeatureSet.from_dict("d", {"x": x, "y": x[:, :1]}, ["x"], ["y"])
+    graph = aa.ModelGraph([aa.ModelNode("net", aa.SequentialMLP(1), data.reference())], "sgd")
+    return graph, aa.TrainPhase("t", data="all", losses=[aa.AppliedLoss("mse", on="net")])
+
+
+REQUESTS = [
+    "any",
+    "H100:2",
+    " a100-80GB",
+    "H100, any",
+    "{L4, T4}",
+    "40GB+",
+    "gpu[bf16]",
+    "gpu:0+1",
+    "gpu:*",
+    "RTX-4090",
+]
+REQUESTS += ["B200+", "H100!", "any mem=64GB", "MI300X:8", "any:x"]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("asked", [*REQUESTS, ["gpu:0", "gpu:1"], {"cpu"}, ("any",)], ids=str)
+def test_a_request_for_devices_says_what_is_not_installed(asked: object) -> None:
+    config = {"device": asked, "pin_memory": False}
+    for call in (lambda: aa.Accelerator(asked), lambda: aa.Accelerator.from_config(config), lambda: aa.move(1, asked)):
+        with pytest.raises(DeviceParseError) as caught:
+            call()
+        assert isinstance(caught.value, MissingDistributionError)
+        assert caught.value.problem == f"the request {asked!r} is {RESOURCES}"
+        assert "plugins/resources" in caught.value.hint
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_no_request_is_as_before() -> None:
+    for device in ("cpu", "cuda:1", "my_chip:2", "tpu", "gpuu:0", "h900", "npu:3", aa.Device("t4")):
+        assert type(aa.Accelerator(device)) is aa.Accelerator
+    for wrong in ("gpu:x", "gpu:-1", "cuda 0", "foo:x", "", "gpu-0"):
+        with pytest.raises(DeviceParseError, match="does not name a device") as caught:
+            aa.Accelerator(wrong)
+        assert not isinstance(caught.value, MissingDistributionError)
+
+
+@pytest.mark.usefixtures("alone")
+def test_names_commands_and_settings_of_requests_say_what_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DeviceRequest", "Inventory"):
+        with pytest.raises(MissingDistributionError, match=rf"^anyaccel\.{name} is {RESOURCES}"):
+            getattr(aa, name)
+    status, output = run("resolve", "H100, any")
+    assert status == 2 and output.startswith(f"error: the command anyaccel resolve is {RESOURCES}")
+    graph, train = pieces()
+    with pytest.raises(MissingDistributionError, match=rf"^plan\.inventory is {RESOURCES}"):
+        aa.Experiment("e", graph).plan(train, inventory="8x H100-80GB")
+    assert aa.Experiment("e", graph).plan(train).device("net") == aa.Device("cpu")
+    config = {**train.get_config(), "accelerator": {"device": "H100:2", "pin_memory": False}}
+    with pytest.raises(MissingDistributionError, match=f"^the request 'H100:2' is {RESOURCES}"):
+        aa.TrainPhase.from_config(config)
+    monkeypatch.setenv("ANYACCEL_DEVICE", "H100, any")
+    with pytest.raises(MissingDistributionError, match=f"ANYACCEL_DEVICE='H100, any': the request .* is {RESOURCES}"):
+        aa.Experiment("e", graph).plan(train)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_saved_graph_with_a_request_says_what_is_not_installed() -> None:
+    graph, _ = pieces()
+    config = graph.get_config()
+    config["nodes"][0]["accelerator"] = {"device": "A100-80GB, any", "pin_memory": False}
+    with pytest.raises(MissingDistributionError, match=f"the request 'A100-80GB, any' is {RESOURCES}"):
+        aa.ModelGraph.from_config(config, feature_sets=list(graph.feature_sets.values()))
+
+
+@pytest.mark.usefixtures("alone")
+def test_rates_of_devices_say_what_is_not_installed() -> None:
+    graph, train = pieces()
+    plan = aa.Experiment("e", graph).plan(train)
+    mixed = replace(plan, assignments=tuple(replace(each, precision="bf16-mixed") for each in plan.assignments))
+    work = measured_work(mixed, (), 4, custom_step=True)
+    assert work.rate is None and f"the table of rates is {RESOURCES}" in work.not_covered["model_flops_utilization"]

@@ -11,7 +11,7 @@ import public_face
 import pytest
 
 import anyaccel
-from anyaccel.distributions import NAMES, OFFERED, entry_points
+from anyaccel import distributions
 
 # Names that users bring along, with the parameters they call them by; a star stands before those by keyword.
 SIGNATURES = {
@@ -145,7 +145,8 @@ def test_every_public_name_can_be_imported_and_is_listed(name):
 
 
 def test_dir_lists_the_public_names_only():
-    assert dir(anyaccel) == sorted({*anyaccel.__all__, *(entry.name for entry in entry_points(NAMES))})
+    offered = {entry.name for entry in distributions.entry_points(distributions.NAMES)}
+    assert dir(anyaccel) == sorted({*anyaccel.__all__, *offered})
     assert len(set(anyaccel.__all__)) == len(anyaccel.__all__)
     assert not [name for name in anyaccel.__all__ if name.startswith("_")]
 
@@ -195,10 +196,10 @@ def test_public_objects_are_the_same_as_those_in_their_modules():
 
 
 def test_a_type_checker_sees_every_name_that_is_there_at_run_time():
-    """The names under TYPE_CHECKING and those that are loaded on first use are the same."""
+    """The names under TYPE_CHECKING and those that are loaded on first use are the same, those of features too."""
     source = inspect.getsource(anyaccel)
     typed = {line.rpartition(" as ")[2] for line in source.splitlines() if line.startswith("    from anyaccel")}
-    assert typed == {*anyaccel.__all__, *" ".join(OFFERED[NAMES].values()).split()}
+    assert typed == {*anyaccel.__all__, *" ".join(distributions.OFFERED[distributions.NAMES].values()).split()}
 
 
 def test_the_first_use_of_a_name_loads_it_and_not_before():

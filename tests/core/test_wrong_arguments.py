@@ -11,10 +11,8 @@ import atexit
 import copy
 import functools
 import inspect
-import itertools
 import os
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,36 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from wrong_calls import FULL, VALUES, chosen, outcome, wrongly_taken
 
 import anyaccel as aa
 from anyaccel import numpy_backend, planner
 from anyaccel.data import sampler_from_config
 from anyaccel.errors import AnyaccelError
 
-FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
-SAMPLE = 5  # of the values for each argument
-FAILED_ONCE = {"fit.loss": ["int"], "WeightAveraging.load_state_dict.state": ["{1: 2}"]}
-"""Values that are in every sample, as they gave a raw error."""
-
-VALUES: dict[str, Callable[[], Any]] = {
-    "None": lambda: None,
-    "-1": lambda: -1,
-    "0": lambda: 0,
-    "1e9": lambda: 1e9,
-    "''": str,
-    "'x'": lambda: "x",
-    "'false'": lambda: "false",
-    "[]": list,
-    "{}": dict,
-    "[None]": lambda: [None],
-    "{1: 2}": lambda: {1: 2},
-    "object()": object,
-    "int": lambda: int,
-    "nan": lambda: float("nan"),
-    "10**400": lambda: 10**400,
-}
-KINDS = {"bool": bool, "int": int, "str": str, "float": int | float, "None": type(None)}
-"""Annotations that say all about the type of an argument."""
 PADDED = {"pad": None, "collate": None}
 
 X = np.random.default_rng(0).standard_normal((12, 3)).astype("float32")
@@ -156,14 +131,6 @@ def csv() -> str:
     """A table in a file."""
     file = Path(removed_at_exit(), "table.csv")
     file.write_text("x,y\n" + "".join(f"{row}.5,{row % 2}.0\n" for row in range(8)))
-    return str(file)
-
-
-@functools.cache
-def inventory_file() -> str:
-    """A machine in a file."""
-    file = Path(removed_at_exit(), "node.json")
-    file.write_text('{"devices": [{"product": "T4", "count": 2}]}')
     return str(file)
 
 
@@ -272,14 +239,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "Beyond": lambda: (aa.Beyond, {"column": "x", "distance": 1.0}),
     "Comparison.column": lambda: (aa.compare(history()).column, {"name": "loss"}),
     "ConcatNode": lambda: (aa.ConcatNode, {"label": "c", "upstream_refs": ["a", "b"], "concat_axis": -1}),
-    "DeviceRequest.parse": lambda: (aa.DeviceRequest.parse, {"value": "H100:2, any"}),
-    "DeviceRequest.resolve": lambda: (
-        aa.DeviceRequest.parse("any").resolve,
-        {"on": "8x H100-80GB", "strict": False},
-    ),
-    "DeviceRequest.export": lambda: (aa.DeviceRequest.parse("H100:2").export, {"to": "modal"}),
-    "Inventory.parse": lambda: (aa.Inventory.parse, {"value": "8x H100-80GB"}),
-    "Inventory.from_file": lambda: (aa.Inventory.from_file, {"path": inventory_file()}),
     "Device": lambda: (aa.Device, {"kind": "cpu", "index": 0}),
     "Device.parse": lambda: (aa.Device.parse, {"value": "cpu"}),
     "Different": lambda: (aa.Different, {"column": "x"}),
@@ -328,8 +287,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         aa.Experiment.from_config,
         {"config": experiment().get_config(), "feature_sets": [data()], "models": {}, "allow": ()},
     ),
-    "TrainPhase.plan": lambda: (train().plan, {"graph": experiment().graph, "inventory": "1x sim-1GB, cpu mem=8GB"}),
-    "Experiment.plan": lambda: (experiment().plan, {"phase": train(), "inventory": "1x sim-1GB, cpu mem=8GB"}),
+    "TrainPhase.plan": lambda: (train().plan, {"graph": experiment().graph, "inventory": None}),
+    "Experiment.plan": lambda: (experiment().plan, {"phase": train(), "inventory": None}),
     "Experiment.plot": lambda: (done().plot, {"figure": "loss", "ax": None}),
     "Experiment.load": lambda: (
         aa.Experiment.load,
@@ -631,14 +590,15 @@ CALLS: dict[str, Callable[[], Call]] = {
 CONTRACT = ("Backend", "Compute", "Exchange", "Memory", "MultiStepProgram", "Program", "Callback", "Progress")
 """Classes whose methods others write and core calls."""
 RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "Plan")
-RECORDS += ("DeviceRequest", "Inventory", "Ledger")
+RECORDS += ("Ledger",)
 """What core or a plugin makes and a user reads."""
 UNCHECKED = {
     *(*CONTRACT, *RECORDS, "TrainResults", "BatchSource", "PairCondition", "Sampler", "Source"),  # abstract, too
     *("Optimizer.rate", "Schedule.factor"),  # called in every step
     "Experiment.from_active_context",  # always an error
     "ModelGraph.exchange_model",  # called when models are placed
-    *("Accelerator.at", "Accelerator.on_one_device", "Accelerator.refused"),  # called when a graph is planned
+    # called when a graph is planned
+    *("Accelerator.at", "Accelerator.on_one_device", "Accelerator.refused", "Accelerator.requested_devices"),
     "hookimpl",  # of pluggy
 }
 PROTOCOLS = {"mask", "read", "window", "apply", "build", "compute", "fit", "partial_fit", "restore", "read_settings"}
@@ -680,28 +640,6 @@ def public() -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{member}", plain
 
 
-def outcome(call: Callable[[], Any], annotation: str, value: Any) -> str:
-    """What is wrong with the outcome of a call with one wrong argument, `""` if nothing is."""
-    try:
-        call()
-    except AnyaccelError as error:
-        return "" if error.hint else f"no hint: {error}"
-    except OSError as error:  # documented: a file that cannot be opened
-        return "" if isinstance(value, str) else repr(error)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    kinds = [KINDS.get(kind) for kind in annotation.split(" | ")]
-    whole = "int" in annotation and isinstance(value, float) and value.is_integer()
-    return "" if whole or None in kinds or isinstance(value, tuple(kinds)) else f"accepted as {annotation}"
-
-
-def chosen(name: str, values: dict[str, Callable[[], Any]]) -> list[str]:
-    """The values that are tried for an argument: all, or some that are always the same."""
-    start = 0 if FULL else zlib.crc32(name.encode()) % len(values)
-    sample = itertools.islice(itertools.cycle(values), start, start + (len(values) if FULL else SAMPLE))
-    return list(dict.fromkeys([*sample, *FAILED_ONCE.get(name, ())]))
-
-
 def guest(name: str) -> str:
     """The library that a call needs and core does not depend on; `""` if it needs none."""
     return "matplotlib" if name.endswith(".plot") else "pandas" if name.endswith("_pandas") else ""
@@ -712,17 +650,7 @@ def guest(name: str) -> str:
 def test_a_wrong_argument_is_an_error_with_a_hint_or_valid(name: str) -> None:
     if guest(name):
         pytest.importorskip(guest(name))
-    function, arguments = CALLS[name]()
-    function(**arguments)
-    annotations = {key: str(each.annotation) for key, each in inspect.signature(function).parameters.items()}
-    wrong = []
-    for argument in arguments:
-        for shown in chosen(f"{name}.{argument}", VALUES):
-            function, valid = CALLS[name]()
-            value = VALUES[shown]()
-            call = functools.partial(function, **{**valid, argument: value})
-            said = outcome(call, annotations.get(argument, ""), value)
-            wrong += [f"{argument}={shown}: {said}"] if said else []
+    wrong = wrongly_taken(name, CALLS[name])
     assert not wrong, "\n".join(wrong)
 
 

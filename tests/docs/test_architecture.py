@@ -198,7 +198,7 @@ TOYS = {
     ),
     "a product": Toy(
         edits={
-            "requests/products.json": (
+            "plugins/resources/src/anyaccel_resources/products.json": (
                 (
                     '  "products": [',
                     '  "products": [{"name": "T9000", "vendor": "nvidia", "segment": "datacenter",'
@@ -450,6 +450,12 @@ else:
 }
 
 
+def package_of(file: str) -> Path:
+    """The package of a distribution that a file, from the root of the repository on, is in."""
+    source, _, below = file.partition("/src/")
+    return ROOT / source / "src" / below.partition("/")[0]
+
+
 def rows() -> dict[str, str]:
     """Of each row of the table that adds something, where to edit."""
     table = PAGE.partition("| to add | edit |")[2].partition("\n\n")[0]
@@ -463,16 +469,18 @@ def test_each_row_that_adds_something_has_a_toy() -> None:
 @pytest.mark.parametrize("name", TOYS)
 def test_a_toy_works_when_it_is_added_where_the_page_says(name: str, tmp_path: Path) -> None:
     toy, named = TOYS[name], set(re.findall(r"`([\w/]+\.(?:py|json))`", rows()[name]))
-    made = {file for file in toy.edits if not (CORE / file).exists()}
+    made = {file for file in toy.edits if not exists(file)}
     assert set(toy.edits) - made | toy.more == named, "the row names what has to be edited, and nothing else"
     copy = tmp_path / "source/anyaccel"
-    shutil.copytree(CORE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (CORE, *{package_of(file) for file in toy.edits if (ROOT / file).exists()}):
+        shutil.copytree(package, copy.parent / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     for file, edits in toy.edits.items():
-        text = "" if file in made else (copy / file).read_text(encoding="utf-8")
+        there = copy.parent / file.partition("/src/")[2] if (ROOT / file).exists() else copy / file
+        text = "" if file in made else there.read_text(encoding="utf-8")
         for before, after in edits:
             assert before in text, f"{file} has no {before!r} any more"
             text = text.replace(before, after, 1)
-        (copy / file).write_text(text, encoding="utf-8")
+        there.write_text(text, encoding="utf-8")
     (tmp_path / "away").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(copy.parent)}
     program = f"import anyaccel\nassert {str(copy)!r} in anyaccel.__file__\n{toy.program}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import anyaccel
+from anyaccel.distributions import NAMES, OFFERED
 
 FOR_PLUGINS = ("adapter", "backend", "hookspecs", "segment", "testing")
 
@@ -36,7 +37,7 @@ def entries(module: str, name: str) -> set[str]:
     return {f"{module}.{name}", f"{getattr(value, '__module__', module)}.{name}"}
 
 
-@pytest.mark.parametrize("name", anyaccel.__all__)
+@pytest.mark.parametrize("name", [*anyaccel.__all__, *" ".join(OFFERED[NAMES].values()).split()])
 def test_every_public_name_has_an_entry(name: str, documented: dict[str, str]) -> None:
     if name == "hookimpl":  # an object of pluggy; the page of hooks is about it
         return

@@ -10,8 +10,8 @@ import numpy as np
 
 import anyaccel as aa
 from anyaccel.errors import ConfigError
-from anyaccel.planner import Block, DeviceSpec, Edge, memory_size, plan_blocks
 from anyaccel.precision import LossScale
+from anyaccel_offload.planner import Block, DeviceSpec, Edge, memory_size, plan_blocks
 
 X = np.arange(12, dtype="float32").reshape(4, 3)
 DATA = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, 0]}, ["x"], ["y"])

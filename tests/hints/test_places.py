@@ -31,7 +31,6 @@ from anyaccel.plugin_loader import Plugin
 from anyaccel.precision import ComputesPrecision
 from anyaccel.registry import Registry
 from anyaccel.replicas.launch_options import find_launcher
-from anyaccel.requests import RequestedAccelerator, machine_of
 from anyaccel.testing import Subject
 from anyaccel.testing.fake_plugins import entry, write_distribution
 from anyaccel.testing.subject_selection import select_subject
@@ -121,18 +120,26 @@ class Cards(TinyBackend):
         return DeviceInfo("NVIDIA H100 80GB HBM3", vendor="nvidia", total_memory=80 * 10**9)
 
 
-def test_requests(hint: Any, serve: Any) -> None:
+def test_requests(hint: Any, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(Cards("cards", ("gpu:0", "gpu:1")))
-    two, machine = aa.Accelerator("H100:2"), machine_of(["cards"])
-    assert isinstance(two, RequestedAccelerator)
     with hint("ask for one, or give it to a TrainPhase and run it with anyaccel run --replicas {} SCRIPT"):
-        two.check("cards")
+        aa.Accelerator("H100:2").check("cards")
     aa.Accelerator("H100").check("cards")
-    phase = aa.TrainPhase("train", data="all", losses=[LOSS], accelerator=two)
-    with hint("start the script as anyaccel run --replicas {} SCRIPT"):
-        phase.accelerator.of_replica(machine, 0, 1)
-    for place, name in enumerate(("gpu:0", "gpu:1")):  # as in the processes of anyaccel run --replicas 2 SCRIPT
-        assert str(phase.accelerator.of_replica(machine, place, 2).device) == name
+    phase = aa.TrainPhase("train", data="all", losses=[LOSS], accelerator="sim:0+1")
+    place_in(monkeypatch, 0, 3)
+    with aa.simulate(2):
+        with hint("start the script as anyaccel run --replicas {} SCRIPT"):
+            phase.plan(graph())
+        for rank in range(2):  # as in the processes of anyaccel run --replicas 2 SCRIPT
+            place_in(monkeypatch, rank, 2)
+            assert str(phase.plan(graph()).device("net")) == f"sim:{rank}"
+
+
+def place_in(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    """The variables of a launcher for one of several processes of this machine."""
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": 29500}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
 
 
 def test_launchers(hint: Any) -> None:

@@ -20,7 +20,7 @@ pytest.importorskip("anyaccel_torch")
 from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from anyaccel_torch.big_models import (  # noqa: E402
+from anyaccel_offload.torch import (  # noqa: E402
     ModelHook,
     add_hook_to_module,
     cpu_offload,
@@ -216,7 +216,7 @@ def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
     graph = graph_of(model := empty())
     with hint(
         "load the model first, with load_checkpoint_and_dispatch(model, 'model.safetensors', device_map={'': 'cpu'}) "
-        "of anyaccel_torch.big_models"
+        "of anyaccel_offload.torch"
     ):
         graph.state()
     load_checkpoint_and_dispatch(model, folder / "model.safetensors", device_map={"": "cpu"})
@@ -224,7 +224,7 @@ def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
     graph = graph_of(model := empty())
     with hint(
         "make it where values are, without torch.device('meta'); or load it, with load_checkpoint_and_dispatch(model, "
-        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_torch.big_models; model.to_empty() leaves garbage "
+        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_offload.torch; model.to_empty() leaves garbage "
         "in buffers that no file has"
     ):
         graph.run(EVAL, progress="none")

@@ -21,8 +21,8 @@ if os.environ.get("ANYACCEL_TORCH_SIMULATE") != "2":
 
 from torch import Tensor, nn  # noqa: E402
 
+from anyaccel_offload.torch import cpu_offload, dispatch_model, offload_of, remove_offload  # noqa: E402
 from anyaccel_torch import simulated  # noqa: E402
-from anyaccel_torch.big_models import cpu_offload, dispatch_model, offload_of, remove_offload  # noqa: E402
 
 DEVICES = simulated.start(2)
 ONE, TWO = "sim:0", "sim:1"

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import subprocess
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -50,7 +51,7 @@ class RecordingSession:
 @pytest.fixture
 def noxfile(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The repository's noxfile, from whose sessions no folder is made; what it sets in the environment is set back."""
-    pytest.importorskip("nox")
+    monkeypatch.setattr(pytest.importorskip("nox.registry"), "_REGISTRY", OrderedDict())
     before = dict(os.environ)
     monkeypatch.chdir(root)  # as nox does
     monkeypatch.setattr(Path, "mkdir", lambda *arguments, **settings: None)
@@ -92,6 +93,28 @@ def test_no_session_hands_over_a_relative_folder(noxfile: ModuleType, monkeypatc
     with_folder = {name: [text for text in texts if RELATIVE in text] for name, texts in handed.items()}
     assert with_folder["check"] and with_folder["unit"] and with_folder["backend"]  # or this test sees nothing
     assert not [text for texts in with_folder.values() for text in texts if not Path(text).is_absolute()]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"docs/how-to/weights.md", "README.md"}, {"docs"}),
+        ({"tests/core/graph/test_graph.py"}, {"lint", "types", "unit", "lowest"}),
+        ({"plugins/tensorboard/README.md"}, {"docs"}),
+        ({"plugins/tensorboard/pyproject.toml"}, {"backend(tensorboard)", "features", "wheel", "mixed"}),
+        ({"plugins/torch/pyproject.toml"}, {"backend(torch)", "backend(mps)", "features", "wheel", "mixed"}),
+    ],
+)
+def test_a_branch_runs_the_sessions_of_what_it_touches(
+    noxfile: ModuleType, files: set[str], expected: set[str]
+) -> None:
+    names = {name.partition("-")[0] for name in noxfile.sessions_of(files)}
+    assert names == expected & {name.partition("-")[0] for name in noxfile.CHECKS}
+
+
+@pytest.mark.parametrize("file", ["core/src/anyaccel/device.py", "noxfile.py", "tests/conftest.py", "pyproject.toml"])
+def test_what_all_sessions_use_runs_all_of_them(noxfile: ModuleType, file: str) -> None:
+    assert noxfile.sessions_of({file}) == noxfile.CHECKS
 
 
 def test_the_ci_runs_the_command_of_the_readme(root: Path) -> None:

@@ -29,7 +29,6 @@ CONTRACT_MODULES = (
 )
 CAPABILITIES = (
     *("anyaccel.machine.ExpectedDevices", "anyaccel.doctor.HealthChecks"),
-    *("anyaccel.planner.OffloadModels", "anyaccel.planner.OffloadPlan", "anyaccel.planner.OffloadRequest"),
     *("anyaccel.precision.ComputesPrecision", "anyaccel.precision.ScalesLosses"),
     *("anyaccel.replicas.ReplicaGroup", "anyaccel.replicas.Replicate", "anyaccel.replicas.ShardParameters"),
     *("anyaccel.Backend", "anyaccel.Compute", "anyaccel.Exchange", "anyaccel.Memory", "anyaccel.AsyncCopy"),

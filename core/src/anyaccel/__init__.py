@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 from anyaccel import distributions as _distributions
-from anyaccel.extensions import extend as _extend
 from anyaccel.lazy_attributes import lazy_attributes as _lazy_attributes
 from anyaccel.version import __version__ as __version__
 
@@ -86,8 +85,6 @@ if TYPE_CHECKING:
     from anyaccel.placement import place as place
     from anyaccel.placement import scope as scope
     from anyaccel.precision import LossScale as LossScale
-    from anyaccel.requests import DeviceRequest as DeviceRequest
-    from anyaccel.requests import Inventory as Inventory
     from anyaccel.results import Comparison as Comparison
     from anyaccel.results import EvalResults as EvalResults
     from anyaccel.results import TrainResults as TrainResults
@@ -98,6 +95,8 @@ if TYPE_CHECKING:
     from anyaccel.transfer_ledger import Ledger as Ledger
     from anyaccel.transfer_ledger import ledger as ledger
     from anyaccel.transfer_ledger import no_transfers as no_transfers
+    from anyaccel_resources import DeviceRequest as DeviceRequest
+    from anyaccel_resources import Inventory as Inventory
     from anyaccel_sklearn.estimators import Estimator as Estimator
     from anyaccel_sklearn.fit_phase import FitPhase as FitPhase
     from anyaccel_sklearn.fit_results import FitResults as FitResults
@@ -124,16 +123,12 @@ _NAMES = {
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "SequentialCNN SequentialMLP simulate",
     "precision": "LossScale",
-    "requests": "DeviceRequest Inventory",
     "results": "Comparison EvalResults TrainResults compare",
     "graph.weights": "copy_weights",
 }
 _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = ["errors", *_MODULES]
-
-_extend("accelerator_class", "anyaccel.requests:accelerator_class")
-_extend("compute_rate", "anyaccel.requests.compute_rates:compute_rate")
 
 _GRAPH = "write ModelGraph([ModelNode('net', model, data.reference())], 'adam')"
 _OTHER_NAMES = {

@@ -13,14 +13,27 @@ import numpy as np
 from anyaccel.backend import Backend, Exchange
 from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import leaves, map_leaves
-from anyaccel.device import USUAL, Device, spelling, vendor_of
-from anyaccel.errors import CapabilityError, ConfigError, DeviceUnavailableError, FrameworkError, MoveError
+from anyaccel.device import REQUEST, USUAL, Device, spelling, vendor_of
+from anyaccel.distributions import MissingDistributionError, missing
+from anyaccel.errors import (
+    CapabilityError,
+    ConfigError,
+    DeviceParseError,
+    DeviceUnavailableError,
+    FrameworkError,
+    MoveError,
+)
 from anyaccel.extensions import extensions
 from anyaccel.html import badge, faint, joined
 from anyaccel.registry import Registry, registry
 from anyaccel.specs import assign_fields
 
+_SEVERAL = (list, tuple, set, frozenset)  # of texts: requests in order of preference, or whichever is best
 SCALARS = (str, bytes, bool, int, float, complex, type(None))  # on no device: `move` and `device_of` pass over them
+
+
+class MissingRequestsError(MissingDistributionError, DeviceParseError):
+    """A request for devices where the distribution of requests is not installed."""
 
 
 @constructor_hints
@@ -32,7 +45,8 @@ class Accelerator:
     written. Creating one does not look at the machine: what is missing is an error when it is used.
 
     Args:
-        device: `"gpu:1"`, any `kind[:index]`; a request, as for DeviceRequest; a Device; or a framework's own.
+        device: `"gpu:1"`, any `kind[:index]`; a request, as for DeviceRequest, with anyaccel-resources; a Device;
+            or a framework's own.
         pin_memory: copy from pinned memory, where that is available.
 
     Raises:
@@ -48,7 +62,10 @@ class Accelerator:
     def __new__(cls, device: Any = "cpu", *, pin_memory: bool = False) -> Accelerator:
         if cls is Accelerator and not USUAL.fullmatch(str(device)):
             classes = (choose(device) for choose in extensions("accelerator_class"))
-            cls = next(filter(None, classes), Accelerator)
+            chosen = next(filter(None, classes), None)
+            if chosen is None and _is_request(device):
+                raise missing("anyaccel-resources", f"the request {device!r}", MissingRequestsError)
+            cls = chosen or Accelerator
         return object.__new__(cls)
 
     def __init__(self, device: Any = "cpu", *, pin_memory: bool = False) -> None:
@@ -101,6 +118,17 @@ class Accelerator:
     def on_one_device(self, *frameworks: str, strict: bool = False, known: Registry | None = None) -> Accelerator:
         """This accelerator; of a request, that of the device which it gets of this machine."""
         return self
+
+    def requested_devices(
+        self,
+        frameworks: Sequence[str],
+        known: Registry | None = None,
+        *,
+        replicas: int | None = None,
+        strict: bool = False,
+    ) -> Sequence[Device]:
+        """All devices that a request gets of a machine, `replicas` of them if it is for one; none of one device."""
+        return ()
 
     def refused(
         self, frameworks: Sequence[str], known: Registry, *, of_all: bool, strict: bool
@@ -201,3 +229,8 @@ class Accelerator:
             problem, available = f"{config!r} is not the configuration of an accelerator", "keys device and pin_memory"
             raise ConfigError(problem, available=available, hint=hint)
         return cls(config["device"], pin_memory=config.get("pin_memory", False))
+
+
+def _is_request(device: Any) -> bool:
+    """Whether a device that cannot be read here is one for the distribution of requests."""
+    return bool(REQUEST.fullmatch(device)) if isinstance(device, str) else isinstance(device, _SEVERAL)

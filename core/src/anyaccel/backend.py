@@ -20,7 +20,9 @@ from anyaccel.capability import Capabilities as Capabilities
 from anyaccel.capability import Capability as Capability
 from anyaccel.capability import capability_name
 from anyaccel.device import Device
-from anyaccel.errors import CapabilityError
+from anyaccel.distributions import CAPABILITIES as BROUGHT
+from anyaccel.distributions import loaded, named
+from anyaccel.errors import CapabilityError, PluginError
 from anyaccel.program import CompileEstimate as CompileEstimate
 from anyaccel.program import MultiStepProgram as MultiStepProgram
 from anyaccel.program import Program as Program
@@ -69,11 +71,9 @@ class Backend(ABC):
     capabilities: ClassVar[Capabilities] = {}
     """Capability classes (`Memory`), each with what makes the object from the backend: a class derived from it.
 
-    A class of a package that need not be installed is named by text: `"anyaccel_offload.OffloadModels"`. A derived
+    A class of a package that need not be installed is named by text, `"PACKAGE.CLASS"`. A derived
     backend inherits them, or has others: `{**TorchBackend.capabilities, Memory: ChipMemory}`.
     """
-    brought: Callable[[Backend, type[Any]], Any] | None = None
-    """Gives capabilities that other plugins bring; the registry sets it."""
 
     @final
     def capability(self, kind: type[Kind]) -> Kind | None:
@@ -89,13 +89,26 @@ class Backend(ABC):
         if kind not in made:
             if isinstance(self, kind):
                 return self
-            named = capability_name(kind)
-            declared = next((key for key in self.capabilities if key == named or _derives(key, kind)), None)
+            name = capability_name(kind)
+            declared = next((key for key in self.capabilities if key == name or _derives(key, kind)), None)
             if declared is None:
-                return None if self.brought is None else self.brought(self, kind)
-            made.setdefault(kind, made.get(declared) or made.setdefault(declared, self.capabilities[declared](self)))
+                made.setdefault(kind, self._brought(kind))
+            else:
+                made.setdefault(
+                    kind, made.get(declared) or made.setdefault(declared, self.capabilities[declared](self))
+                )
         found: Kind = made[kind]
         return found
+
+    def _brought(self, kind: type[Any]) -> Any:
+        """The capability that another plugin brings by an entry point; None where none does."""
+        name = f"{self.framework}.{capability_name(kind)}"
+        entry = named(BROUGHT, name)
+        brought = None if entry is None else loaded(entry)(self)
+        if entry is not None and brought is not None and not isinstance(brought, kind):
+            problem = f"the entry point {name} gives {brought!r:.200}, which is no {kind.__name__}"
+            raise PluginError(problem, hint=f"update or uninstall {entry.value.partition('.')[0]}")
+        return brought
 
     @final
     def required(self, kind: type[Kind]) -> Kind:

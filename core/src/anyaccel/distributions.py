@@ -33,17 +33,28 @@ NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.set
 CAPABILITIES, EXTENSIONS, SAVED = "anyaccel.capabilities", "anyaccel.extension_points", "anyaccel.saved_kinds"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
-    NAMES: {"anyaccel-sklearn": "Estimator FitPhase FitResults"},
-    COMMANDS: {},
-    SETTINGS: {},
+    NAMES: {
+        "anyaccel-resources": "DeviceRequest Inventory",
+        "anyaccel-sklearn": "Estimator FitPhase FitResults",
+    },
+    COMMANDS: {"anyaccel-offload": "device-map", "anyaccel-resources": "resolve"},
+    SETTINGS: {
+        "anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload",
+        "anyaccel-resources": "plan.inventory",
+    },
     SAVED: {"anyaccel-sklearn": "phase.fit results.fit"},
 }
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
-MODULES: Mapping[str, str] = {"estimators": "anyaccel_sklearn.estimators"}
+MODULES: Mapping[str, str] = {
+    "estimators": "anyaccel_sklearn.estimators",
+    "planner": "anyaccel_offload.planner",
+    "requests": "anyaccel_resources",
+    "requests.system_devices": "anyaccel.machine.system_devices",
+}
 """Modules of version 0.1 that have moved into another distribution: `testing` of `anyaccel.testing`, and where to."""
 
-_found: dict[tuple[str, ...], Any] = {}  # all entry points, by the `sys.path` of which they are
+_found: dict[Any, Any] = {}  # of one `sys.path`: all entry points, those of each group, and what each has given
 _lock = threading.Lock()
 
 
@@ -62,7 +73,9 @@ def entry_points(group: str) -> Sequence[EntryPoint]:
 
             _found.clear()
             _found[path] = installed()
-        return tuple(_found[path].select(group=group))
+        if group not in _found:
+            _found[group] = tuple(_found[path].select(group=group))
+        return _found[group]  # type: ignore[no-any-return]
 
 
 def named(group: str, name: str) -> EntryPoint | None:
@@ -100,9 +113,12 @@ def loaded(entry: EntryPoint) -> Any:
     Raises:
         PluginError: its distribution is one of anyaccel's own with another version than core, or it cannot be imported.
     """
+    if entry in _found:  # reading the version takes a millisecond
+        return _found[entry]
     check_version(*_identity(entry))
     try:
-        return entry.load()
+        value = _found[entry] = entry.load()
+        return value
     except (ImportError, AttributeError) as error:
         problem = f"{entry.name} of {_source(entry)} cannot be imported: {error}"
         raise PluginError(problem, hint=f"update or uninstall {_identity(entry)[0] or entry.value}") from error
@@ -132,9 +148,11 @@ def home_of(group: str, name: str) -> str:
     return next((home for home, names in offered.items() if name in names.split()), "")
 
 
-def missing(distribution: str, what: str) -> MissingDistributionError:
+def missing(
+    distribution: str, what: str, kind: type[MissingDistributionError] = MissingDistributionError
+) -> MissingDistributionError:
     """The error for something that is in a distribution which is not installed."""
-    return MissingDistributionError(f"{what} is in {distribution}, not installed here", hint=install_line(distribution))
+    return kind(f"{what} is in {distribution}, not installed here", hint=install_line(distribution))
 
 
 def check_version(distribution: str, version: str) -> None:
@@ -154,10 +172,11 @@ class MovedModules:
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The spec of `anyaccel.NAME` and what is below it; None for every other module."""
         package, _, below = name.partition(".")
-        first, _, rest = below.partition(".")
-        if package != "anyaccel" or first not in MODULES:
+        olds = (old for old in sorted(MODULES, reverse=True) if f"{below}.".startswith(f"{old}."))  # the longest first
+        old = next(olds, "") if package == "anyaccel" else ""
+        if not old:
             return None
-        moved = ".".join(filter(None, (MODULES[first], rest)))
+        moved = f"{MODULES[old]}{below.removeprefix(old)}"
         try:
             module = import_module(moved)
         except ModuleNotFoundError as error:

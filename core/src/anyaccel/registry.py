@@ -14,9 +14,7 @@ import pluggy
 
 from anyaccel import plugin_loader as loader
 from anyaccel.backend import Backend, Compute, ComputingBackend, Exchange, Memory
-from anyaccel.capability import capability_name
 from anyaccel.device import Device
-from anyaccel.distributions import CAPABILITIES, loaded, named
 from anyaccel.errors import (
     AmbiguousOwnerError,
     CapabilityError,
@@ -49,6 +47,8 @@ class Registry:
 
     is_of_this_machine = True
     """Whether the devices are here, and not those of a machine that is described."""
+    description = ""
+    """The machine in words; empty for the one that is here."""
 
     def __init__(
         self,
@@ -66,7 +66,6 @@ class Registry:
         self._table: dict[tuple[str, str], Backend] = {}
         self._served: dict[int, tuple[Backend, bool]] = {}  # by id: those of the table, and whether `owns` is asked
         self.policies: dict[str, tuple[Plugin, Callable[..., Any]]] = {}
-        self._made: dict[tuple[int, str], Any] = {}  # by backend and name: capabilities that other plugins bring
         self._candidates: weakref.WeakKeyDictionary[type, list[tuple[Backend, bool]]] = weakref.WeakKeyDictionary()
         self._hooks = loader.new_hooks()
 
@@ -175,25 +174,6 @@ class Registry:
         served = set(map(id, self._table.values()))
         self._served = {key: entry for key, entry in {**self._served, **entries}.items() if key in served}
         self._candidates.clear()
-        for backend in plugin.backends:
-            backend.brought = self.brought
-
-    def brought(self, backend: Backend, kind: type[Any]) -> Any:
-        """The capability that another plugin brings for a backend by an entry point; None where none does.
-
-        Raises:
-            PluginError: two plugins bring it, or the one that does is broken.
-        """
-        name = f"{backend.framework}.{capability_name(kind)}"
-        with self._lock:
-            if (id(backend), name) not in self._made:
-                entry = named(CAPABILITIES, name)
-                made = None if entry is None else loaded(entry)(backend)
-                if made is not None and not isinstance(made, kind):
-                    problem = f"the entry point {name} gives {made!r:.200}, which is no {kind.__name__}"
-                    raise PluginError(problem, hint=f"update or uninstall {entry.value.partition('.')[0]}")  # type: ignore[union-attr]
-                self._made[id(backend), name] = made
-            return self._made[id(backend), name]
 
     def _plugin_of(self, backend: Backend | None) -> Plugin | None:
         return next((p for p in self._plugins.values() if any(own is backend for own in p.backends)), None)

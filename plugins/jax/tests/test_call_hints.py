@@ -8,7 +8,6 @@ from wrong_calls import check_refused, offered
 
 import anyaccel_jax
 from anyaccel.errors import ArgumentError
-from anyaccel_jax.big_models import OffloadedChain
 
 OF_CORE = {"JaxBackend", "backends"}
 """Core calls them, or makes them, not users."""
@@ -24,5 +23,3 @@ def test_the_hints_work() -> None:
     with pytest.raises(ArgumentError, match=r"Available: apply, parameters, state. Hint: it is called 'parameters'"):
         anyaccel_jax.Function(apply=jnp.dot, params=jnp.ones(2))
     assert anyaccel_jax.Function(apply=jnp.dot, parameters=jnp.ones(2)).tree.tolist() == [1.0, 1.0]
-    with pytest.raises(ArgumentError, match=r"OffloadedChain has no argument 'func'. Available: functions, parameters"):
-        OffloadedChain(func=[])

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from wrong_calls import check_refused, offered
 
 import anyaccel_torch
-import anyaccel_torch.big_models
 import anyaccel_torch.simulated
 from anyaccel.errors import ArgumentError, SpecError
 
 OF_CORE = {
     *("TorchBackend", "backends", "SWITCH", "SimulatedDevice", "is_wanted", "running"),
-    *("BlockPlace", "CpuOffloadHook", "DeviceMap", "LoadedCheckpoint", "Offload"),
-    *("ModelHook", "TorchSchedule"),  # a base without a constructor; and one that takes the arguments of another
+    "TorchSchedule",  # takes the arguments of another
 }
 """Core calls them, or makes them, not users."""
-OFFERED = offered(anyaccel_torch, anyaccel_torch.big_models, anyaccel_torch.simulated, of_core=OF_CORE)
+OFFERED = offered(anyaccel_torch, anyaccel_torch.simulated, of_core=OF_CORE)
 
 
 @pytest.mark.parametrize("name", sorted(OFFERED))
@@ -30,14 +27,6 @@ def test_the_hints_work() -> None:
     with pytest.raises(ArgumentError, match=r"Available: output_shape, .* Hint: did you mean 'hidden_dim'\?"):
         anyaccel_torch.SequentialMLP(2, hiden_dim=3)
     assert anyaccel_torch.SequentialMLP(2, hidden_dim=3).get_config()["hidden_dim"] == 3
-    model = nn.Linear(2, 1)
-    with pytest.raises(ArgumentError, match=r"cpu_offload: missing a required argument: 'model'\. Hint: write cpu_off"):
-        anyaccel_torch.big_models.cpu_offload()
-    with pytest.raises(ArgumentError, match=r"Hint: did you mean 'recurse'\?"):
-        anyaccel_torch.big_models.remove_hook_from_module(model, recursive=True)
-    assert anyaccel_torch.big_models.remove_hook_from_module(model, recurse=True) is model
-    with anyaccel_torch.big_models.init_empty_weights():
-        assert nn.Linear(2, 1).weight.is_meta
 
 
 def test_a_schedule_names_what_its_scheduler_takes() -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anyaccel.device import Device
 from anyaccel.errors import MoveError, OutOfMemoryError
 from anyaccel_torch.backend import TorchBackend
-from anyaccel_torch.big_models import load_checkpoint_and_dispatch
 from anyaccel_torch.error_translation import translate_errors
 
 CPU, GPU, META = Device("cpu"), Device("gpu"), Device("meta")
@@ -61,15 +58,11 @@ def test_place_packed_sequences_leaves_their_sizes_on_the_host() -> None:
     assert placed.data.is_meta and placed.batch_sizes.device.type == "cpu"
 
 
-def test_placing_a_meta_model_raises_move_error(backend: TorchBackend, tmp_path: Path) -> None:
-    model, saved = nn.Linear(1, 1, device="meta"), nn.Linear(1, 1)
+def test_placing_a_meta_model_raises_move_error(backend: TorchBackend) -> None:
+    model = nn.Linear(1, 1, device="meta")
     message = r"Linear on cpu:0: a tensor on torch's meta device has no values.*load_checkpoint_and_dispatch"
     with pytest.raises(MoveError, match=message):
         backend.place(model, CPU)
-    save_file(saved.state_dict(), tmp_path / "model.safetensors")
-    loaded = load_checkpoint_and_dispatch(model, tmp_path / "model.safetensors", device_map={"": "cpu"})
-    assert backend.device_of(backend.place(loaded, CPU)) == CPU  # what the hint says
-    assert torch.equal(loaded.weight, saved.weight)
 
 
 def stepped_optimizer(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:

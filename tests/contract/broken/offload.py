@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.errors import ConfigError
-from anyaccel.planner import OffloadModels, OffloadPlan, PlacedBlock
+from anyaccel_offload.planner import OffloadModels, OffloadPlan, PlacedBlock
 
 from .faults import SECOND, fault, having
 

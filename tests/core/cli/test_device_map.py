@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from anyaccel.cli.main import group
-from anyaccel.requests import Inventory
 
 MODULE = """
 import anyaccel as aa
@@ -48,18 +47,3 @@ def test_what_is_no_model_or_no_machine_is_refused(module: str, name: str, optio
     result = CliRunner().invoke(group, ["device-map", f"{module}:{name}", *options])
     shown = " ".join((result.output + str(result.exception)).split())
     assert says in shown and result.exit_code != 0
-
-
-@pytest.mark.parametrize(
-    ("words", "nbytes", "host"),
-    [
-        ("2x 24GB, cpu 64GB", [24e9, 24e9], 64e9),
-        ("2x gpu-24GB mem=1TB", [24e9, 24e9], 1e12),
-        ("40GB, 3x 24GB", [40e9, 24e9, 24e9, 24e9], 0),
-        ("cpu 64GB", [], 64e9),
-    ],
-)
-def test_machines_in_words(words: str, nbytes: list[float], host: float) -> None:
-    machine = Inventory.parse(words)
-    assert [each.nbytes for each in machine.devices if each.device.kind != "cpu"] == nbytes
-    assert machine.host_nbytes == host

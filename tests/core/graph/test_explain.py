@@ -26,18 +26,6 @@ def one_node():
     return ModelGraph([ModelNode("net", SequentialMLP(1), data().reference())], "sgd")
 
 
-def test_a_request_is_resolved_on_the_invented_machine(serve):
-    serve(TinyBackend("tiny", ("gpu:0",)))
-    experiment = aa.Experiment("e", one_node())
-    with pytest.raises(DeviceUnavailableError, match="'gpu:3' is not on this machine"):
-        experiment.plan(train(accelerator="gpu:3"), inventory="2x T4")
-    plan = experiment.plan(train(accelerator="H100, sim:1"), inventory="2x T4, 2x sim-1GB")  # numpy has no T4
-    assert str(plan.device("net")) == "sim:1"
-    assert "The phase's 'H100 on 2x sim-1GB' was not taken: simulated devices are asked for by name." in plan.explain(
-        "net"
-    )
-
-
 ASKED = {None: None, "here": "sim:0", "absent": "sim:7", "unserved": "gpu:0"}
 TABLE = list(
     itertools.product(ASKED, ASKED, (None, "here", "absent", "unserved"), (False, True), ASKED)
@@ -66,7 +54,7 @@ def expected(node, phase, policy, strict, environment):
     return level
 
 
-def test_explain_names_the_deciding_level_in_every_case(serve, monkeypatch):
+def test_explain_names_the_deciding_level_in_every_case(serve, sims, monkeypatch):
     serve(
         TinyBackend("tiny", ("gpu:0",)),
         policies={name: (lambda nodes, d=ASKED[name]: {n.label: d for n in nodes}) for name in ASKED if name},
@@ -92,12 +80,11 @@ def test_explain_names_the_deciding_level_in_every_case(serve, monkeypatch):
         request = train(accelerator=ASKED[phase], policy=policy, strict=strict)
         wanted = expected(*case)
         seen.add(wanted)
-        inventory = "1x sim-1GB, 1x gpu-16GB"
         if wanted == "error":
             with pytest.raises((DeviceUnavailableError, FrameworkError)):
-                experiment.plan(request, inventory=inventory)
+                experiment.plan(request)
             continue
-        plan = experiment.plan(request, inventory=inventory)
+        plan = experiment.plan(request)
         assert plan["net"].reason == wanted, case
         text = plan.explain("net")
         assert sentences[wanted] in text, (case, text)

@@ -134,27 +134,3 @@ def test_activations_of_numpy_are_what_simulated_devices_count():
     assert first.activations >= 4 * 5 * 4 and head.activations >= 4 * 1 * 4
     assert results.error is None
     assert "does not count operations" in measuring.seen[-1].not_covered["flops_per_step"]
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "tflops"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H100 PCIe", "fp16", 756.5),
-        ("NVIDIA H100 NVL", "bf16", None),  # another form, whose rate the table does not have
-        ("NVIDIA H200", "bf16", 989.4),
-        ("NVIDIA H200 NVL", "bf16", None),
-        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16", None),
-        ("Tesla T4", "bf16", None),
-        ("Tesla T4", "fp16", 65),
-        ("NVIDIA GeForce RTX 4090", "bf16", None),
-        ("cpu", "fp32", None),
-    ],
-)
-def test_rates_are_those_that_are_stated_and_no_others(name, dtype, tflops):
-    from anyaccel.requests.compute_rates import compute_rate
-
-    rate = compute_rate(name, dtype)
-    assert (rate is None) == (tflops is None)
-    assert rate is None or (rate.per_second == tflops * 10**12 and rate.url.startswith("https://") and rate.date)

@@ -510,15 +510,13 @@ def read_epoch_end(folder: Path) -> dict[str, Any]:
     return {**values, **run(network(), phase, folder)}
 
 
-# -- plans, inventories, configurations --------------------------------------------------------------------------------
+# -- plans, configurations --------------------------------------------------------------------------------
 
 
 def write_plans(folder: Path) -> None:
     experiment = aa.Experiment("e", network(), progress="none")
     (folder / "plan.json").write_text(experiment.plan(training()).to_json())
     (folder / "machine.json").write_text(experiment.plan(training(precision="bf16-mixed"), "2x T4").to_json())
-    inventory = {"devices": [{"product": "H100-80GB", "count": 2}, {"product": "T4"}], "host_memory_gb": 64, "cores": 8}
-    (folder / "inventory.json").write_text(json.dumps(inventory))
 
 
 def read_plans(folder: Path) -> dict[str, Any]:
@@ -527,9 +525,7 @@ def read_plans(folder: Path) -> dict[str, Any]:
         plan = aa.Plan.from_json((folder / f"{name}.json").read_text())
         values[f"{name}: text"] = str(plan).splitlines()
         values[f"{name}: differs from itself"] = bool(plan.diff(aa.Plan.from_json(plan.to_json())))
-    inventory = aa.Inventory.from_file(folder / "inventory.json")
-    values["devices"] = [f"{each.device} {each.label} {each.memory_gb}" for each in inventory.devices]
-    return {**values, "host": [inventory.host_memory_gb, inventory.cores]}
+    return values
 
 
 def configured() -> dict[str, Any]:

@@ -16,7 +16,7 @@ import click
 from anyaccel.cli import completion as shell_completion
 from anyaccel.cli.base_command import JSON, Command, PlainCommand, load_plugins_of
 from anyaccel.cli.checkpoint.commands import checkpoint
-from anyaccel.cli.plan_commands import device_map, estimate, explain, plan
+from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.distributions import COMMANDS, entry_points, load
 from anyaccel.errors import ConfigError, PluginError
 
@@ -115,7 +115,7 @@ def group() -> None:
     """
 
 
-for _each in (checkpoint, plan, explain, estimate, device_map):
+for _each in (checkpoint, plan, explain, estimate):
     group.add_command(_each)
 
 
@@ -170,34 +170,6 @@ def devices(ctx: click.Context, framework: str | None, probe: bool, timeout: flo
     from anyaccel.cli.devices import run
 
     run(framework, timeout, as_json, lambda: load_plugins_of(ctx), ask=probe)
-
-
-@group.command(cls=PlainCommand, short_help="Show which devices a request gets, and why.")
-@click.argument("request")
-@click.option("--on", help="A machine in words, such as '8x H100-80GB mem=1TB', instead of this one.")
-@click.option("--file", type=click.Path(), help="A machine in a JSON file, instead of this one.")
-@click.option("--strict", is_flag=True, help="The first wish or nothing.")
-@click.option(
-    "--export",
-    type=click.Choice(["modal", "skypilot", "ray", "slurm", "kubernetes", "dra"]),
-    help="Print the request as this scheduler writes it, as JSON.",
-)
-@JSON
-def resolve(request: str, on: str | None, file: str | None, strict: bool, export: str | None, as_json: bool) -> None:
-    """Show every candidate for a request, the chosen one, and why each other was not.
-
-    Nothing is initialised, and no framework is imported. The exit status is 1 if the machine has nothing that fits.
-
-    \b
-    Examples:
-      anyaccel resolve "H100:2, A100-80GB, any"
-      anyaccel resolve "{L4, A10G}" --on "1x L4, 1x A10G"
-      anyaccel resolve "40GB+:2 mem=64GB" --file node.json --json
-      anyaccel resolve "H100:8, A100-80GB:8" --export modal
-    """
-    from anyaccel.cli.resolve import run
-
-    sys.exit(run(request, on, file, strict, export, as_json))
 
 
 @_command(short_help="Check the machine and what is installed.")

@@ -10,15 +10,14 @@ from typing import Any
 
 from anyaccel.cli.console import print_json, print_line, print_table
 from anyaccel.cli.module_object import load_object
+from anyaccel.distributions import NAMES, load
 from anyaccel.errors import ConfigError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.plan import LARGEST, activation_line, covered
 from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
-from anyaccel.graph.plan_offload import block_rows, offload_summary
 from anyaccel.phases import Phase, plan_for
 from anyaccel.phases.planning.advice import Advice, advise
-from anyaccel.requests import Inventory
 
 FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
 """Exit statuses; 2 is that of errors."""
@@ -53,7 +52,7 @@ class PlanTarget:
             problem = f"{self.reference} is a {type(phase).__name__}, not a phase"
             raise ConfigError(problem, available=", ".join(names), hint="name a TrainPhase, EvalPhase or FitPhase")
         graph = _graph_of(module, self.graph)
-        inventory = Inventory.from_file(self.file) if self.file is not None else self.on
+        inventory = load(NAMES, "Inventory").from_file(self.file) if self.file is not None else self.on
         return plan_for(phase, graph, inventory), phase, graph
 
 
@@ -166,12 +165,11 @@ def _print_plan(plan: Plan) -> None:
         for a in plan.assignments
     ]
     print_table(("node", "device", "native name", "who decided", "asked for", "parameters"), rows)
-    for each in plan.assignments:
-        if each.offload is not None:
-            print_line(f"\nblocks of {each.node}: {offload_summary(each.offload)}")
-            print_table(("blocks", "device", "weights", "bytes", "a step"), list(block_rows(each.offload)))
-            for note in each.offload.notes:
-                print_line(f"note: {note}")
+    for section in (section for assignment in plan.assignments for section in assignment.sections):
+        print_line(f"\n{section.title}: {section.summary}")
+        print_table(section.head, section.rows)
+        for note in section.notes:
+            print_line(f"note: {note}")
     edges = [
         (
             f"gradient of {c.value}" if c.gradient else c.value,

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.device import USUAL, Device
+from anyaccel.distributions import MissingDistributionError
 from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import topology
-from anyaccel.graph.nodes import ModelNode, Node
+from anyaccel.graph.nodes import LAYOUT_SETTINGS, ModelNode, Node
 from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection
 from anyaccel.graph.shape_inference import Shapes
 from anyaccel.registry import Registry
@@ -60,8 +61,9 @@ def accelerator_of_environment() -> Accelerator | None:
         return Accelerator(text) if text else None
     except DeviceParseError as error:
         problem = f"the environment variable {DEFAULT_DEVICE}={shown(text)}: {error.problem}"
-        hint = f"set {DEFAULT_DEVICE}=cpu or {DEFAULT_DEVICE}=gpu:0"
-        raise DeviceParseError(problem, available=error.available, hint=hint) from None
+        otherwise = f"set {DEFAULT_DEVICE}=cpu or {DEFAULT_DEVICE}=gpu:0"
+        hint = error.hint if isinstance(error, MissingDistributionError) else otherwise
+        raise type(error)(problem, available=error.available, hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +96,7 @@ class DeviceAssigner:
         """
         if self.accelerator is not None:
             self._check_on_this_machine(self.accelerator)
-        elif (default := accelerator_of_environment()) is not None and type(
-            default
-        ) is Accelerator:  # no request, which says itself what fits
+        elif (default := accelerator_of_environment()) is not None and not default.is_request:
             self._check_kind(default.device.kind)
         labels = [label for label in self.shapes.order if label in active]
         models = [node for label in labels if isinstance(node := self.nodes[label], ModelNode)]
@@ -282,10 +282,9 @@ def _check_shared(models: Iterable[ModelNode], assigned: Mapping[str, Assignment
                 f"{pair} but differ in frozen, its mode, modes or optimizer",
                 hint="freeze both in the same mode or none, and give both the same modes and optimizer",
             )
-        if any(getattr(other, name) != getattr(node, name) for name in ("device_map", "max_memory", "offload")):
-            raise GraphError(
-                f"{pair} but differ in device_map, max_memory or offload", hint="give both nodes the same ones"
-            )
+        if any(getattr(other, name) != getattr(node, name) for name in LAYOUT_SETTINGS):
+            *names, last = LAYOUT_SETTINGS
+            raise GraphError(f"{pair} but differ in {', '.join(names)} or {last}", hint="give both nodes the same ones")
 
 
 # -- rejections: the devices that a node might have had, and why it has another one ------------------------------------

@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 from anyaccel.accelerator import Accelerator
 from anyaccel.adapter.call_layout import ArgumentPaths
-from anyaccel.arguments import check, is_integer, shown, text
+from anyaccel.arguments import is_integer, shown, text
 from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import constructor_hints
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import GraphError
 from anyaccel.graph.model_kinds import ModelKind, kind_of
 from anyaccel.precision import checked_precision
@@ -198,7 +199,7 @@ class ModelNode(AttributeHints):
         self.precision = None if precision is None else checked_precision(GraphError, where, precision)
         self.remat = None if remat is None else text(GraphError, where, "remat", remat, "text", "'blocks'")
         self.sharding = None if sharding is None else one_of(where, "sharding", sharding, SHARDING)
-        self.device_map, self.max_memory, self.offload = offload_settings(where, device_map, max_memory, offload)
+        self.device_map, self.max_memory, self.offload = _layout_settings(where, device_map, max_memory, offload)
         self.frozen, self.frozen_mode = False, "eval"
 
     def __repr__(self) -> str:
@@ -396,63 +397,76 @@ def _named(reference: Reference, columns: str) -> str:
     return f"{reference.feature_set.label}.{columns}{stream}"
 
 
-# -- the settings of a node whose model is larger than a device: `device_map`, `max_memory` and `offload` --------------
+# -- the layout of a model: on the device of its node, or on several, which is a feature of a distribution -------------
 
 
-_OFFLOADS = ("no", "cpu", "disk")
-_EXAMPLE = "{'embed': 'gpu:0', 'layers': 'cpu'}"
-Settings = tuple[str | dict[str, str | int] | None, dict[str | int, int] | None, str]
-"""A device map, the memory that a planned one may use, and where weights may rest."""
+LAYOUT_SETTINGS: Mapping[str, Any] = {"device_map": None, "max_memory": None, "offload": "no"}
+"""The arguments of a ModelNode that a distribution offers, each with what leaves a model whole on its device."""
 
 
-def offload_settings(where: str, device_map: Any, max_memory: Any, offload: Any) -> Settings:
-    """The settings as they are kept; a map is planned if `max_memory` or `offload` is given alone.
+class Layout:
+    """Where models are: each whole, on the device of its node. A distribution with other layouts derives from it."""
+
+    def settings(self, where: str, device_map: Any, max_memory: Any, offload: Any) -> tuple[Any, Any, Any]:
+        """The settings as a node keeps them.
+
+        Raises:
+            GraphError: a wrong value, or settings that contradict each other.
+        """
+        return device_map, max_memory, offload
+
+    def assign(self, node: Any, assignment: Any, request: Any, registry: Any, shapes: Any) -> Any:
+        """The assignment of a node, with the places of what is not on its device.
+
+        Raises:
+            AnyaccelError: its model cannot be placed so.
+        """
+        return assignment
+
+    def read(self, plain: Any) -> Any:
+        """What an assignment holds of it, from plain data.
+
+        Raises:
+            KeyError, TypeError, ValueError: malformed.
+        """
+        raise ValueError(f"{shown(plain)} where models are whole")
+
+    def place(self, node: Any, backend: Any, device: Device, plan: Any) -> Any:
+        """The model of a node, placed as the plan of its blocks says, which is None where a phase leaves the model."""
+        return backend.place(node.model, device)
+
+
+_WHOLE = Layout()
+
+
+def divided_layout(setting: str = "device_map") -> Layout:
+    """The layout of models that are not whole on a device.
 
     Raises:
-        GraphError: a wrong value, or settings that contradict each other.
+        MissingDistributionError: the distribution with this setting of nodes is not installed.
     """
-    check(GraphError, where, "offload", offload, _OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
-    limits = None if max_memory is None else _limits(where, max_memory)
-    if device_map is None and (limits is not None or offload != "no"):
-        device_map = "auto"
-    if isinstance(device_map, Mapping):
-        if limits is not None or offload != "no":
-            name = "max_memory" if limits is not None else "offload"
-            raise GraphError(
-                f"{where}device_map is a mapping, and {name} is for maps that are planned",
-                hint=f"leave {name} out, or write device_map='auto'",
-            )
-        return _entries(where, device_map), None, offload
-    check(GraphError, where, "device_map", device_map, (None, "auto").__contains__, "a mapping or 'auto'", "'auto'")
-    return device_map, limits, offload
+    layout: Layout = load(SETTINGS, f"ModelNode.{setting}")
+    return layout
 
 
-def settings_config(device_map: Any, max_memory: Any, offload: str) -> dict[str, Any]:
-    """The settings as plain data for JSON, without those that are not set."""
-    memory = None if max_memory is None else {str(name): size for name, size in max_memory.items()}
-    entries = {"device_map": device_map, "max_memory": memory, "offload": None if offload == "no" else offload}
-    return {name: value for name, value in entries.items() if value is not None}
+def layout_of(node: Any) -> Layout:
+    """The layout of the model of a node."""
+    return _WHOLE if getattr(node, "device_map", None) is None else divided_layout()
 
 
-def _entries(where: str, given: Mapping[Any, Any]) -> dict[str, str | int]:
-    fits = lambda it: it and all(isinstance(key, str) for key in it)  # noqa: E731
-    check(GraphError, where, "device_map", given, fits, "a dict of names of parts and devices", _EXAMPLE)
-    return {name: _place(where, f"device_map[{name!r}]", value) for name, value in given.items()}
-
-
-def _limits(where: str, given: Any) -> dict[str | int, int]:
-    fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
-    check(GraphError, where, "max_memory", given, fits, "bytes for each device", "{'gpu:0': '20GiB', 'cpu': '60GiB'}")
-    from anyaccel.planner import memory_size  # may not be installed
-
-    return {
-        _place(where, "max_memory", name): memory_size(GraphError, where, f"max_memory[{name!r}]", size)
-        for name, size in given.items()
+def layout_config(node: ModelNode) -> dict[str, Any]:
+    """The settings of a node's layout as plain data for JSON, without those that are not set."""
+    values = {name: getattr(node, name) for name in LAYOUT_SETTINGS}
+    plain = {
+        name: {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
+        for name, value in values.items()
     }
+    return {name: value for name, value in plain.items() if value != LAYOUT_SETTINGS[name]}
 
 
-def _place(where: str, name: str, given: Any) -> str | int:
-    """A device as text or as its index, or a tier."""
-    fits = lambda it: isinstance(it, str | Device) or (is_integer(it) and it >= 0)  # noqa: E731
-    check(GraphError, where, name, given, fits, "a device, 'cpu' or 'disk'", "'gpu:0'")
-    return int(given) if is_integer(given) or str(given).isdecimal() else str(given)
+def _layout_settings(where: str, *values: Any) -> tuple[Any, Any, Any]:
+    """The settings of a node's layout; those that are set are a distribution's."""
+    for (name, default), value in zip(LAYOUT_SETTINGS.items(), values, strict=True):
+        if type(value) is not type(default) or value != default:
+            return divided_layout(name).settings(where, *values)
+    return _WHOLE.settings(where, *values)

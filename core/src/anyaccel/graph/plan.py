@@ -11,10 +11,9 @@ from anyaccel.arguments import shown
 from anyaccel.call_hints import class_hints
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, GraphError
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Part, Rejection, read_entry
+from anyaccel.graph.plan_entries import LEFT_OUT, Assignment, Column, Crossing, Part, Rejection, read_entry
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
 from anyaccel.graph.plan_html import plan_page, plan_report
-from anyaccel.graph.plan_offload import offload_lines
 from anyaccel.html import Markup, guarded, size, text
 from anyaccel.saved_folder import strict_json
 from anyaccel.segment import TensorSpec
@@ -253,7 +252,7 @@ class Plan:
             ]
             rows = [(*cells, more) for cells, more in zip(rows, added, strict=True)]
         lines = [f"plan of {self.phase!r} on {self.graph!r}", *table(rows)]
-        lines += [line for a in self.assignments if a.offload for line in offload_lines(a.node, a.offload)]
+        lines += [line for a in self.assignments for section in a.sections for line in section.lines]
         lines += [*map(_column_line, self.columns), *map(self._crossing_line, self.crossings)]
         lines += [f"note  {text(note, _LONGEST)}" for note in self.notes]
         lines += [f"{each.what} {each.choice}: {text(each.why, _LONGEST)}" for each in self.decisions]
@@ -363,12 +362,10 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _to_dict(entry: Any) -> dict[str, Any]:
     """The compared fields of a plan's entry or of a spec; the others are objects of backends."""
-    plain = {item.name: _plain(getattr(entry, item.name)) for item in fields(entry) if item.compare}
-    if plain.get("offload", ...) is None:  # of nodes that are on their device, which most are
-        del plain["offload"]
-    if plain.get("sharding", ...) == "":  # nobody has said anything
-        del plain["sharding"], plain["sharding_reason"]
-    return plain
+    kept = [item for item in fields(entry) if item.compare]
+    values = {item.name: getattr(entry, item.name) for item in kept}
+    left_out = {item.name for item in kept if item.metadata == LEFT_OUT and values[item.name] == item.default}
+    return {name: _plain(value) for name, value in values.items() if name not in left_out}
 
 
 def _text(value: Any) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from anyaccel.backend import ComputingBackend
 from anyaccel.data.padding import up_to
 from anyaccel.data.roles import brief
 from anyaccel.device import Device
+from anyaccel.graph.nodes import divided_layout
 from anyaccel.html import listing
 from anyaccel.segment import TensorSpec
-
-if TYPE_CHECKING:
-    from anyaccel.planner import OffloadPlan
 
 LEVELS = ("node", "policy", "phase", "environment")
 """Who may ask for a device of a node; the first comes first."""
@@ -27,6 +25,29 @@ class Rejection:
     level: str
     wish: str
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """What a plan shows of one node: a sentence, a table and notes.
+
+    Attributes:
+        title, summary: what it is about, and the sentence.
+        head, rows: of the table.
+        notes: what to know about the figures.
+        lines: all of it as lines of text.
+    """
+
+    title: str
+    summary: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+LEFT_OUT: Mapping[str, bool] = {"left out": True}
+"""Metadata of fields that plain data lack where they have their default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +87,25 @@ class Assignment:
     precision: str = ""
     precision_reason: str = ""
     recomputed: tuple[str, ...] = ()
-    sharding: str = ""
-    sharding_reason: str = ""
+    sharding: str = field(default="", metadata=LEFT_OUT)
+    sharding_reason: str = field(default="", metadata=LEFT_OUT)
     rejected: tuple[Rejection, ...] = ()
-    offload: OffloadPlan | None = None
+    offload: Any = field(default=None, metadata=LEFT_OUT)
 
     @property
     def resident_nbytes(self) -> int:
         """Bytes that its parameters take on its device."""
-        return self.nbytes if self.offload is None else self.offload.device_bytes.get(str(self.device), 0)
+        return self.nbytes if self.offload is None else int(self.offload.device_bytes.get(str(self.device), 0))
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What a plan shows of the node below its tables."""
+        return () if self.offload is None else (self.offload.section(self.node),)
+
+
+def layouts(assignments: Iterable[Assignment]) -> dict[str, Any]:
+    """The nodes whose models are not whole on their device, each with where its blocks are."""
+    return {assignment.node: assignment.offload for assignment in assignments if assignment.offload is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +208,7 @@ def read_entry(cls: type, given: Mapping[str, Any]) -> Any:
         **{name: tuple(_rejection(each) for each in _list(plain.pop(name))) for name in ("rejected",) if name in plain},
     }
     if plain.get("offload") is not None:
-        from anyaccel.planner import OffloadPlan  # may not be installed
-
-        read["offload"] = OffloadPlan.from_dict(plain.pop("offload"))
+        read["offload"] = divided_layout().read(plain.pop("offload"))
     for name in _NOT_COMPARED:
         if name in plain:
             raise ValueError(f"{name!r} is no part of a saved plan")

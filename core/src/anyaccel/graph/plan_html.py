@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from anyaccel.graph.plan_entries import Assignment, Column, Crossing
+from anyaccel.graph.plan_entries import Assignment, Column, Crossing, Section
 from anyaccel.graph.plan_figures import CATEGORIES, NOT_COVERED, Decision, DeviceMemory, NodeActivations, step_bytes
-from anyaccel.graph.plan_offload import block_rows, offload_summary
 from anyaccel.html import (
     FONT,
     Markup,
@@ -24,10 +23,6 @@ from anyaccel.html import (
     size,
     table,
 )
-
-if TYPE_CHECKING:
-    from anyaccel.planner import OffloadPlan
-
 
 ROUTES = {"move": "move", "share": "shared memory", "copy": "shared memory and a copy", "host": "through host memory"}
 """How a value crosses, in a few words."""
@@ -50,17 +45,17 @@ def plan_page(
         "Plan",
         title,
         table(head, assignments, lambda assignment: _assignment_row(assignment, why(assignment))),
-        *(part for each in assignments if each.offload for part in _blocks(each.node, each.offload)),
+        *(part for each in assignments for section in each.sections for part in _shown(section)),
         *_section("loads", ("columns", "to", "as", "changed"), columns, _column_row),
         *_section("crosses in every step", _CROSSINGS, crossings, lambda crossing: _crossing_row(crossing, frameworks)),
         *(line("note: ", faint(note)) for note in notes),
     )
 
 
-def _blocks(node: str, plan: OffloadPlan) -> Iterator[Markup]:
-    yield line(element("strong", f"blocks of {node}: "), prose(offload_summary(plan)))
-    yield table(("blocks", "device", "weights", "bytes", "a step"), list(block_rows(plan)), row)
-    yield from (line("note: ", faint(note)) for note in plan.notes)
+def _shown(section: Section) -> Iterator[Markup]:
+    yield line(element("strong", f"{section.title}: "), prose(section.summary))
+    yield table(section.head, section.rows, row)
+    yield from (line("note: ", faint(note)) for note in section.notes)
 
 
 def _section(title: str, head: Sequence[str], items: Sequence[Any], make: Callable[[Any], Markup]) -> Iterator[Markup]:

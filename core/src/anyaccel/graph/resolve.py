@@ -16,7 +16,7 @@ from anyaccel.graph.device_assignment import DeviceAssigner
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.input_columns import ColumnSelection, ColumnTable
 from anyaccel.graph.loss_binding import LossBinder, check_patterns, check_supported
-from anyaccel.graph.nodes import ModelNode, Node, refuse_settings
+from anyaccel.graph.nodes import ModelNode, Node, layout_of, refuse_settings
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Column, Part
 from anyaccel.graph.precision_assignment import (
@@ -132,13 +132,9 @@ class _Resolver:
             replicas=request.devices,
         ).assign(active)
         computed = {label: with_precision(self._nodes[label], each, request) for label, each in assigned.items()}
-        divided = [label for label in computed if getattr(self._nodes[label], "device_map", None) is not None]
-        if divided:
-            from anyaccel.graph.offload_assignment import with_offload  # the planner may not be installed
-
-            for label in divided:
-                node = self._nodes[label]
-                computed[label] = with_offload(node, computed[label], request, self._registry, self._shapes)
+        for label, assignment in computed.items():
+            node = self._nodes[label]
+            computed[label] = layout_of(node).assign(node, assignment, request, self._registry, self._shapes)
         return computed
 
     # -- which nodes take part, and which are trained --------------------------------------------------------------

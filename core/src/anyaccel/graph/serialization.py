@@ -11,13 +11,23 @@ from anyaccel.arguments import flag, shown
 from anyaccel.backend import Compute
 from anyaccel.data import FeatureSet, Reference
 from anyaccel.errors import ConfigError, GraphError
-from anyaccel.graph.nodes import FROZEN_MODES, MODES, ConcatNode, ModelNode, Node, check_label, one_of, settings_config
+from anyaccel.graph.nodes import (
+    FROZEN_MODES,
+    LAYOUT_SETTINGS,
+    MODES,
+    ConcatNode,
+    ModelNode,
+    Node,
+    check_label,
+    layout_config,
+    one_of,
+)
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer
 
 _MODEL_KEYS = {
     *("type", "label", "upstreams", "arguments", "accelerator", "optimizer", "framework", "outputs", "modes", "frozen"),
-    *("batch_axes", "precision", "remat", "sharding", "device_map", "max_memory", "offload"),
+    *("batch_axes", "precision", "remat", "sharding", *LAYOUT_SETTINGS),
     *("frozen_mode", "model"),
 }
 _CONCAT_KEYS = {"type", "label", "upstreams", "axis"}
@@ -146,7 +156,7 @@ def _node_config(node: Node) -> dict[str, Any]:
         "modes": node.modes,
         **({"batch_axes": list(axes)} if (axes := batch_axes_of(node.arguments)) else {}),
         **{name: value for name in ("precision", "remat", "sharding") if (value := getattr(node, name)) is not None},
-        **settings_config(node.device_map, node.max_memory, node.offload),
+        **layout_config(node),
         "frozen": node.frozen,
         "frozen_mode": node.frozen_mode,
         "model": _model_config(node.model),
@@ -215,9 +225,7 @@ def _read_node(entry: Any, sets: Mapping[str, FeatureSet], models: Mapping[str, 
         precision=plain.get("precision"),
         remat=plain.get("remat"),
         sharding=plain.get("sharding"),
-        device_map=plain.get("device_map"),
-        max_memory=plain.get("max_memory"),
-        offload=plain.get("offload", "no"),
+        **{name: plain.get(name, default) for name, default in LAYOUT_SETTINGS.items()},
     )
     node.frozen = flag(ConfigError, f"node {node.label!r}: ", "frozen", plain.get("frozen", False))
     node.frozen_mode = _mode(plain, "frozen_mode", FROZEN_MODES)

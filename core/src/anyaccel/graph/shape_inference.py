@@ -371,8 +371,10 @@ class _Inference:
         dtype = self._dtypes[label]
         for other in topology.parents(self._nodes[label], self._nodes):
             spec = self._specs.get(other)
-            if spec is not None and is_floating(spec.dtype) and dtype not in (None, spec.dtype):
-                return self._nodes[other].kind.dtype_hint(other, dtype)
+            if spec is not None and is_floating(spec.dtype) and dtype is not None and dtype != spec.dtype:
+                hint = self._nodes[other].kind.dtype_hint(other, dtype)
+                if hint:
+                    return hint
         return ""
 
 

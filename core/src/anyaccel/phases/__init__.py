@@ -1,7 +1,7 @@
 """Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
 
 Stands on `results`, `metrics`, `graph`, `data`, `replicas`, `requests`, `saved_folder`, `adapter`,
-`planner`, `precision`, `transfer_ledger` and the kernel.
+`precision`, `transfer_ledger` and the kernel.
 """
 
 from anyaccel.distributions import moved_names

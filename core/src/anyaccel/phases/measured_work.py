@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anyaccel.adapter.step_costs import StepCost, StepCosts
+from anyaccel.distributions import missing
 from anyaccel.extensions import extensions
 from anyaccel.graph import Plan
 from anyaccel.phases.executor.stage import PipelineStage
@@ -82,11 +83,14 @@ def _rate(plan: Plan) -> tuple[float | None, str]:
     if not precisions <= _DTYPES.keys() or len(precisions) != 1:
         given = ", ".join(sorted(each or "none" for each in precisions))
         return None, f"rates are stated for one dtype of 16 bits, and precision is {given}"
+    rates = extensions("compute_rate")
+    if not rates:
+        return None, str(missing("anyaccel-resources", "the table of rates"))
     dtype = _DTYPES[precisions.pop()]
     total = 0.0
     for framework, device in dict.fromkeys((each.framework, each.device) for each in plan.assignments):
         name = registry().find(framework, device.kind).device_info(device).name
-        rate = next(filter(None, (stated(name, dtype) for stated in extensions("compute_rate"))), None)
+        rate = next(filter(None, (stated(name, dtype) for stated in rates)), None)
         if rate is None:
             return None, f"no rate in {dtype} is known of {name} ({device})"
         total += rate.per_second

@@ -5,22 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import FallbackWarning
 from anyaccel.graph import ModelGraph, Plan
-from anyaccel.graph.nodes import ModelNode
+from anyaccel.graph.nodes import ModelNode, layout_of
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
 from anyaccel.segment import NodeState
 from anyaccel.user_level import user_level
 
-if TYPE_CHECKING:
-    from anyaccel.planner import OffloadPlan
-
-_NONE: Mapping[str, OffloadPlan] = {}
+_NONE: Mapping[str, Any] = {}
 
 
 def final_devices(phase: PhaseSettings, plan: Plan, known: Registry | None = None) -> dict[str, Device]:
@@ -58,7 +55,7 @@ def warn_of_fallbacks(plan: Plan) -> None:
         )
 
 
-def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, OffloadPlan] = _NONE) -> None:
+def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, Any] = _NONE) -> None:
     """Place nodes, with the optimizer state that training left them, on devices; the graph holds the placed models.
 
     Args:
@@ -71,24 +68,11 @@ def place(graph: ModelGraph, devices: Mapping[str, Device], plans: Mapping[str, 
         if not isinstance(node, ModelNode):
             continue
         backend = registry().find(graph.shapes.frameworks[label], device.kind)
-        before, state, plan = node.model, graph.optimizer_states.get(label), plans.get(label)
-        after = _placed(node, backend, device, plan)
+        before, state = node.model, graph.optimizer_states.get(label)
+        after = layout_of(node).place(node, backend, device, plans.get(label))
         graph.exchange_model(before, after)  # nodes that share the model go on sharing it, taking part or not
-        if state is not None and plan is None:
+        if state is not None and label not in plans:
             graph.optimizer_states[label] = _moved(state, backend, device)
-
-
-def _placed(node: ModelNode, backend: Backend, device: Device, plan: OffloadPlan | None) -> Any:
-    if node.device_map is None:
-        return backend.place(node.model, device)
-    from anyaccel.planner import OffloadModels  # may not be installed
-
-    offload = backend.capability(OffloadModels)
-    if offload is None:
-        return backend.place(node.model, device)
-    if plan is None:  # where a phase leaves it
-        return backend.place(offload.end_offload(node.model), device)
-    return offload.offload(node.model, device, plan)
 
 
 def _moved(state: NodeState, backend: Backend, device: Device) -> NodeState:

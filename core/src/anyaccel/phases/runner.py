@@ -21,6 +21,7 @@ from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing
 from anyaccel.graph.graph import LiveValues
+from anyaccel.graph.plan_entries import layouts
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
@@ -343,8 +344,7 @@ class PhaseExecution:
         warn_of_fallbacks(plan)
         nan_in_data = nan_check.warn(phase, nan_notes)
         self._final_devices.update(after)
-        offloads = {each.node: each.offload for each in plan.assignments if each.offload is not None}
-        place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, offloads)
+        place(graph, {assignment.node: assignment.device for assignment in plan.assignments}, layouts(plan.assignments))
         hooks.call("after_placement", phase=phase, plan=plan, run=run)
         for note in (note for part in parts for note in part.factory.notes()):
             run.log_event("source", note)

@@ -10,7 +10,7 @@ A plugin's test file is a Subject and one line:
 
 `pytest_plugins = ["anyaccel.testing.pytest_plugin"]` in a conftest.py adds markers, a header and expected failures.
 Names are imported on first use. The fakes (`plugin_module`, `entry`, `write_distribution`, `TinyBackend`) need no
-pytest. Stands on the kernel (contract, segments, registry), `planner`, `precision`, `replicas` and
+pytest. Stands on the kernel (contract, segments, registry), `precision`, `replicas` and
 `adapter.model_specs`.
 """
 

@@ -21,7 +21,6 @@ from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices
-from anyaccel.planner import OffloadModels
 from anyaccel.precision import ComputesPrecision
 from anyaccel.replicas import ShardParameters
 from anyaccel_torch.compute import TorchCompute, TorchWeightFiles
@@ -55,7 +54,6 @@ class TorchBackend(TorchExchange, TorchCompute):
         LeavesContexts: lazy("anyaccel_torch.outer_contexts:TorchContexts"),
         DeviceReplicas: lazy("anyaccel_torch.device_replicas:TorchReplicas"),
         ShardParameters: TorchSharding,
-        OffloadModels: lazy("anyaccel_torch.big_models.node_offload:TorchOffload"),
         ExpectedDevices: TorchExpectedDevices,
         HealthChecks: TorchHealthChecks,
     }

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from anyaccel.backend import Backend, DeviceInfo
 from anyaccel.device import Device
@@ -17,11 +18,13 @@ from anyaccel_torch.error_translation import raise_translated
 from anyaccel_torch.host_transfer import copied_async
 from anyaccel_torch.tree_utils import check_dtypes, tensors_in
 
+offloads: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Modules whose weights rest elsewhere, each with its hooks: they have the `device` of its inputs, and `blocks`."""
+
 
 def find_offload(obj: Any) -> Any:
     """How a module is offloaded; None if it is not, or for another object."""
-    offload = sys.modules.get("anyaccel_torch.big_models.offload")
-    return offload.offload_of(obj) if offload is not None and hasattr(obj, "modules") else None
+    return offloads.get(obj) if offloads and hasattr(obj, "modules") else None
 
 
 @functools.cache

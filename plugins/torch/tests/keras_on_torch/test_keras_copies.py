@@ -8,7 +8,6 @@ import pytest
 from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
-from anyaccel.planner import OffloadModels, OffloadRequest
 from anyaccel_torch import TorchBackend
 
 
@@ -26,11 +25,3 @@ def test_parameters_that_are_switched_off_stay_so() -> None:
     assert (
         [p.requires_grad for p in copied.parameters()] == [p.requires_grad for p in model.parameters()] == [False, True]
     )
-
-
-def test_a_device_map_is_refused() -> None:
-    """Its blocks would have no parameters: Keras keeps all of them in one place."""
-    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3)])
-    request = OffloadRequest(device_map={"": "cpu"}, offload="cpu")
-    with pytest.raises(CapabilityError, match=r"this Sequential is of Keras.*Hint: leave device_map"):
-        TorchBackend().required(OffloadModels).plan_offload(model, Device("cpu"), request)

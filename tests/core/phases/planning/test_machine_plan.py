@@ -1,4 +1,4 @@
-"""Plans for machines that are not here: the same as on a simulated machine, with the memory that is then allocated."""
+"""Figures of plans, which are those of the memory that is then allocated, and plans as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, Optimizer, SequentialCNN, SequentialMLP
 from anyaccel.errors import AnyaccelError, ConfigError
 from anyaccel.phases.planning.machine_plan import with_replicas
-from anyaccel.requests import Inventory, InventoryDevice
 
 GB = 10**9
 
@@ -73,15 +72,13 @@ class Counter(aa.Callback):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_plan_for_an_invented_machine_is_that_of_a_simulated_one_and_its_memory_is_allocated(case):
+def test_the_memory_of_a_plan_is_allocated(case):
     make, settings, count = CASES[case]
     experiment = aa.Experiment("e", make(), progress="none")
-    invented = experiment.plan(train(**settings), inventory=f"{count}x sim-1GB")
     with aa.simulate(count, capacity=GB) as devices:
         counter = Counter(devices)
         phase = train(**settings, callbacks=[counter])
         here = experiment.plan(phase)
-        assert invented == here and [each.what for each in invented.diff(here)] == ["machine"]
         assert not any(device.peak for device in devices)  # nothing was placed
         results = experiment.run_phase(phase)
         assert results.plan == here
@@ -103,9 +100,8 @@ def test_a_plan_for_an_invented_machine_is_that_of_a_simulated_one_and_its_memor
 def test_an_evaluation_has_figures_too():
     experiment = aa.Experiment("e", one_node(), progress="none")
     phase = aa.EvalPhase("v", data="all", losses=[AppliedLoss("mse", on="net")], accelerator="sim", batch_size=16)
-    plan = experiment.plan(phase, inventory="1x sim-1GB")
     with aa.simulate(1, capacity=GB) as (device,):
-        assert plan.to_dict() == experiment.plan(phase).to_dict() | {"machine": plan.machine}
+        plan = experiment.plan(phase)
         experiment.run_phase(phase)
         (memory,) = plan.memory
         assert memory.gradients == memory.optimizer == 0 and memory.parameters == device.used
@@ -139,27 +135,18 @@ def test_a_validation_of_large_batches_and_outputs_that_wait_are_in_the_plan(pha
 
 
 def test_what_does_not_fit_is_streamed_or_said():
-    tiny = Inventory(devices=(InventoryDevice(device=aa.Device("sim"), memory_gb=3e-6),))  # 3,000 bytes
-    rows = data(200)
-    plan = aa.Experiment("e", one_node(rows=rows)).plan(train(), inventory=tiny)
+    with aa.simulate(1, capacity=3000):
+        plan = aa.Experiment("e", one_node(rows=data(200))).plan(train())
     decision = plan.decisions[0]
     assert (decision.what, decision.choice) == ("residency of t", "streamed") and "more than 80%" in decision.why
     assert plan.fits is False and plan.memory[0].headroom < 0
     assert "-" in str(plan).splitlines()[-1]
 
 
-def test_what_is_not_known_is_not_covered():
-    experiment = aa.Experiment("e", one_node())
-    plan = experiment.plan(train(accelerator="cpu"), inventory="1x sim-1GB")
-    assert plan.memory[0].capacity is None and plan.fits is None
-    assert plan.not_covered == ("capacity of numpy on cpu:0: the machine was described without it: write mem=64GB",)
-    assert "not covered" in str(plan)
-    assert experiment.plan(train(accelerator="cpu"), inventory="1x sim-1GB, cpu mem=8GB").memory[0].capacity == 8 * GB
-
-
 @pytest.mark.parametrize("wish", [None, "auto"])
 def test_a_plan_says_which_devices_nobody_asks_for(wish):
-    plan = aa.Experiment("e", one_node()).plan(train(accelerator=wish), inventory="2x sim-1GB")
+    with aa.simulate(2, capacity=GB):
+        plan = aa.Experiment("e", one_node()).plan(train(accelerator=wish))
     unused = "sim:0, sim:1: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
     assert plan.notes == (() if wish else (unused,))
 
@@ -177,27 +164,9 @@ def test_an_optimizer_of_ones_own_and_a_step_of_ones_own_are_not_covered():
     graph = one_node(model=SequentialMLP(1))
     graph.build()
     graph["net"].model.apply = Own.apply
-    plan = aa.Experiment("e", graph).plan(train(), inventory="1x sim-1GB")
+    with aa.simulate(1, capacity=GB):
+        plan = aa.Experiment("e", graph).plan(train())
     assert "activations" in plan.memory[0].gaps and "measuring a step failed" in plan.memory[0].gaps["activations"]
-
-
-def test_a_request_for_several_devices_is_planned_for_one_replica_on_a_machine_that_is_not_here():
-    machine = Inventory(devices=tuple(InventoryDevice(device=aa.Device("sim", i), memory_gb=1) for i in range(2)))
-    request = aa.Accelerator(["sim:1"])
-    assert aa.Experiment("e", one_node()).plan(train(accelerator=request), machine).fits
-    plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(train(), machine).to_json())
-    shared = with_replicas(train(), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
-    assert shared.notes[-1].startswith("this is the plan of one of 2 replicas, on sim:0, sim:1")
-    assert set(shared.memory[0].gaps) == {"batches", "activations"} and shared.fits is None
-    sharded = train(sharding="full")
-    plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(sharded, machine).to_json())
-    divided = with_replicas(sharded, plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
-    assert divided.memory[0].parameters is None and len(divided.not_covered) == 5
-
-
-def test_a_wrong_inventory_is_an_error():
-    with pytest.raises(ConfigError, match="12 is not an inventory"):
-        aa.Experiment("e", one_node()).plan(train(), inventory=12)
 
 
 # -- JSON and differences ----------------------------------------------------------------------------------------------
@@ -205,7 +174,8 @@ def test_a_wrong_inventory_is_an_error():
 
 @pytest.fixture
 def plan():
-    return aa.Experiment("e", two_devices()).plan(train(), inventory="2x sim-1GB")
+    with aa.simulate(2, capacity=GB):
+        return aa.Experiment("e", two_devices()).plan(train())
 
 
 def test_a_plan_comes_back_from_json(plan):
@@ -272,12 +242,14 @@ def test_wrong_values_in_json_are_refused(plan, path, value):
         aa.Plan.from_dict(plain)
 
 
-def test_the_differences_of_two_machines_are_named(plan):
-    other = aa.Experiment("e", two_devices()).plan(train(), inventory="2x sim-2GB")
+def test_the_differences_of_two_plans_are_named(plan):
+    with aa.simulate(2, capacity=2 * GB):
+        other = aa.Experiment("e", two_devices()).plan(train())
     lines = str(plan.diff(other)).splitlines()
     assert "memory of numpy on sim:0, capacity: 1000000000 -> 2000000000" in lines
     assert [each.what for each in plan.diff(other) if "node" in each.what] == []
-    elsewhere = aa.Experiment("e", one_node()).plan(train(), inventory="1x sim-1GB")
+    with aa.simulate(1, capacity=GB):
+        elsewhere = aa.Experiment("e", one_node()).plan(train())
     told = str(plan.diff(elsewhere))
     assert "node encoder: only in the first" in told and "node net, device: sim:1 -> sim:0" in told
     assert str(plan.diff(plan)) == "the plans are equal" and len(plan.diff(plan)) == 0
@@ -286,10 +258,13 @@ def test_the_differences_of_two_machines_are_named(plan):
     assert plan.diff(other).to_dict()[0].keys() == {"what", "before", "after"}
 
 
-def test_an_inventory_in_words_has_kinds_with_memory():
-    machine = Inventory.parse("2x sim-1GB, 1x gpu-24GB")
-    assert [(str(each.device), each.memory_gb, each.label) for each in machine.devices[:3]] == [
-        ("sim:0", 1.0, "sim-1GB"),
-        ("sim:1", 1.0, "sim-1GB"),
-        ("gpu:0", 24.0, "gpu-24GB"),
-    ]
+def test_a_plan_of_one_of_several_replicas_does_not_cover_what_they_share():
+    with aa.simulate(2, capacity=GB):
+        plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(train()).to_json())
+        sharded = train(sharding="full")
+        whole = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(sharded).to_json())
+    shared = with_replicas(train(), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
+    assert shared.notes[-1].startswith("this is the plan of one of 2 replicas, on sim:0, sim:1")
+    assert set(shared.memory[0].gaps) == {"batches", "activations"} and shared.fits is None
+    divided = with_replicas(sharded, whole, (aa.Device("sim", 0), aa.Device("sim", 1)))
+    assert divided.memory[0].parameters is None and len(divided.not_covered) == 5

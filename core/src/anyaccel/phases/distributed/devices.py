@@ -13,6 +13,7 @@ from anyaccel.device import Device
 from anyaccel.errors import CapabilityError, ConfigError, PhaseError
 from anyaccel.graph import Plan, Resolution
 from anyaccel.graph.device_assignment import accelerator_of_environment
+from anyaccel.graph.plan_entries import layouts
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.distributed.sharding import divides, whole_nodes
 from anyaccel.phases.process_group import SingleProcess
@@ -37,7 +38,7 @@ def replica_devices(
         phase: the phase.
         accelerator: of the phase; None where it has none.
         frameworks: gives those of the graph.
-        known: see `machine_of`.
+        known: the backends; of a machine that is described where it is planned for.
 
     Raises:
         ConfigError: a request for another number of devices than there are replicas.
@@ -57,16 +58,10 @@ def replica_devices(
             return _of_process(phase, asked.device.kind, place, frameworks(), known) if by_kind else ()
         several = trains and place is None and wanted not in (None, 1)
         return _of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
-    from anyaccel.requests import RequestedAccelerator, machine_of, with_count  # may not be installed
-
-    assert isinstance(asked, RequestedAccelerator)
-    machine = machine_of(frameworks(), of_all=False, known=known)
     if place is not None:
-        rank = place.rank if place.local_rank is None else place.local_rank
-        return (asked.of_replica(machine, rank, place.local_size or place.size, strict=phase.strict).device,)
-    single = trains and wanted and asked.request.count == 1
-    request = with_count(asked.request, wanted) if single and wanted else asked.request
-    found = request.resolve(machine, strict=phase.strict).devices
+        return (_requested_of_process(asked, asked.requested_devices(frameworks(), known, strict=phase.strict), place),)
+    replicas = wanted if trains else None
+    found = tuple(asked.requested_devices(frameworks(), known, replicas=replicas, strict=phase.strict))
     if not trains or (accelerator is None and wanted == 1) or not is_here:
         return found[:1]
     if wanted not in (None, len(found)):
@@ -76,6 +71,17 @@ def replica_devices(
             hint=f"leave replicas out, or write replicas={len(found)}",
         )
     return found
+
+
+def _requested_of_process(asked: Accelerator, found: Sequence[Device], place: Launched) -> Device:
+    """The device of one process: a request for several devices is one for each."""
+    rank = place.rank if place.local_rank is None else place.local_rank
+    size = place.local_size or place.size
+    if len(found) not in (1, size):
+        problem = f"the request {asked.spec!r} is for {len(found)} devices, one for each replica; this is one of {size}"
+        hint = f"start the script as anyaccel run --replicas {len(found)} SCRIPT"
+        raise ConfigError(f"{problem} process{'es' if size > 1 else ''}", hint=hint)
+    return found[rank % len(found)]
 
 
 def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
@@ -191,7 +197,7 @@ def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequenc
     plan, one_device = resolution.plan, _one_device(resolution.plan)
     if phase.step is not None:
         yield "its step is your own", one_device
-    divided = [each.node for each in plan.assignments if each.offload is not None]
+    divided = list(layouts(plan.assignments))
     if divided:
         yield f"node {divided[0]!r} has a device_map", f"leave it out, or {one_device}"
     if learners:

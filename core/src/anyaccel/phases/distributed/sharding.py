@@ -8,6 +8,7 @@ from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.backend import ComputingBackend
 from anyaccel.errors import CapabilityError, PhaseError
 from anyaccel.graph import Plan, Resolution
+from anyaccel.graph.plan_entries import layouts
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.replicas import ShardParameters, launched
 from anyaccel.segment import Operation
@@ -116,7 +117,7 @@ def _reasons(phase: PhaseSettings, resolution: Resolution) -> Iterator[str]:
     whole_steps = all(each.required(ShardParameters).global_batches for each in resolution.backends)
     if phase.compile == "steps" and not whole_steps:
         yield "compile='steps': steps of replicas are not compiled"
-    mapped = [each.node for each in resolution.plan.assignments if each.offload is not None]
+    mapped = list(layouts(resolution.plan.assignments))
     if mapped:
         yield f"node {mapped[0]!r} has a device_map"
     if len(set(nodes.values())) > 1:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.backend import Backend
 from anyaccel.device import Device
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.graph import DeviceMemory, ModelGraph, NodeActivations, Plan, Resolution
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.distributed.devices import replica_notes
@@ -44,11 +45,9 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
     Raises:
         AnyaccelError: as `plan_of`; ConfigError if `inventory` is none.
     """
-    machine = None
+    machine: Registry | None = None
     if inventory is not None:
-        from anyaccel.requests import Inventory, InventoryRegistry  # may not be installed
-
-        machine = InventoryRegistry(registry(), Inventory.parse(inventory))
+        machine = load(SETTINGS, "plan.inventory")(inventory)
     known = machine or registry()
     own = bound(phase, graph, machine)
     with leave_contexts(graph) as left:
@@ -60,9 +59,9 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
     if machine is None:
         return with_replicas(own, made, ())
     frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
-    return replace(
-        with_replicas(own, made, _replica_devices(phase, frameworks, machine)), machine=str(machine.inventory)
-    )
+    asked = phase.accelerator if phase.trains else None
+    devices = () if asked is None else asked.requested_devices(frameworks, machine, strict=phase.strict)
+    return replace(with_replicas(own, made, devices), machine=machine.description)
 
 
 def _planned(
@@ -88,21 +87,8 @@ def _unused_devices(plan: Plan, known: Registry) -> Iterator[str]:
         yield f"{where}: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
 
 
-if TYPE_CHECKING:
-    from anyaccel.requests import InventoryRegistry
-
 _SHARED = ("batches", "activations")
 _DIVIDED = ("parameters", "gradients", "optimizer", *_SHARED)
-
-
-def _replica_devices(phase: PhaseSettings, frameworks: Sequence[str], known: InventoryRegistry) -> tuple[Device, ...]:
-    """The devices of a described machine that a phase asks for, one for each replica; empty without a request."""
-    from anyaccel.requests import RequestedAccelerator  # may not be installed
-
-    if not phase.trains or not isinstance(phase.accelerator, RequestedAccelerator):
-        return ()
-    machine = known.machine(frameworks, of_all=False)
-    return phase.accelerator.request.resolve(machine, strict=phase.strict).devices
 
 
 def with_replicas(phase: PhaseSettings, plan: Plan, devices: Sequence[Device]) -> Plan:

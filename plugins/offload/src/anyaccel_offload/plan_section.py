@@ -1,0 +1,60 @@
+"""What a plan says of models that are larger than a device: their blocks, where weights rest, and what a step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from anyaccel.graph.plan_entries import Section
+from anyaccel.html import size
+from anyaccel_offload.planner import OffloadPlan, PlacedBlock
+
+TIERS = {"": "stays", "cpu": "host memory", "disk": "disk"}
+"""Where weights rest, in words."""
+
+
+def section_of(node: str, plan: OffloadPlan) -> Section:
+    """The blocks of a node."""
+    title, summary, rows = f"blocks of {node}", _summary(plan), tuple(_rows(plan))
+    return Section(
+        title=title,
+        summary=summary,
+        head=("blocks", "device", "weights", "bytes", "a step"),
+        rows=rows,
+        notes=plan.notes,
+        lines=(f"{title}: {summary}", *(f"  {line}" for line in (*map(_line, rows), *plan.notes))),
+    )
+
+
+def _summary(plan: OffloadPlan) -> str:
+    """What rests where, what is copied in a step, and its expected time, as a sentence."""
+    counts = {tier: sum(block.tier == tier for block in plan.blocks) for tier in TIERS}
+    rests = [f"{counts[tier]} in {name}" for tier, name in TIERS.items() if tier and counts[tier]]
+    where = f"{counts['']} of {len(plan.blocks)} blocks stay on devices" + (f", {', '.join(rests)}" if rests else "")
+    copied = f"{size(plan.step_bytes)} copied a step" if plan.step_bytes else "nothing copied in a step"
+    times = f"copies {plan.copy_seconds:.3g} s beside computing {plan.compute_seconds:.3g} s"
+    return f"{where}; {copied}; at least {plan.seconds:.3g} s a step ({times})"
+
+
+def _rows(plan: OffloadPlan) -> Iterator[tuple[str, str, str, str, str]]:
+    """Blocks that follow each other in the same place, in one row: names, device, where they rest, bytes, a step."""
+    for _, group in groupby(plan.blocks, key=lambda block: (block.device, block.tier)):
+        run = list(group)
+        yield (
+            _names(run),
+            str(run[0].device),
+            TIERS[run[0].tier],
+            size(sum(block.nbytes for block in run)),
+            size(sum(block.step_bytes for block in run)),
+        )
+
+
+def _line(row: tuple[str, str, str, str, str]) -> str:
+    names, device, rests, nbytes, step = row
+    where = f"{rests} there" if rests == "stays" else f"rests in {rests} and comes in each step ({step})"
+    return f"{names} on {device}: {nbytes}, {where}"
+
+
+def _names(run: list[PlacedBlock]) -> str:
+    first, last = (block.name or "all" for block in (run[0], run[-1]))
+    return first if len(run) == 1 else f"{first} to {last} ({len(run)})"

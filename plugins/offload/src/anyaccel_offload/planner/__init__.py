@@ -1,0 +1,24 @@
+"""The planner: which device computes which block of a model that is larger than one of them.
+
+Names no framework; times and sizes are given as numbers. Stands on the kernel's errors, HTML and arguments.
+"""
+
+from anyaccel_offload.planner.block_plan import BlockPlan, DeviceShare
+from anyaccel_offload.planner.capability import OffloadModels, OffloadPlan, OffloadRequest, PlacedBlock
+from anyaccel_offload.planner.planning import plan_blocks
+from anyaccel_offload.planner.values import Block, DeviceSpec, Edge, OffloadTier, memory_size
+
+__all__ = [
+    "Block",
+    "BlockPlan",
+    "DeviceShare",
+    "DeviceSpec",
+    "Edge",
+    "OffloadModels",
+    "OffloadPlan",
+    "OffloadRequest",
+    "OffloadTier",
+    "PlacedBlock",
+    "memory_size",
+    "plan_blocks",
+]

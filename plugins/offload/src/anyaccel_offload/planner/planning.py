@@ -1,0 +1,239 @@
+"""`plan_blocks`: from blocks and devices to a plan, or an error that says what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from anyaccel.arguments import check, flag, integer, number
+from anyaccel.errors import ConfigError, OutOfMemoryError
+from anyaccel.html import size
+from anyaccel_offload.planner.assignment import bottleneck, find_assignment
+from anyaccel_offload.planner.block_plan import BlockPlan, DeviceShare
+from anyaccel_offload.planner.offloading import Streamed, find_offload
+from anyaccel_offload.planner.problem import CATEGORIES, Problem, Settings
+from anyaccel_offload.planner.values import Block, DeviceSpec, Edge, OffloadTier
+
+WHERE = "plan_blocks: "
+OBJECTIVES = ("throughput", "latency")
+OFFLOADS = ("no", "cpu", "disk")
+
+
+def plan_blocks(
+    blocks: Sequence[Block],
+    devices: Sequence[DeviceSpec],
+    *,
+    edges: Sequence[Edge] | None = None,
+    objective: str = "throughput",
+    training: bool = False,
+    optimizer_ratio: float = 2.0,
+    tokens: int = 0,
+    offload: str = "no",
+    tiers: Sequence[OffloadTier] = (),
+) -> BlockPlan:
+    """Plan which device computes each block of a model. Equal input gives an equal plan.
+
+    Args:
+        blocks: in the order in which they are computed. Where none has `seconds`, its time is reading its weights at
+            1 TB/s, about right for one request in decoding; the plan says so.
+        devices: what there is to compute on.
+        edges: tensors between blocks; None for a chain, in which each block gives `output_bytes` to the next.
+        objective: `"throughput"` for the least time of the slowest device, as in a pipeline that is kept full;
+            `"latency"` for the least sum of all times, as for one request that goes from device to device.
+        training: whether memory counts gradients, optimizer state and all activations.
+        optimizer_ratio: bytes of optimizer state, master weights included, for a byte of parameters.
+        tokens: that caches are planned for, over the whole batch.
+        offload: `"cpu"` or `"disk"` if weights may rest in host memory, or there and on disk, where not all fit.
+        tiers: what is known of host memory and disk; unlimited and as fast as the device's link if left out.
+
+    Raises:
+        ConfigError: a value is wrong, a name is unknown or given twice.
+        OutOfMemoryError: not all blocks fit, and `offload` does not allow, or the tiers have no room, to offload.
+    """
+    problem = _problem(blocks, devices, edges, _settings(training, optimizer_ratio, tokens))
+    check(ConfigError, WHERE, "objective", objective, OBJECTIVES.__contains__, "'throughput' or 'latency'", "'latency'")
+    check(ConfigError, WHERE, "offload", offload, OFFLOADS.__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
+    return _best_plan(problem, objective, offload, _tiers(offload, tiers))
+
+
+def _problem(blocks: Any, devices: Any, edges: Any, settings: Settings) -> Problem:
+    blocks = _named(blocks, Block, "blocks", "[Block(name='layer', parameter_bytes=1024)]")
+    devices = _named(devices, DeviceSpec, "devices", "[DeviceSpec(name='gpu:0', memory=2**34)]")
+    connections = _edges(edges, blocks)
+    # Times are known for all blocks or for none, and each block can be computed somewhere
+    unknown = [block.name for block in blocks if block.seconds is None]
+    if unknown and len(unknown) < len(blocks):
+        raise ConfigError(
+            f"{WHERE}block {unknown[0]!r} has no seconds, others have", hint="give seconds for all blocks or for none"
+        )
+    kinds = {device.kind for device in devices}
+    for block in blocks:
+        if not any(np.isfinite(block.seconds_on(kind)) for kind in kinds):
+            raise ConfigError(
+                f"{WHERE}block {block.name!r} has seconds for {', '.join(sorted(block.seconds or ()))} only",
+                available=", ".join(sorted(kinds)),
+                hint="give its seconds on a kind of device that there is",
+            )
+    return Problem(blocks, connections, devices, settings)
+
+
+def _best_plan(problem: Problem, objective: str, offload: str, tiers: list[OffloadTier]) -> BlockPlan:
+    """Resident on the devices if that is possible, else offloaded if that is allowed."""
+    found = find_assignment(problem, objective)
+    if found is not None:
+        streamed = Streamed(assignment=found.assignment, tier={}, slots={})
+        return _plan(problem, streamed, objective, found.method, found.exact)
+    away = find_offload(problem, tiers, objective) if tiers else None
+    if away is None:
+        raise _does_not_fit(problem, offload, tiers)
+    return _plan(problem, away, objective, "offload", False)
+
+
+def _settings(training: Any, optimizer_ratio: Any, tokens: Any) -> Settings:
+    fits = lambda it: 0 <= it < 1e6  # noqa: E731
+    return Settings(
+        training=flag(ConfigError, WHERE, "training", training),
+        optimizer_ratio=float(
+            number(ConfigError, WHERE, "optimizer_ratio", optimizer_ratio, fits, "a number of at least 0", 2.0)
+        ),
+        tokens=integer(ConfigError, WHERE, "tokens", tokens, 0, 4096),
+    )
+
+
+def _named(given: Any, kind: type, name: str, example: str) -> list[Any]:
+    """A list of values with different names."""
+    wanted = f"a list of {kind.__name__}"
+    fits = lambda it: isinstance(it, Iterable) and not isinstance(it, str | bytes | dict)  # noqa: E731
+    values = list(check(ConfigError, WHERE, name, given, fits, wanted, example))
+    check(
+        ConfigError, WHERE, name, values, lambda it: it and all(isinstance(each, kind) for each in it), wanted, example
+    )
+    names = [each.name for each in values]
+    twice = sorted({each for each in names if names.count(each) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise ConfigError(f"{WHERE}{name} has {twice[0]!r} several times", hint="give each a name of its own")
+    return values
+
+
+def _edges(given: Any, blocks: list[Block]) -> list[Edge]:
+    if given is None:
+        return [Edge(a.name, b.name, a.output_bytes) for a, b in pairwise(blocks)]
+    example = "[Edge('a', 'b', 1024)]"
+    fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, Edge) for each in it)  # noqa: E731
+    edges = list(check(ConfigError, WHERE, "edges", given, fits, "a list of Edge", example))
+    names = {block.name for block in blocks}
+    for name in (name for edge in edges for name in (edge.source, edge.target)):
+        if name not in names:
+            raise ConfigError(f"{WHERE}an edge names {name!r}, which is no block", hint="name a block of blocks=")
+    return edges
+
+
+def _tiers(offload: str, given: Any) -> list[OffloadTier]:
+    """The tiers that may be used, host memory first."""
+    fits = lambda it: isinstance(it, list | tuple) and all(isinstance(each, OffloadTier) for each in it)  # noqa: E731
+    example = "[OffloadTier(name='cpu', memory=2**36)]"
+    listed = check(ConfigError, WHERE, "tiers", given, fits, "a list of OffloadTier", example)
+    by_name = {tier.name: tier for tier in listed}
+    if len(by_name) < len(listed):
+        raise ConfigError(f"{WHERE}tiers has a tier several times", hint="describe each tier once")
+    names = OFFLOADS[1 : OFFLOADS.index(offload) + 1]
+    return [by_name.get(name, OffloadTier(name=name)) for name in names]
+
+
+def _does_not_fit(problem: Problem, offload: str, tiers: list[OffloadTier]) -> OutOfMemoryError:
+    """The error with the figures of what is needed and there."""
+    need = problem.resident.min(axis=0)
+    whole = float(need.sum()) + float(problem.ties.nbytes.sum())
+    rooms = [f"{each.name} {size(int(each.usable))}" for each in problem.devices if np.isfinite(each.usable)]
+    largest = int(np.argmax(need + problem.transient.min(axis=0)))
+    name = problem.blocks[problem.units[largest][0]].name
+    others = " and others" if len(problem.units[largest]) > 1 else ""
+    least = size(int(need[largest] + problem.transient[:, largest].min()))
+    enough = whole <= sum(each.usable for each in problem.devices)
+    divided = "; in all they would, but no way to divide them was found" if enough else ""
+    shown = rooms[:8] + ([f"and {len(rooms) - 8} more devices"] if len(rooms) > 8 else [])
+    shown += [f"tier {tier.name} {size(tier.memory)}" for tier in tiers if tier.memory is not None]
+    hints = {"no": "write offload='cpu' to let weights rest in host memory, or give more or larger devices"}
+    return OutOfMemoryError(
+        f"the model does not fit: its {len(problem.blocks):,} blocks need {size(int(whole))} besides what they need "
+        f"while they compute{divided}; the largest that stays together, {name!r}{others}, needs {least}",
+        available=", ".join(shown),
+        hint=hints.get(offload, "smaller blocks, more devices, or larger tiers are needed"),
+    )
+
+
+def _plan(problem: Problem, made: Streamed, objective: str, method: str, exact: bool) -> BlockPlan:
+    seconds = made.seconds(problem)
+    value = float(seconds.sum() if objective == "latency" else seconds.max())
+    notes = ["times are estimated: weights read at 1 TB/s, as no block has seconds"] * problem.estimated
+    if method == "packing":
+        notes.append("no contiguous split fits: blocks that follow each other are on different devices")
+    if 1 in made.slots.values():
+        notes.append("memory has room for one staging slot only: copies are not hidden")
+    return BlockPlan(
+        devices=tuple(_share(problem, made, d, objective, seconds) for d in range(len(problem.devices))),
+        objective=objective,
+        seconds=value,
+        lower_bound=min(problem.lower_bound(objective), value),
+        method=method,
+        exact=exact,
+        notes=tuple(notes),
+    )
+
+
+def _share(problem: Problem, made: Streamed, d: int, objective: str, seconds: Any) -> DeviceShare:
+    device = problem.devices[d]
+    units = np.flatnonzero(made.assignment == d).tolist()
+    members = sorted(i for u in units for i in problem.units[u])
+    away = {problem.blocks[i].name: made.tier[u].name for u in units if u in made.tier for i in problem.units[u]}
+    total = float((problem.memory(made.assignment) - made.freed(problem) + made.staging(problem))[d])
+    return DeviceShare(
+        device=device.name,
+        blocks=tuple(problem.blocks[i].name for i in members),
+        offloaded={
+            problem.blocks[i].name: away[problem.blocks[i].name] for i in members if problem.blocks[i].name in away
+        },
+        nbytes=_categories(problem, made, d, total),
+        usable=None if device.memory is None else int(device.usable),
+        compute_seconds=float(problem.compute(made.assignment)[d]),
+        transfer_seconds=float(problem.transfer(made.assignment)[d]),
+        copy_seconds=float(made.copy(problem)[d]),
+        seconds=float(seconds[d]),
+        staging_slots=made.slots.get(d, 0),
+        reason=_reason(problem, made, d, objective),
+    )
+
+
+def _categories(problem: Problem, made: Streamed, d: int, total: float) -> dict[str, int]:
+    """Bytes by category; `rounding` is what an allocator adds."""
+    here = made.assignment[problem.unit_of] == d
+    away = np.isin(problem.unit_of, list(made.tier))
+    found: dict[str, int] = {}
+    for name in CATEGORIES:
+        if name == "tied":
+            hits = problem.ties.hits(made.assignment, len(problem.devices))[:, d]
+            found[name] = int(problem.ties.nbytes @ hits)
+            continue
+        values = problem.block_bytes[name][here & ~away if name not in ("cache", "activations") else here]
+        one = name == "activations" and not problem.settings.training
+        found[name] = int(values.max(initial=0) if one else values.sum())
+    found["staging"] = int(made.staging(problem)[d])
+    found["rounding"] = round(total) - sum(found.values())
+    return found
+
+
+def _reason(problem: Problem, made: Streamed, d: int, objective: str) -> str:
+    units = np.flatnonzero(made.assignment == d)
+    if len(units):
+        away = sum(int(u) in made.tier for u in units)
+        return f"It computes {len(units)} units" + (f", {away} of them offloaded." if away else ", all resident.")
+    c = int(problem.device_class[d])
+    can = (problem.resident[c] + problem.transient[c] <= problem.capacity[c]) & np.isfinite(problem.seconds[c])
+    if not can.any():
+        return "It is idle: it can hold no block."
+    before = bottleneck(problem, made.assignment, objective)
+    what = "the slowest device" if objective == "throughput" else "a request"
+    return f"It is idle: no way was found to use it that leaves the time of {what} at {before:.4g} s."

@@ -1,0 +1,245 @@
+"""A placement problem as arrays: units that are placed whole, the tensors between them, and devices by class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anyaccel.errors import ConfigError
+from anyaccel_offload.planner.values import Block, DeviceSpec, Edge
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+CATEGORIES = ("parameters", "buffers", "tied", "gradients", "optimizer", "cache", "activations")
+WEIGHTS = ("parameters", "buffers")
+ASSUMED_BANDWIDTH = 1e12  # bytes per second: a device of today reads weights so, and a decoding step is bound by that
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a step runs: see `plan_blocks`."""
+
+    training: bool
+    optimizer_ratio: float
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Something that several units touch: a tensor with its producer and consumers, or a tied parameter.
+
+    Attributes:
+        nbytes: for each of them.
+        units: which units touch each, as pairs (index of the shared thing, unit), sorted and without repetition.
+    """
+
+    nbytes: Floats
+    units: Ints
+
+    def hits(self, assignment: Ints, devices: int) -> npt.NDArray[np.bool_]:
+        """Whether a unit on a device touches it, for each shared thing and device."""
+        found = np.zeros((len(self.nbytes), devices), dtype=bool)
+        found[self.units[:, 0], assignment[self.units[:, 1]]] = True
+        return found
+
+
+class Problem:
+    """What is placed where. A unit is a group of blocks, or a block alone.
+
+    Attributes:
+        units: indices of the blocks of each unit.
+        device_class: the class of each device; devices of one class are equal but for their names.
+        seconds: compute time of each unit on each class.
+        resident: bytes of each unit on each class that stay during a step.
+        transient: bytes of each unit on each class that are free after it was computed.
+        tensors, ties: what units share.
+    """
+
+    def __init__(
+        self, blocks: Sequence[Block], edges: Sequence[Edge], devices: Sequence[DeviceSpec], settings: Settings
+    ) -> None:
+        self.blocks, self.edges, self.devices, self.settings = blocks, edges, devices, settings
+        self.estimated = all(block.seconds is None for block in blocks)
+        self.index = {block.name: i for i, block in enumerate(blocks)}
+        self.units, self.unit_of = _units(blocks, settings.training)
+        models = list(dict.fromkeys(device.model for device in devices))
+        self.device_class: Ints = np.array([models.index(device.model) for device in devices], dtype=np.int64)
+        self.classes = [devices[int(np.argmax(self.device_class == c))] for c in range(len(models))]
+        self.capacity: Floats = np.array([each.usable for each in self.classes])
+        self.per_byte: Floats = np.array([1 / each.link if each.link else 0.0 for each in self.classes])
+        self.tensors = _tensors(blocks, edges, self.index, self.unit_of)
+        self.ties = _ties(blocks, self.unit_of, self._tie_factor)
+
+    @property
+    def _tie_factor(self) -> float:
+        """Bytes that a byte of a tied parameter takes: in training with gradient and optimizer state."""
+        return 2 + self.settings.optimizer_ratio if self.settings.training else 1
+
+    @cached_property
+    def block_bytes(self) -> dict[str, Ints]:
+        """Bytes of each block by category, before rounding and without tied parameters."""
+        made = {"parameters": np.array([block.parameter_bytes for block in self.blocks], dtype=np.int64)}
+        made["buffers"] = np.array([block.buffer_bytes for block in self.blocks], dtype=np.int64)
+        training, ratio = self.settings.training, self.settings.optimizer_ratio
+        made["gradients"] = made["parameters"] * training
+        made["optimizer"] = np.ceil(made["parameters"] * ratio * training).astype(np.int64)
+        tokens = self.settings.tokens
+        made["cache"] = np.array([block.cache_bytes_per_token * tokens for block in self.blocks], dtype=np.int64)
+        made["activations"] = np.array([block.activation_bytes for block in self.blocks], dtype=np.int64)
+        return made
+
+    def rounded(self, category: str, device: DeviceSpec) -> Ints:
+        """Bytes of each block in a category as the device's allocator counts them."""
+        return -(-self.block_bytes[category] // device.rounding) * device.rounding
+
+    def _of_units(self, values: Any) -> Floats:
+        made: Floats = np.bincount(self.unit_of, weights=values, minlength=len(self.units)).astype(np.float64)
+        return made
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """Compute seconds of each unit on each class of devices, [classes, units]; infinite where it does not run.
+
+        Estimated from the bytes of weights where no block has a time.
+        """
+        if self.estimated:
+            weights = sum(self.block_bytes[name] for name in WEIGHTS) / ASSUMED_BANDWIDTH
+            return np.array([self._of_units(weights / each.rate) for each in self.classes])
+        times = [[block.seconds_on(each.kind) / each.rate for block in self.blocks] for each in self.classes]
+        return np.array([self._of_units(row) for row in times])
+
+    @cached_property
+    def resident(self) -> Floats:
+        """Bytes of each unit that stay during a step, [classes, units]; in training with its activations."""
+        kept = [name for name in CATEGORIES if name not in ("tied", "activations")]
+        kept += ["activations"] * self.settings.training
+        return np.array([self._of_units(sum(self.rounded(name, each) for name in kept)) for each in self.classes])
+
+    @cached_property
+    def transient(self) -> Floats:
+        """Bytes of each unit, [classes, units], that are free once it is computed: its largest block; 0 in training."""
+        made = np.zeros((len(self.classes), len(self.units)))
+        if not self.settings.training:
+            for c, each in enumerate(self.classes):
+                np.maximum.at(made[c], self.unit_of, self.rounded("activations", each))
+        return made
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Bytes of each unit's parameters and buffers on each class, as its allocator counts them."""
+        return np.array([self._of_units(sum(self.rounded(name, each) for name in WEIGHTS)) for each in self.classes])
+
+    @cached_property
+    def offloadable(self) -> Floats:
+        """Bytes that an offloaded unit frees: its weights, in training with gradients and optimizer state."""
+        names = [*WEIGHTS, "gradients", "optimizer"]
+        return np.array([self._of_units(sum(self.rounded(name, each) for name in names)) for each in self.classes])
+
+    # -- figures of an assignment: the device of each unit -----------------------------------------------------------
+
+    def compute(self, assignment: Ints) -> Floats:
+        """Compute seconds of each device."""
+        times = self.seconds[self.device_class[assignment], np.arange(len(self.units))]
+        made: Floats = np.bincount(assignment, weights=times, minlength=len(self.devices)).astype(np.float64)
+        return made
+
+    def transfer(self, assignment: Ints) -> Floats:
+        """Seconds that each device sends and receives: a tensor once for each device that has to do with it."""
+        hits = self.tensors.hits(assignment, len(self.devices))
+        crossing = hits & (hits.sum(axis=1, keepdims=True) > 1)
+        moved: Floats = self.tensors.nbytes @ crossing
+        return moved * self.per_byte[self.device_class]
+
+    def memory(self, assignment: Ints) -> Floats:
+        """Bytes that each device needs."""
+        held = self.resident[self.device_class[assignment], np.arange(len(self.units))]
+        total = np.bincount(assignment, weights=held, minlength=len(self.devices))
+        most = np.zeros(len(self.devices))
+        np.maximum.at(most, assignment, self.transient[self.device_class[assignment], np.arange(len(self.units))])
+        tied: Floats = self.ties.nbytes @ self.ties.hits(assignment, len(self.devices))
+        return total + most + tied
+
+    def fits(self, assignment: Ints) -> bool:
+        """Whether every device can hold and compute what it is given."""
+        enough = self.memory(assignment) <= self.capacity[self.device_class]
+        return bool(np.all(enough) and np.all(np.isfinite(self.compute(assignment))))
+
+    def lower_bound(self, objective: str) -> float:
+        """No assignment is better than this: all work spread without rest, and copies that take no time."""
+        fastest = self.seconds.min(axis=0)
+        if objective == "latency":
+            return float(fastest.sum())
+        some = (fastest > 0) & np.isfinite(fastest)
+        if not some.any():
+            return 0.0
+        speed = (fastest[some] / self.seconds[:, some]).max(axis=1)  # at most, for any of the units
+        return float(max(fastest.max(), fastest[some].sum() / speed[self.device_class].sum()))
+
+
+def _units(blocks: Sequence[Block], training: bool) -> tuple[list[list[int]], Ints]:
+    """Groups of blocks, in the order of their first; in training, blocks that share a parameter are one group."""
+    parent = list(range(len(blocks)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    first: dict[tuple[str, str], int] = {}
+    for i, block in enumerate(blocks):
+        keys = [("group", block.group)] if block.group else []
+        keys += [("tied", name) for name in block.tied] if training else []
+        for key in keys:
+            a, b = sorted((root(first.setdefault(key, i)), root(i)))
+            parent[b] = a
+    units: dict[int, list[int]] = {}
+    for i in range(len(blocks)):
+        units.setdefault(root(i), []).append(i)
+    unit_of = np.zeros(len(blocks), dtype=np.int64)
+    for u, members in enumerate(units.values()):
+        unit_of[members] = u
+    return list(units.values()), unit_of
+
+
+def _shared(touched: dict[Any, tuple[float, set[int]]], least: int) -> Shared:
+    """Things with at least so many units, as arrays."""
+    kept = [(size, units) for size, units in touched.values() if size and len(units) >= least]
+    pairs = [(t, unit) for t, (_, units) in enumerate(kept) for unit in sorted(units)]
+    return Shared(
+        nbytes=np.array([size for size, _ in kept], dtype=np.float64),
+        units=np.array(pairs, dtype=np.int64).reshape(-1, 2),
+    )
+
+
+def _tensors(blocks: Sequence[Block], edges: Sequence[Edge], index: dict[str, int], unit_of: Ints) -> Shared:
+    touched: dict[Any, tuple[float, set[int]]] = {}
+    for edge in edges:
+        size, units = touched.setdefault((edge.source, edge.tensor), (edge.nbytes, {int(unit_of[index[edge.source]])}))
+        if size != edge.nbytes:
+            raise ConfigError(
+                f"edges from {edge.source!r} say that tensor {edge.tensor!r} has {size:.0f} and {edge.nbytes} bytes",
+                hint="give different tensors of one block different names: Edge(source, target, nbytes, tensor='b')",
+            )
+        units.add(int(unit_of[index[edge.target]]))
+    return _shared(touched, 2)
+
+
+def _ties(blocks: Sequence[Block], unit_of: Ints, factor: float) -> Shared:
+    touched: dict[Any, tuple[float, set[int]]] = {}
+    for i, block in enumerate(blocks):
+        for name, size in block.tied.items():
+            known, units = touched.setdefault(name, (math.ceil(size * factor), set()))
+            if known != math.ceil(size * factor):
+                raise ConfigError(
+                    f"blocks give tied parameter {name!r} different numbers of bytes, {block.name!r} among them",
+                    hint="a tied parameter has one size: write the same bytes in each block",
+                )
+            units.add(int(unit_of[i]))
+    return _shared(touched, 1)

@@ -1,0 +1,243 @@
+"""Device maps that the planner makes: which device computes each block of a model, and which weights rest elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyaccel.arguments import check, number
+from anyaccel.call_hints import call_hints
+from anyaccel.errors import ConfigError
+from anyaccel.host_memory import host_memory
+from anyaccel_offload.planner import Block, BlockPlan, DeviceSpec, OffloadTier, memory_size, plan_blocks
+from anyaccel_offload.torch.copy_rates import Rate, are_here, copy_rate, disk_rate, rates_note, weight_rate
+from anyaccel_offload.torch.device_map import DISK, device_in_map
+from anyaccel_offload.torch.execution_order import execution_order
+from anyaccel_offload.torch.model_blocks import block_around, find_blocks, places
+
+WHERE = "infer_auto_device_map: "
+_REFERENCE = 1e12  # bytes of weights per second of a device of rate 1
+_TIMES = "times are those of reading all weights once, about right for few rows"
+_WHOLE = "(model)"
+"""The name of a block in a plan that is the whole model."""
+
+
+class DeviceMap(dict[str, Any]):
+    """Names of blocks with their device, `"cpu"` or `"disk"`.
+
+    Attributes:
+        plan: that it was made from, which says why.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], plan: BlockPlan) -> None:
+        super().__init__(entries)
+        self.plan = plan
+
+    def name_of(self, block: str) -> str:
+        """What the plan calls a block."""
+        return block or _WHOLE
+
+
+@call_hints
+def infer_auto_device_map(
+    model: nn.Module,
+    max_memory: Mapping[Any, Any] | None = None,
+    no_split_module_classes: str | Iterable[str] | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    offload: str = "disk",
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    training: bool = False,
+    headroom: float = 0.1,
+) -> DeviceMap:
+    """Plan where the blocks of a model go, which may be empty: as many as fit stay on devices.
+
+    Args:
+        model: to place.
+        max_memory: bytes, or text such as `"20GiB"`, for each device, `"cpu"` and `"disk"`; None for all devices
+            of torch's accelerator with their free memory, half of the free host memory, and disk. None as the size of
+            one means no limit.
+        no_split_module_classes: classes whose modules stay together.
+        dtype: that floating weights will be cast to when they are loaded.
+        offload: `"no"` to refuse a model that does not fit on the devices, `"cpu"`, or `"disk"`.
+        inputs: positional or keyword arguments of a call on torch's `meta` device, which finds the order in which
+            blocks compute; None for the order in which they are registered.
+        training: whether memory counts gradients, optimizer state and all activations.
+        headroom: the part of each device's memory that stays free, for activations and workspace.
+
+    Raises:
+        ConfigError: a wrong argument.
+        OutOfMemoryError: it does not fit.
+    """
+    check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    classes = (no_split_module_classes,) if isinstance(no_split_module_classes, str) else no_split_module_classes or ()
+    check(ConfigError, WHERE, "offload", offload, ("no", "cpu", "disk").__contains__, "'no', 'cpu' or 'disk'", "'cpu'")
+    fits = lambda it: it is None or (isinstance(it, torch.dtype) and it.is_floating_point)  # noqa: E731
+    check(ConfigError, WHERE, "dtype", dtype, fits, "a floating dtype of torch", "torch.bfloat16")
+    number(ConfigError, WHERE, "headroom", headroom, lambda it: 0 <= it < 1, "a number from 0 to below 1", 0.1)
+    names = find_blocks(model, check_names("no_split_module_classes", classes))
+    if not names:
+        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
+    if inputs is not None:
+        names = _in_order(model, names, inputs)
+    return planned_map(model, names, max_memory, dtype, offload=offload, training=training, headroom=headroom)
+
+
+def planned_map(
+    model: nn.Module,
+    names: Sequence[str],
+    max_memory: Mapping[Any, Any] | None,
+    dtype: torch.dtype | None = None,
+    *,
+    offload: str,
+    training: bool,
+    headroom: float = 0.1,
+) -> DeviceMap:
+    """As `infer_auto_device_map`, for blocks in the order in which they compute.
+
+    Raises:
+        ConfigError: no sizes.
+        OutOfMemoryError: it does not fit.
+    """
+    memory = _memory(max_memory)
+    cpu, disk = memory.pop("cpu", 0), memory.pop(DISK, None)
+    blocks = _blocks(model, names, dtype)
+    if not memory:  # all computes on the CPU
+        memory, cpu = {"cpu": cpu}, 0
+    there = [torch.device(each) for each in memory]
+    measure = are_here(there)
+    devices = _device_specs(there, memory, headroom, measure)
+    reading = disk_rate(model)
+    tiers = [OffloadTier(name="cpu", memory=cpu), OffloadTier(name="disk", memory=disk, bandwidth=reading.value)]
+    used = tiers if offload == "disk" else tiers[:1] if offload == "cpu" else []
+    plan = plan_blocks(blocks, devices, training=training, offload=offload, tiers=used)
+    plan = replace(plan, notes=(*plan.notes, _TIMES, _rates(plan, reading, measure)))
+    entries = {**plan.device_map, **plan.offloaded}
+    made = {name: entries[name or _WHOLE] for name in names}
+    return DeviceMap({**made, **_remaining(model, made, plan)}, plan)
+
+
+def _device_specs(
+    devices: Sequence[torch.device], memory: Mapping[str, int | None], headroom: float, measure: bool
+) -> list[DeviceSpec]:
+    """Devices as the planner takes them, with rates of this machine, measured or by their names."""
+    return [
+        DeviceSpec(
+            name=name,
+            memory=size,
+            headroom=headroom,
+            rate=weight_rate(device, measure=measure).value / _REFERENCE,
+            offload_link=copy_rate(device, measure=measure).value,
+        )
+        for device, (name, size) in zip(devices, memory.items(), strict=True)
+    ]
+
+
+def _rates(plan: BlockPlan, reading: Rate, measure: bool) -> str:
+    copied = [torch.device(share.device) for share in plan.devices if share.offloaded]
+    disk = reading if DISK in plan.offloaded.values() else None
+    used = [torch.device(share.device) for share in plan.devices if share.blocks]
+    return rates_note(used, copied, disk, measure=measure)
+
+
+def _in_order(model: nn.Module, names: Sequence[str], inputs: Sequence[Any] | Mapping[str, Any]) -> list[str]:
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    try:
+        return execution_order(model, names, args, kwargs)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        problem = f"{WHERE}{type(model).__name__} cannot be called with inputs={type(inputs).__name__}: {error}"
+        raise ConfigError(
+            problem, hint="leave inputs out; blocks are then taken in the order of registration"
+        ) from error
+
+
+def check_names(name: str, given: Any) -> tuple[str, ...]:
+    """A list of names.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
+    return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['Layer']"))
+
+
+def _blocks(model: nn.Module, names: Collection[str], dtype: torch.dtype | None) -> list[Block]:
+    """The blocks with their bytes; what several use is tied, and what none has belongs to the next in its module."""
+    users: dict[int, dict[str, None]] = {}
+    bytes_of: dict[int, tuple[str, int, bool]] = {}
+    known = set(names)
+    for place in places(model):
+        prefix = place.name.rpartition(".")[0]
+        inside = (name for name in names if name.startswith(f"{prefix}." if prefix else ""))
+        block = block_around(place.name, known)
+        users.setdefault(id(place.tensor), {})[next(inside) if block is None else block] = None
+        bytes_of[id(place.tensor)] = (place.name, _nbytes(place.tensor, dtype), place.kind == "_buffers")
+    parameters, buffers = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    tied: dict[str, dict[str, int]] = {name: {} for name in names}
+    for key, used in users.items():
+        full_name, size, is_buffer = bytes_of[key]
+        if len(used) > 1:
+            for name in used:
+                tied[name][full_name] = size
+        else:
+            (buffers if is_buffer else parameters)[next(iter(used))] += size
+    return [
+        Block(
+            name=name or _WHOLE,
+            tied=tied[name],
+            parameter_bytes=parameters[name],
+            buffer_bytes=buffers[name],
+            seconds=(parameters[name] + buffers[name]) / _REFERENCE,
+        )
+        for name in names
+    ]
+
+
+def _remaining(model: nn.Module, made: Mapping[str, Any], plan: BlockPlan) -> dict[str, Any]:
+    """Entries for tensors outside of all blocks, and for other names of those inside: they stay on a device."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    known = {id(tensor): made[block] for name, tensor in named if (block := block_around(name, made)) is not None}
+    found = {}
+    for name, tensor in named:
+        if block_around(name, made) is None:
+            prefix = name.rpartition(".")[0]
+            inside = next((each for each in made if each.startswith(f"{prefix}." if prefix else "")), next(iter(made)))
+            found[name] = known.get(id(tensor), plan.device_map[inside])
+    return found
+
+
+def _nbytes(tensor: Tensor, dtype: torch.dtype | None) -> int:
+    kept = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+    return tensor.numel() * kept.itemsize
+
+
+def _memory(given: Any) -> dict[str, int | None]:
+    """Bytes of each device and tier by name."""
+    if given is None:
+        return _memory_here()
+    fits = lambda it: isinstance(it, Mapping) and bool(it)  # noqa: E731
+    check(ConfigError, WHERE, "max_memory", given, fits, "bytes for each device", "{0: '20GiB', 'cpu': '60GiB'}")
+    made: dict[str, int | None] = {}
+    for key, value in given.items():
+        device = device_in_map(WHERE, key)
+        name = device if isinstance(device, str) else str(device)
+        if name in made:
+            raise ConfigError(f"{WHERE}max_memory has {name} twice", hint="name each device once")
+        made[name] = None if value is None else memory_size(ConfigError, WHERE, f"max_memory[{key!r}]", value)
+    return made
+
+
+def _memory_here() -> dict[str, int | None]:
+    """Free memory of torch's accelerator, and half of that of the host."""
+    made: dict[str, int | None] = {}
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is not None and hasattr(module := torch.get_device_module(found), "mem_get_info"):
+        for i in range(module.device_count()):
+            free, total = module.mem_get_info(i)
+            made[f"{found.type}:{i}"] = free if total else None
+    made["cpu"] = host_memory()[1] // 2
+    return made

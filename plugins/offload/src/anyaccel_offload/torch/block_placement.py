@@ -1,0 +1,146 @@
+"""Where the blocks of a model compute and rest, from a device map; and what must hold before anything moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from anyaccel.arguments import check
+from anyaccel.errors import ConfigError, StateError
+from anyaccel_offload.torch.device_map import DISK, check_is_there, device_in_map, entry_for
+from anyaccel_offload.torch.model_blocks import find_blocks, places
+from anyaccel_offload.torch.offload import BlockPlace, offload_of
+
+_CPU = torch.device("cpu")
+
+
+def placed_blocks(
+    model: nn.Module,
+    devices: Mapping[str, torch.device | str],
+    main: torch.device | None,
+    no_split: Collection[str] = (),
+    *,
+    where: str,
+    order: Callable[[list[str]], list[str]] | None = None,
+) -> list[BlockPlace]:
+    """The blocks of a model, each with the device that computes it and where its weights rest.
+
+    Args:
+        model: to divide.
+        devices: a checked device map.
+        main: computes all blocks whose weights rest elsewhere; None for the device of the block before each.
+        no_split: names of classes whose modules are one block.
+        where: begins the text of an error.
+        order: gives the order in which blocks compute; None for that of a planned map, or of registration.
+
+    Raises:
+        ConfigError: the map divides a module that computes as a whole.
+    """
+    names = find_blocks(model, no_split, _divided(devices))
+    if order is not None:
+        names = order(names)
+    elif all(name in devices for name in names):  # a planned map, which is in the order of computation
+        names = [name for name in devices if name in set(names)]
+    return _placed(names, _values(where, model, names, devices), main)
+
+
+def check_model(where: str, model: Any) -> None:
+    """Check that something is a model that can be offloaded.
+
+    Raises:
+        ConfigError: no module, or one without weights.
+        StateError: it is offloaded already.
+    """
+    check(ConfigError, where, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    if next(places(model), None) is None:
+        raise ConfigError(f"{where}this {type(model).__name__} has no weights", hint="give a module with parameters")
+    if offload_of(model) is not None:
+        raise StateError(f"{where}this model is offloaded already", hint="call remove_offload(model) first")
+
+
+def checked_execution_device(where: str, model: Any, given: Any) -> torch.device:
+    """The device that computes a model; None for that of its first parameter.
+
+    Raises:
+        ConfigError: no device, or no model.
+        StateError: the model is offloaded already.
+    """
+    check_model(where, model)
+    if given is None:
+        found = next(places(model)).tensor.device
+        return _CPU if found.type == "meta" else found
+    return named_device(where, "execution_device", given)
+
+
+def named_device(where: str, name: str, given: Any) -> torch.device:
+    """The device of this machine that an argument names.
+
+    Raises:
+        ConfigError: it names none that computes.
+    """
+    found = device_in_map(where, given)
+    if isinstance(found, str) or found.type == "meta":
+        raise ConfigError(f"{where}{name}={given!r} computes nothing", hint=f"write {name}='cuda:0'")
+    check_is_there(where, found)
+    return found
+
+
+def checked_names(where: str, name: str, given: Any) -> tuple[str, ...]:
+    """Names from a list, from one alone, or from None.
+
+    Raises:
+        ConfigError: no names.
+    """
+    given = (given,) if isinstance(given, str) and given else given
+    fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
+    return tuple(check(ConfigError, where, name, () if given is None else given, fits, "a list of names", "['mask']"))
+
+
+def _divided(devices: Mapping[str, Any]) -> set[str]:
+    """Names of modules whose parts have different entries in a map."""
+    found = set()
+    for name, value in devices.items():
+        while name:
+            name = name.rpartition(".")[0]
+            entry = entry_for(name, devices)
+            if entry is None or devices[entry] != value:
+                found.add(name)
+    return found
+
+
+def _values(
+    where: str, model: nn.Module, blocks: Sequence[str], devices: Mapping[str, torch.device | str]
+) -> list[torch.device | str]:
+    """What a map says of each block.
+
+    Raises:
+        ConfigError: it divides a module that computes as a whole.
+    """
+    made = []
+    for block in blocks:
+        names = [place.name for place in places(model.get_submodule(block), block)]
+        entries = {devices[entry_for(name, devices) or ""]: name for name in names}
+        if len(entries) > 1:
+            problem = f"{where}device_map divides {block!r}, which has no modules inside: {', '.join(entries.values())}"
+            raise ConfigError(problem, hint=f"give {block!r} one device")
+        made.append(next(iter(entries)))
+    return made
+
+
+def _placed(names: Sequence[str], values: Sequence[torch.device | str], main: torch.device | None) -> list[BlockPlace]:
+    """Where blocks compute and rest."""
+    computing = [value for value in values if isinstance(value, torch.device) and value != _CPU]
+    current = computing[0] if computing else _CPU
+    made = []
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, torch.device) and value != _CPU:
+            current = value
+            made.append(BlockPlace(name=name, device=value))
+            continue
+        device = main or current
+        tier = DISK if value == DISK else "cpu"
+        made.append(BlockPlace(name=name, device=device, tier="" if device == _CPU and tier == "cpu" else tier))
+    return made

@@ -1,0 +1,158 @@
+"""Rates of copies, disks and compute, for plans: measured where the device or the file is here, else stated.
+
+Each is measured once in a process, in about a tenth of a second, and once for all devices of one model, so that devices
+that are alike are so for a plan.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from anyaccel_offload.torch.checkpoint_files import FileTensor
+from anyaccel_offload.torch.model_blocks import places
+from anyaccel_offload.torch.stored_tensor import StoredTensor
+from anyaccel_torch.simulated.sim_device import KIND
+
+_STATED = {"cpu": 12e9, "disk": 2e9}
+"""Bytes per second from host memory (PCIe 3 with 16 lanes) and from a disk, where nothing was measured."""
+_WEIGHTS = {"cpu": 2e10}
+"""Bytes of weights that a kind of device reads in a second, where nothing was measured; 1 TB/s for others."""
+_MEASURED = 2**26
+_WIDTH = 4096  # of the matrix of float32 with so many bytes
+_PIECE = 2**22
+_LEAST = 2**24  # bytes of a file from which on its rate is measured
+_LONGEST = 0.1  # seconds that a file is read for
+
+
+class Rate(NamedTuple):
+    """Bytes per second, and whether this machine was measured."""
+
+    value: float
+    is_measured: bool
+
+    def __str__(self) -> str:
+        return f"{self.value / 1e9:.3g} GB/s ({'measured' if self.is_measured else 'stated'})"
+
+
+def copy_rate(device: torch.device, *, measure: bool = True) -> Rate:
+    """The rate of copies from host memory to a device."""
+    found = _measured_link(*_key(device)) if measure else None
+    return Rate(_STATED["cpu"], False) if found is None else Rate(found, True)
+
+
+def weight_rate(device: torch.device, *, measure: bool = True) -> Rate:
+    """The rate at which a device computes with weights, of a matrix with one row, which no batch is below."""
+    found = _measured_weights(*_key(device)) if measure else None
+    return Rate(_WEIGHTS.get(device.type, 1e12), False) if found is None else Rate(found, True)
+
+
+def disk_rate(model: nn.Module) -> Rate:
+    """The rate of the disk with the largest tensor of a model that rests in a file; stated where there is none."""
+    saved = [place.tensor.saved for place in places(model) if isinstance(place.tensor, StoredTensor)]
+    files = {it.file.path: it.nbytes for it in saved if isinstance(it, FileTensor)}
+    found = _measured_file(max(files, key=lambda path: files[path])) if files else None
+    return Rate(_STATED["disk"], False) if found is None else Rate(found, True)
+
+
+def are_here(devices: Iterable[torch.device]) -> bool:
+    """Whether this machine has all of some devices: of a machine with others, none is measured."""
+    return all(_key(device)[1] for device in devices)
+
+
+def rates_note(
+    devices: Iterable[torch.device], copies_to: Iterable[torch.device], disk: Rate | None, *, measure: bool = True
+) -> str:
+    """What a plan says of the rates that it was made with."""
+    parts = [f"{it} computes with weights at {weight_rate(it, measure=measure)}" for it in dict.fromkeys(devices)]
+    parts += [f"copies to {it} {copy_rate(it, measure=measure)}" for it in dict.fromkeys(copies_to) if it.type != "cpu"]
+    parts += [] if disk is None else [f"disk {disk}"]
+    return f"rates: {', '.join(parts)}"
+
+
+def _key(device: torch.device) -> tuple[str, str, int]:
+    """The kind of a device and the name of its model, empty where there is none here; and the first of them."""
+    if device.type in ("meta", KIND):
+        return device.type, "", 0
+    if device.type == "cpu":
+        return "cpu", "cpu", 0
+    try:
+        module: Any = torch.get_device_module(device)
+        names = [str(module.get_device_name(i)) for i in range(module.device_count())]
+        name = names[device.index or 0]
+        return device.type, name, names.index(name)
+    except (RuntimeError, AttributeError, NotImplementedError, IndexError):  # nothing of this kind is here
+        return device.type, "", 0
+
+
+@lru_cache
+def _measured_link(kind: str, name: str, index: int) -> float | None:
+    """The rate of copies from page-locked memory; None for the CPU, and where no such device is here."""
+    if not name or kind == "cpu":
+        return None
+    try:
+        host = torch.empty(_MEASURED, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty(_MEASURED, dtype=torch.uint8, device=torch.device(kind, index))
+        return _MEASURED / _least_seconds(there.device, lambda: there.copy_(host, non_blocking=True))
+    except (RuntimeError, AttributeError, NotImplementedError):  # memory is short
+        return None
+
+
+@lru_cache
+def _measured_weights(kind: str, name: str, index: int) -> float | None:
+    """The rate of a product with one row, with a matrix that no cache holds; None where no such device is here."""
+    if not name:
+        return None
+    try:
+        with torch.inference_mode():
+            weight = torch.ones(_MEASURED // 4 // _WIDTH, _WIDTH, device=torch.device(kind, index))
+            row = torch.ones(1, _WIDTH, device=weight.device)
+            return _MEASURED / _least_seconds(weight.device, lambda: nn.functional.linear(row, weight))
+    except (RuntimeError, AttributeError, NotImplementedError):  # memory is short
+        return None
+
+
+def _least_seconds(device: torch.device, work: Any) -> float:
+    module: Any = None if device.type == "cpu" else torch.get_device_module(device)
+    found = []
+    for _ in range(4):
+        if module is not None:
+            module.synchronize(device)
+        start = time.perf_counter()
+        work()
+        if module is not None:
+            module.synchronize(device)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+@lru_cache
+def _measured_file(path: Path) -> float | None:
+    """The rate at which the middle of a file is read after the system has dropped it; None where it cannot drop."""
+    if not hasattr(os, "posix_fadvise"):
+        return None
+    try:
+        with path.open("rb", buffering=0) as stream:
+            nbytes = min(os.fstat(stream.fileno()).st_size, _MEASURED)
+            if nbytes < _LEAST:
+                return None
+            begin = (os.fstat(stream.fileno()).st_size - nbytes) // 2
+            os.posix_fadvise(stream.fileno(), begin, nbytes, os.POSIX_FADV_DONTNEED)
+            stream.seek(begin)
+            return _read_rate(stream, nbytes)
+    except OSError:  # it says so where it is used
+        return None
+
+
+def _read_rate(stream: Any, nbytes: int) -> float:
+    buffer, done, start = memoryview(bytearray(_PIECE)), 0, time.perf_counter()
+    while done < nbytes and time.perf_counter() - start < _LONGEST:
+        done += stream.readinto(buffer) or nbytes
+    return float(min(done, nbytes) / (time.perf_counter() - start))

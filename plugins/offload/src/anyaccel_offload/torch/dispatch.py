@@ -1,0 +1,286 @@
+"""Models dispatched over devices, host memory and disk, with the names that Accelerate has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from anyaccel.arguments import check, flag, integer
+from anyaccel.call_hints import call_hints
+from anyaccel.errors import ConfigError
+from anyaccel.host_memory import host_memory
+from anyaccel_offload.torch.block_placement import (
+    check_model,
+    checked_execution_device,
+    checked_names,
+    named_device,
+    placed_blocks,
+)
+from anyaccel_offload.torch.checkpoint_files import SAFETENSORS, FileTensor, open_checkpoint
+from anyaccel_offload.torch.device_map import DISK, check_is_there, checked_map, entry_for
+from anyaccel_offload.torch.loading import load_checkpoint_in_model
+from anyaccel_offload.torch.model_blocks import check_values, find_blocks, places, shared_tensors
+from anyaccel_offload.torch.offload import BlockPlace, Offload
+from anyaccel_offload.torch.offload_folder import checked_folder, is_unwritten, write_blocks
+from anyaccel_offload.torch.stored_tensor import StoredTensor
+
+_CPU = torch.device("cpu")
+
+
+@call_hints
+def dispatch_model(
+    model: nn.Module,
+    device_map: Mapping[str, Any],
+    main_device: Any = None,
+    *,
+    offload_dir: Any = None,
+    offload_buffers: bool = False,
+    skip_keys: str | Iterable[str] | None = None,
+    no_split_module_classes: str | Iterable[str] | None = None,
+    pinned_memory: int | None = None,
+) -> nn.Module:
+    """Let each block of a model compute on its device; weights that rest elsewhere are copied there ahead of their use.
+
+    A block whose weights rest in host memory or on disk computes where the plan of `infer_auto_device_map` says; in a
+    map of your own, on the device of the block before it (the first ones on that of the first block on a device), and
+    all on the CPU where the map has no other device.
+
+    Args:
+        model: with values; it is changed in place.
+        device_map: names of modules, `""` for all, each with a device, `"cpu"` or `"disk"`.
+        main_device: computes all blocks whose weights rest elsewhere.
+        offload_dir: an empty folder for weights on `"disk"` that are not in files of safetensors yet.
+        offload_buffers: whether buffers rest with weights; they stay on the devices otherwise.
+        skip_keys: names of arguments that are not moved to a device.
+        no_split_module_classes: classes whose modules are copied as a whole.
+        pinned_memory: bytes of page-locked host memory that each device may use; None for half of what is free now.
+
+    Returns:
+        the model.
+
+    Raises:
+        ConfigError: a wrong argument; a map that names what the model has not, or leaves something out; no such device.
+        StateError: the model has tensors without values, or is offloaded already; the folder has files.
+        OutOfMemoryError: a device is full.
+    """
+    where = "dispatch_model: "
+    check_model(where, model)
+    devices = checked_map(where, model, device_map)
+    main = None if main_device is None else named_device(where, "main_device", main_device)
+    for value in devices.values():
+        check_is_there(where, value)
+    whole = checked_names(where, "no_split_module_classes", no_split_module_classes)
+    planned = _computing_devices(device_map) if main is None else {}
+    blocks = placed_blocks(model, devices, next(iter(planned.values()), main), whole, where=where)
+    blocks = [
+        replace(block, device=planned[name])
+        if block.tier and (name := entry_for(block.name, planned)) is not None
+        else block
+        for block in blocks
+    ]
+    return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory)
+
+
+def _computing_devices(device_map: Mapping[str, Any]) -> dict[str, torch.device]:
+    """The device that computes each block whose weights rest elsewhere, by its name, where a plan has made the map."""
+    from anyaccel_offload.torch.auto_device_map import DeviceMap
+
+    if not isinstance(device_map, DeviceMap):
+        return {}
+    plan = device_map.plan
+    names = {name for name in device_map if device_map.name_of(name) in plan.offloaded}
+    return {name: torch.device(plan.device_map[device_map.name_of(name)]) for name in names}
+
+
+@call_hints
+def cpu_offload(
+    model: nn.Module,
+    execution_device: Any = None,
+    *,
+    offload_buffers: bool = False,
+    skip_keys: str | Iterable[str] | None = None,
+    no_split_module_classes: str | Iterable[str] | None = None,
+    pinned_memory: int | None = None,
+) -> nn.Module:
+    """Let all blocks of a model compute on one device while their weights rest in host memory.
+
+    Args:
+        model: with values; it is changed in place.
+        execution_device: that computes; None for the device of the first parameter.
+        offload_buffers, skip_keys, no_split_module_classes, pinned_memory: as of `dispatch_model`.
+
+    Returns:
+        the model.
+
+    Raises:
+        ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
+    """
+    where = "cpu_offload: "
+    blocks = _resting_blocks(where, model, execution_device, "cpu", no_split_module_classes)
+    return _put(where, model, blocks, None, offload_buffers, skip_keys, pinned_memory)
+
+
+@call_hints
+def disk_offload(
+    model: nn.Module,
+    offload_dir: Any,
+    execution_device: Any = None,
+    *,
+    offload_buffers: bool = False,
+    skip_keys: str | Iterable[str] | None = None,
+    no_split_module_classes: str | Iterable[str] | None = None,
+    pinned_memory: int | None = None,
+) -> nn.Module:
+    """Let all blocks of a model compute on one device while their weights rest on disk.
+
+    Args:
+        model: with values; it is changed in place. Parameters that are in files of safetensors stay there.
+        offload_dir: an empty folder for the others.
+        execution_device: that computes; None for the device of the first parameter.
+        offload_buffers, skip_keys, no_split_module_classes, pinned_memory: as of `dispatch_model`.
+
+    Returns:
+        the model.
+
+    Raises:
+        ConfigError, StateError, OutOfMemoryError: as `dispatch_model`.
+    """
+    where = "disk_offload: "
+    blocks = _resting_blocks(where, model, execution_device, DISK, no_split_module_classes)
+    return _put(where, model, blocks, offload_dir, offload_buffers, skip_keys, pinned_memory)
+
+
+@call_hints
+def load_checkpoint_and_dispatch(  # noqa: PLR0913  (the arguments of Accelerate's)
+    model: nn.Module,
+    checkpoint: Any,
+    device_map: Mapping[str, Any] | str | None = None,
+    max_memory: Mapping[Any, Any] | None = None,
+    no_split_module_classes: str | Iterable[str] | None = None,
+    *,
+    offload_folder: Any = None,
+    offload_buffers: bool = False,
+    dtype: torch.dtype | None = None,
+    keep_in_fp32: Iterable[str] = (),
+    strict: bool = True,
+    skip_keys: str | Iterable[str] | None = None,
+    pinned_memory: int | None = None,
+) -> nn.Module:
+    """Load a checkpoint into a model, which may be empty, each tensor to where it rests; then dispatch it.
+
+    Args:
+        model: it is changed in place.
+        checkpoint: as of `load_checkpoint_in_model`.
+        device_map: as of `dispatch_model`; `"auto"`, `"balanced"` or `"sequential"` for what `infer_auto_device_map`
+            plans; None to load only.
+        max_memory: as of `infer_auto_device_map`, for a map that is planned.
+        no_split_module_classes: classes whose modules are neither divided between devices nor copied in parts.
+        offload_folder: an empty folder for weights on `"disk"` that a file of `torch.save` has.
+        offload_buffers, skip_keys, pinned_memory: as of `dispatch_model`.
+        dtype, keep_in_fp32, strict: as of `load_checkpoint_in_model`.
+
+    Returns:
+        the model.
+
+    Raises:
+        ConfigError: a wrong argument, or a device map that does not fit the model.
+        StateError: no checkpoint, a damaged one, or, where strict, one that does not fit.
+        OutOfMemoryError: a device is full, or the model fits nowhere.
+    """
+    where = "load_checkpoint_and_dispatch: "
+    check_model(where, model)
+    if isinstance(device_map, str):
+        device_map = _planned(where, model, device_map, max_memory, no_split_module_classes, dtype)
+    elif max_memory is not None:
+        raise ConfigError(f"{where}max_memory needs a device_map to be planned", hint="write device_map='auto'")
+    loaded_to = None if device_map is None else checked_map(where, model, device_map)
+    for value in (loaded_to or {}).values():
+        check_is_there(where, value)
+    if loaded_to is not None and offload_folder is not None and not _is_safetensors(where, checkpoint):
+        checked_folder(where, offload_folder)
+        loaded_to = {name: _CPU if value == DISK else value for name, value in loaded_to.items()}
+    load_checkpoint_in_model(model, checkpoint, loaded_to, dtype=dtype, keep_in_fp32=keep_in_fp32, strict=strict)
+    if device_map is None:
+        return model
+    return dispatch_model(
+        model,
+        device_map,
+        offload_dir=offload_folder,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        no_split_module_classes=no_split_module_classes,
+        pinned_memory=pinned_memory,
+    )
+
+
+def _planned(
+    where: str, model: nn.Module, how: str, max_memory: Any, no_split: Any, dtype: torch.dtype | None
+) -> Mapping[str, Any]:
+    from anyaccel_offload.torch.auto_device_map import infer_auto_device_map
+
+    fits = ("auto", "balanced", "balanced_low_0", "sequential").__contains__
+    check(ConfigError, where, "device_map", how, fits, "a mapping, 'auto', 'balanced' or 'sequential'", "'auto'")
+    return infer_auto_device_map(model, max_memory, no_split, dtype)
+
+
+def _is_safetensors(where: str, checkpoint: Any) -> bool:
+    return all(isinstance(each, FileTensor) for each in open_checkpoint(where, checkpoint).values())
+
+
+def put_blocks(
+    model: nn.Module,
+    blocks: Sequence[BlockPlace],
+    *,
+    pinned_memory: int,
+    offload_buffers: bool = False,
+    skipped: Collection[str] = (),
+) -> nn.Module:
+    """Put the blocks of a model, all with values, where they compute and rest; plainly where all stay on one device."""
+    in_files = any(isinstance(place.tensor, StoredTensor) for place in places(model))
+    if not in_files and all(block.device == blocks[0].device and not block.tier for block in blocks):
+        return model.to(blocks[0].device)
+    Offload(model, blocks, pinned_memory=pinned_memory, offload_buffers=offload_buffers, skipped=skipped)
+    return model
+
+
+def _resting_blocks(where: str, model: nn.Module, device: Any, tier: str, no_split: Any) -> list[BlockPlace]:
+    """All blocks of a model, which compute on one device and rest in one tier."""
+    computing = checked_execution_device(where, model, device)
+    names = find_blocks(model, checked_names(where, "no_split_module_classes", no_split))
+    return [BlockPlace(name=name, device=computing, tier=tier) for name in names]
+
+
+def _put(
+    where: str,
+    model: nn.Module,
+    blocks: Sequence[BlockPlace],
+    folder: Any,
+    offload_buffers: Any,
+    skip_keys: Any,
+    pinned: Any,
+) -> nn.Module:
+    """Check the other arguments, write what is to rest on disk, and put all where it belongs."""
+    budget = host_memory()[1] // 2 if pinned is None else integer(ConfigError, where, "pinned_memory", pinned, 0, 2**30)
+    buffers = flag(ConfigError, where, "offload_buffers", offload_buffers)
+    skipped = checked_names(where, "skip_keys", skip_keys)
+    check_values(where, model)
+    on_disk = [block.name for block in blocks if block.tier == DISK]
+    _rest_on_disk(where, model, on_disk, [block.name for block in blocks], folder)
+    return put_blocks(model, blocks, pinned_memory=budget, offload_buffers=buffers, skipped=skipped)
+
+
+def _rest_on_disk(where: str, model: nn.Module, blocks: Sequence[str], all_blocks: Sequence[str], folder: Any) -> None:
+    shared = shared_tensors(model, all_blocks)
+    unwritten = [
+        place for block in blocks for place in places(model.get_submodule(block), block) if is_unwritten(place, shared)
+    ]
+    if not unwritten:
+        return
+    if folder is None:
+        problem = f"{where}{unwritten[0].name} rests on disk, and no folder was given for it"
+        raise ConfigError(problem, hint=f"write offload_dir='FOLDER', or load the weights from {SAFETENSORS}")
+    write_blocks(model, blocks, all_blocks, checked_folder(where, folder))

@@ -1,0 +1,221 @@
+"""Loading: checkpoints into models, each tensor straight to where it will be."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from anyaccel.arguments import check, flag, shown
+from anyaccel.call_hints import call_hints
+from anyaccel.errors import ConfigError, StateError
+from anyaccel.printable import printable
+from anyaccel_offload.torch.checkpoint_files import FileTensor, SavedTensor, open_checkpoint
+from anyaccel_offload.torch.device_map import DISK, check_is_there, checked_map, entry_for
+from anyaccel_offload.torch.stored_tensor import StoredTensor
+from anyaccel_torch.error_translation import translate_errors
+
+WHERE = "load_checkpoint_in_model: "
+_CPU = torch.device("cpu")
+
+
+class LoadedCheckpoint(NamedTuple):
+    """What did not fit where loading was not strict; all empty otherwise.
+
+    Attributes:
+        missing_keys: names in the model for which the checkpoint has nothing.
+        unexpected_keys: names in the checkpoint that the model has not.
+        mismatched_keys: names in the model whose tensor in the checkpoint has another shape, or another kind of dtype.
+    """
+
+    missing_keys: tuple[str, ...]
+    unexpected_keys: tuple[str, ...]
+    mismatched_keys: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class _Target:
+    """A tensor of the model with all its names."""
+
+    tensor: Tensor
+    names: list[str] = field(default_factory=list)
+
+
+@call_hints
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: Any,
+    device_map: Mapping[str, Any] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    keep_in_fp32: Iterable[str] = (),
+    strict: bool = True,
+) -> LoadedCheckpoint:
+    """Load a checkpoint into a model, whose parameters may be empty.
+
+    Tensors are read in the order of the files, each once, straight to their device; beside the model, at most 16 MiB
+    of host memory are used (a tensor where it is not contiguous). Nothing is loaded if something does not fit.
+
+    Args:
+        model: parameters on torch's `meta` device are replaced; ties are kept.
+        checkpoint: a `.safetensors` file, a file of `torch.save`, an index of shards, or a folder with one of them.
+        device_map: the device of each part; weights of parts on `"disk"` stay in their safetensors files. None to
+            load to where the model is, the CPU for empty parameters.
+        dtype: that floating tensors are cast to; None for the model's own.
+        keep_in_fp32: names of modules or tensors, or last parts of such names, that are loaded as float32.
+        strict: whether all names, shapes and kinds of dtypes must fit.
+
+    Raises:
+        ConfigError: a wrong argument, or a device map that does not fit the model.
+        StateError: no checkpoint, a damaged one, or, where strict, one that does not fit: all is listed.
+        OutOfMemoryError: a device is full.
+    """
+    islands = _checked(model, dtype, keep_in_fp32, strict)
+    places = {} if device_map is None else checked_map(WHERE, model, device_map)
+    for value in places.values():
+        check_is_there(WHERE, value)
+    saved = open_checkpoint(WHERE, checkpoint)
+    targets = _targets(model)
+    chosen, report = _matched(model, saved, targets, strict)
+    for target, source in chosen:
+        _check_ties(target, source, saved)
+    for target, source in sorted(chosen, key=lambda pair: _position(pair[1])):
+        place = places[entry_for(target.names[0], places) or ""] if places else None
+        _load(model, target, source, place, _dtype_for(target, dtype, islands))
+    return report
+
+
+load_checkpoint = load_checkpoint_in_model
+
+
+def _checked(model: Any, dtype: Any, keep_in_fp32: Any, strict: Any) -> tuple[str, ...]:
+    """The islands, if all arguments are right."""
+    check(ConfigError, WHERE, "model", model, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    wanted = "a floating dtype of torch, or None"
+    fits = lambda it: it is None or (isinstance(it, torch.dtype) and it.is_floating_point)  # noqa: E731
+    check(ConfigError, WHERE, "dtype", dtype, fits, wanted, "torch.bfloat16")
+    flag(ConfigError, WHERE, "strict", strict)
+    return _names("keep_in_fp32", keep_in_fp32)
+
+
+def _names(name: str, given: Any) -> tuple[str, ...]:
+    fits = lambda it: not isinstance(it, str) and all(isinstance(each, str) and each for each in it)  # noqa: E731
+    return tuple(check(ConfigError, WHERE, name, given, fits, "a list of names", "['norm']") or ())
+
+
+def _targets(model: nn.Module) -> list[_Target]:
+    """The parameters and persistent buffers of a model, each once, with all its names in a `state_dict`."""
+    found: dict[int, _Target] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            problem = f"{WHERE}{name} of {type(model).__name__} is {type(value).__name__}, no tensor"
+            raise StateError(problem, hint="load this model with model.load_state_dict")
+        found.setdefault(id(value), _Target(tensor=value)).names.append(name)
+    return list(found.values())
+
+
+def _matched(
+    model: nn.Module, saved: Mapping[str, SavedTensor], targets: list[_Target], strict: bool
+) -> tuple[list[tuple[_Target, SavedTensor]], LoadedCheckpoint]:
+    """What is loaded from where, and what does not fit."""
+    chosen, missing, mismatched = [], [], {}
+    for target in targets:
+        source = next((saved[name] for name in target.names if name in saved), None)
+        if source is None:
+            missing.append(target.names[0])
+        elif tuple(target.tensor.shape) != source.shape or _kind(target.tensor.dtype) != _kind(source.dtype):
+            mine, theirs = (f"{it.dtype}{list(it.shape)}".removeprefix("torch.") for it in (target.tensor, source))
+            mismatched[target.names[0]] = f"{theirs} in the checkpoint and {mine} in the model"
+        else:
+            chosen.append((target, source))
+    known = {name for target in targets for name in target.names}
+    unexpected = [name for name in saved if name not in known]
+    report = LoadedCheckpoint(tuple(missing), tuple(unexpected), tuple(mismatched))
+    problem = _problem(model, report, mismatched)
+    if problem and (strict or not chosen):
+        raise StateError(problem, hint="give the checkpoint of this model, or load what fits with strict=False")
+    if problem:
+        warnings.warn(printable(problem), UserWarning, stacklevel=3)
+    return chosen, report
+
+
+def _problem(model: nn.Module, report: LoadedCheckpoint, mismatched: Mapping[str, str]) -> str:
+    parts = [f"missing: {', '.join(report.missing_keys)}"] if report.missing_keys else []
+    parts += [f"unexpected: {', '.join(report.unexpected_keys)}"] if report.unexpected_keys else []
+    parts += [f"{name} is {how}" for name, how in mismatched.items()]
+    return f"{WHERE}the checkpoint does not fit {type(model).__name__}: {'; '.join(parts)}" if parts else ""
+
+
+def _kind(dtype: torch.dtype) -> object:
+    """Dtypes of one kind are cast to each other; others only to themselves."""
+    return "floating" if dtype.is_floating_point else dtype
+
+
+def _check_ties(target: _Target, source: SavedTensor, saved: Mapping[str, SavedTensor]) -> None:
+    """A tensor that the checkpoint has under several names must be the same under each."""
+    for name in target.names:
+        other = saved.get(name)
+        if other is not None and other is not source and not source.has_values_of(other):
+            raise StateError(
+                f"{WHERE}{', '.join(target.names)} are one tensor in the model, and differ in the checkpoint",
+                hint="build the model without the tie, such as with tie_word_embeddings=False",
+            )
+
+
+def _position(source: SavedTensor) -> tuple[str, int]:
+    return (str(source.file.path), source.entry.begin) if isinstance(source, FileTensor) else ("", 0)
+
+
+def _dtype_for(target: _Target, dtype: torch.dtype | None, islands: tuple[str, ...]) -> torch.dtype:
+    if not target.tensor.dtype.is_floating_point:
+        return target.tensor.dtype
+    if any(_is_within(name, island) for name in target.names for island in islands):
+        return torch.float32
+    return dtype or target.tensor.dtype
+
+
+def _is_within(name: str, island: str) -> bool:
+    """Whether an island's parts follow each other in the parts of a name."""
+    return f".{island}." in f".{name}."
+
+
+def _load(
+    model: nn.Module, target: _Target, source: SavedTensor, place: torch.device | str | None, dtype: torch.dtype
+) -> None:
+    old = target.tensor
+    if place == DISK and isinstance(old, nn.Parameter):
+        if not isinstance(source, FileTensor):
+            problem = f"{WHERE}{target.names[0]} cannot rest in a file of torch.save"
+            raise StateError(problem, hint="convert the checkpoint to safetensors, or write 'cpu' instead of 'disk'")
+        replace(model, target.names, StoredTensor(source, dtype, _CPU, old.requires_grad))
+        return
+    own = _CPU if old.device.type == "meta" or isinstance(old, StoredTensor) else old.device
+    device = _CPU if place == DISK else torch.device(own if place is None else place)
+    with torch.no_grad(), translate_errors(f"{target.names[0]} of shape {list(old.shape)} on {device}"):
+        if (old.device, old.dtype) == (device, dtype) and not isinstance(old, StoredTensor):
+            source.read_into(old)
+            return
+        made = torch.empty(source.shape, dtype=dtype, device=device)
+        source.read_into(made)
+    if isinstance(old, nn.Parameter):
+        made = nn.Parameter(made, requires_grad=old.requires_grad)
+    replace(model, target.names, made)
+
+
+def replace(model: nn.Module, names: Iterable[str], value: Tensor) -> None:
+    """Put a tensor where a model has another under these names.
+
+    Raises:
+        StateError: a name is not that of a module's parameter or buffer.
+    """
+    for name in names:
+        path, _, last = name.rpartition(".")
+        module = model.get_submodule(path)
+        table = getattr(module, "_parameters" if isinstance(value, nn.Parameter) else "_buffers")
+        if last not in table:
+            raise StateError(f"{shown(name)} is no parameter or buffer of {type(module).__name__}", hint="see its docs")
+        table[last] = value

@@ -1,0 +1,268 @@
+"""Hooks of Accelerate's kind, for code that builds on them: called before and after the forward of one module.
+
+They are registered as torch's own hooks, so that they also run where a module's `forward` was replaced, and what was
+begun by a call that raises is ended.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from anyaccel.arguments import check, flag
+from anyaccel.call_hints import call_hints, constructor_hints
+from anyaccel.errors import CapabilityError, ConfigError, StateError
+from anyaccel_offload.torch.block_placement import checked_names, named_device
+from anyaccel_offload.torch.input_transfer import MovedInputs, first_device
+from anyaccel_offload.torch.offload import offload_of
+
+
+class ModelHook:
+    """Called around the forward of a module. Derive from it; each method may be left out.
+
+    One hook may serve several modules and threads: keep what belongs to one call in a `threading.local`.
+    """
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """Called when it is added; **the result is used**, and must be the module."""
+        return module
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Called before the forward; gives its arguments."""
+        return args, kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Called after the forward; gives what the call returns."""
+        return output
+
+    def on_error(self, module: nn.Module) -> None:
+        """Called in place of `post_forward` where the forward raised, or a `pre_forward` after this one."""
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """Called when it is removed."""
+        return module
+
+
+@constructor_hints
+class SequentialHook(ModelHook):
+    """Several hooks as one: each gets what the one before gives."""
+
+    def __init__(self, *hooks: ModelHook) -> None:
+        self.hooks = tuple(_checked("SequentialHook: ", hook) for hook in hooks)
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """As `ModelHook.init_hook`, of each."""
+        for hook in self.hooks:
+            module = hook.init_hook(module)
+        return module
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """As `ModelHook.pre_forward`, of each; where one raises, those before it are told."""
+        given: Mapping[str, Any] = kwargs
+        for i, hook in enumerate(self.hooks):
+            try:
+                args, given = hook.pre_forward(module, *args, **given)
+            except BaseException:
+                _tell(self.hooks[:i], module)
+                raise
+        return args, given
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """As `ModelHook.post_forward`, of each."""
+        for hook in self.hooks:
+            output = hook.post_forward(module, output)
+        return output
+
+    def on_error(self, module: nn.Module) -> None:
+        """As `ModelHook.on_error`, of each."""
+        _tell(self.hooks, module)
+
+    def detach_hook(self, module: nn.Module) -> nn.Module:
+        """As `ModelHook.detach_hook`, of each."""
+        for hook in self.hooks:
+            module = hook.detach_hook(module)
+        return module
+
+
+@constructor_hints
+class AlignDevicesHook(ModelHook):
+    """Brings a module and its inputs to a device. Weights that rest elsewhere are those of `cpu_offload`.
+
+    Args:
+        execution_device: that computes; None to leave all where it is.
+        io_same_device: whether outputs go back to where the first input came from.
+        skip_keys: names of arguments that are not moved.
+
+    Raises:
+        ConfigError: a wrong argument, or no such device.
+    """
+
+    def __init__(
+        self,
+        execution_device: Any = None,
+        *,
+        io_same_device: bool = False,
+        skip_keys: str | Iterable[str] | None = None,
+    ) -> None:
+        where = "AlignDevicesHook: "
+        self.execution_device = (
+            None if execution_device is None else named_device(where, "execution_device", execution_device)
+        )
+        self.io_same_device = flag(ConfigError, where, "io_same_device", io_same_device)
+        self.skip_keys = checked_names(where, "skip_keys", skip_keys)
+        self._calls = _Calls()
+
+    def init_hook(self, module: nn.Module) -> nn.Module:
+        """Move the module to the device."""
+        return module if self.execution_device is None else module.to(self.execution_device)
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Move the inputs to the device."""
+        self._calls.stack.append(first_device(args, kwargs))
+        if self.execution_device is None:
+            return args, kwargs
+        moved = MovedInputs()
+        try:
+            return moved.to(args, self.execution_device), moved.to(kwargs, self.execution_device, self.skip_keys)
+        except BaseException:
+            self._calls.stack.pop()
+            raise
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        """Move outputs back, where that is asked for."""
+        came_from = self._calls.stack.pop()
+        return MovedInputs().to(output, came_from) if self.io_same_device and came_from is not None else output
+
+    def on_error(self, module: nn.Module) -> None:
+        """Forget the call."""
+        self._calls.stack.pop()
+
+
+@call_hints
+def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False) -> nn.Module:
+    """Have a hook called around the forward of a module.
+
+    Args:
+        module: it stays the same object; its submodules have hooks of their own.
+        hook: what is called.
+        append: whether a hook that the module has is kept, and called first; it is removed otherwise.
+
+    Raises:
+        ConfigError: a wrong argument.
+        StateError: the model is offloaded.
+    """
+    where = "add_hook_to_module: "
+    check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    _checked(where, hook)
+    if offload_of(module) is not None:
+        raise StateError(f"{where}this model is offloaded", hint="add hooks to its modules before it is dispatched")
+    before = _attached.get(module)
+    if flag(ConfigError, where, "append", append) and before is not None:
+        hook = SequentialHook(before.hook, _initialized(hook, module))
+        before.detach()
+    else:
+        remove_hook_from_module(module)
+        _initialized(hook, module)
+    _attached[module] = _Attached(module, hook)
+    return module
+
+
+@call_hints
+def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
+    """Take the hook of a module away; nothing where it has none.
+
+    Args:
+        module: that has it.
+        recurse: whether those of its submodules are taken away, too.
+
+    Raises:
+        ConfigError: a wrong argument.
+    """
+    where = "remove_hook_from_module: "
+    check(ConfigError, where, "module", module, lambda it: isinstance(it, nn.Module), "a module of torch", "net")
+    for each in list(module.modules()) if flag(ConfigError, where, "recurse", recurse) else [module]:
+        attached = _attached.pop(each, None)
+        if attached is not None:
+            attached.detach()
+            attached.hook.detach_hook(each)
+    return module
+
+
+@call_hints
+def hook_of(module: nn.Module) -> ModelHook | None:
+    """The hook of a module; None where it has none."""
+    attached = _attached.get(module)
+    return None if attached is None else attached.hook
+
+
+class _Calls(threading.local):
+    """What a thread is inside of, innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+
+
+class _Attached:
+    """A hook on a module: torch's two hooks that call it."""
+
+    def __init__(self, module: nn.Module, hook: ModelHook) -> None:
+        self.hook, self._calls = hook, _Calls()
+        self._handles: list[RemovableHandle] = [
+            module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
+            module.register_forward_hook(self._after, always_call=True),
+        ]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise CapabilityError(
+            f"this module has a hook, a {type(self.hook).__name__}, and can be neither pickled nor copied with it",
+            hint="call remove_hook_from_module(model, recurse=True) first, and add_hook_to_module after it",
+        )
+
+    def detach(self) -> None:
+        """Take torch's hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._calls.stack.append(None)  # not entered until `pre_forward` has returned
+        handled = sys.exc_info()[1]
+        given = self.hook.pre_forward(module, *args, **kwargs)
+        self._calls.stack[-1] = (handled,)
+        return given
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        entered = self._calls.stack.pop()
+        if entered is None:
+            return None
+        if sys.exc_info()[1] is not entered[0]:  # torch calls this while it handles an error of the call
+            self.hook.on_error(module)
+            return None
+        return self.hook.post_forward(module, output)
+
+
+_attached: weakref.WeakKeyDictionary[nn.Module, _Attached] = weakref.WeakKeyDictionary()
+
+
+def _initialized(hook: ModelHook, module: nn.Module) -> ModelHook:
+    if hook.init_hook(module) is not module:
+        raise ConfigError(
+            f"init_hook of {type(hook).__name__} gives another object than the module", hint="return the module"
+        )
+    return hook
+
+
+def _checked(where: str, hook: Any) -> ModelHook:
+    fits = lambda it: isinstance(it, ModelHook)  # noqa: E731
+    made: ModelHook = check(ConfigError, where, "hook", hook, fits, "a ModelHook", "AlignDevicesHook('cuda:0')")
+    return made
+
+
+def _tell(hooks: Iterable[ModelHook], module: nn.Module) -> None:
+    for hook in hooks:
+        hook.on_error(module)

@@ -1,0 +1,234 @@
+"""Models of graph nodes whose blocks are on several devices or rest elsewhere: planned, put there, and taken back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from anyaccel.device import Device
+from anyaccel.errors import CapabilityError, ConfigError
+from anyaccel.host_memory import host_memory
+from anyaccel_offload.planner import OffloadModels, OffloadPlan, OffloadRequest, PlacedBlock
+from anyaccel_offload.torch.auto_device_map import DeviceMap, planned_map
+from anyaccel_offload.torch.block_order import BlockOrder
+from anyaccel_offload.torch.block_placement import placed_blocks
+from anyaccel_offload.torch.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
+from anyaccel_offload.torch.device_map import DISK, checked_map
+from anyaccel_offload.torch.dispatch import put_blocks
+from anyaccel_offload.torch.empty_modules import init_empty_weights
+from anyaccel_offload.torch.model_blocks import check_values, find_blocks, places, shared_tensors
+from anyaccel_offload.torch.offload import BlockPlace, offload_of, remove_offload
+from anyaccel_offload.torch.offload_folder import is_unwritten
+from anyaccel_torch import keras
+from anyaccel_torch.tree_utils import check_dtypes
+
+WHERE = "device_map: "
+_REMEMBERED = 8
+Native = Callable[[Device], torch.device]
+"""From a device to torch's."""
+_Known = tuple[Device, OffloadRequest, OffloadPlan]
+_plans: weakref.WeakKeyDictionary[nn.Module, list[_Known]] = weakref.WeakKeyDictionary()
+
+
+class TorchOffload(OffloadModels):
+    """Modules whose blocks are on several devices, or whose weights rest in host memory or files."""
+
+    def empty_weights(self) -> AbstractContextManager[Any]:
+        """Parameters are on torch's `meta` device."""
+        return init_empty_weights()
+
+    def plan_offload(self, model: nn.Module, device: Device, request: OffloadRequest) -> OffloadPlan:
+        """A block is an element of a list of modules, or a module without others inside.
+
+        Weights rest on disk in files of safetensors, which they were loaded from. A model that was put somewhere by an
+        equal request stays there, though less is free now.
+
+        Raises:
+            CapabilityError: the model was dispatched already, or is of Keras.
+        """
+        if keras.outermost(model):
+            raise CapabilityError(
+                f"this {type(model).__name__} is of Keras, which keeps parameters apart from the layers that use them, "
+                "so that its blocks cannot be on several devices or rest elsewhere",
+                hint="leave device_map, max_memory and offload out of the node",
+            )
+        before = _current(model, self.backend.native_device)
+        if before is not None and before[:2] == (device, request):
+            return before[2]
+        if before is None and offload_of(model) is not None:
+            raise CapabilityError(
+                f"this {type(model).__name__} was dispatched already, and its node has a device_map as well",
+                hint="leave device_map, max_memory and offload out of the node, or call remove_offload(model)",
+            )
+        order = BlockOrder(model, request)
+        given = _entries(model, device, request, self.backend.native_device, order)
+        blocks = _blocks(model, given, self.backend.native_device(device), order)
+        _check_disk(model, blocks, request.training)
+        plan = _described(model, blocks, request.training, order.notes)
+        known = _plans.setdefault(model, [])
+        known[:] = [*known[1 - _REMEMBERED :], (device, request, plan)]
+        return plan
+
+    def offload(self, model: nn.Module, device: Device, plan: OffloadPlan) -> nn.Module:
+        """Change the module in place."""
+        check_dtypes(model, device, self.backend.unsupported_dtypes)
+        blocks = _places(plan, self.backend.native_device)
+        current = offload_of(model)
+        if current is not None and list(current.blocks) == blocks:
+            return model
+        check_values(WHERE, model)
+        if current is not None:
+            remove_offload(model)
+        return put_blocks(model, blocks, pinned_memory=host_memory()[1] // 2)
+
+    def end_offload(self, model: nn.Module) -> nn.Module:
+        """Also of a model that its user has dispatched."""
+        return model if offload_of(model) is None else remove_offload(model)
+
+
+def _current(model: nn.Module, native: Native) -> _Known | None:
+    """The plan by which a model is offloaded; None where it is not, or not by a plan."""
+    current = offload_of(model)
+    if current is None:
+        return None
+    blocks = list(current.blocks)
+    return next((known for known in reversed(_plans.get(model, [])) if _places(known[2], native) == blocks), None)
+
+
+def _places(plan: OffloadPlan, native: Native) -> list[BlockPlace]:
+    return [BlockPlace(name=block.name, device=native(block.device), tier=block.tier) for block in plan.blocks]
+
+
+def _entries(
+    model: nn.Module, device: Device, request: OffloadRequest, native: Native, order: BlockOrder
+) -> Mapping[str, str]:
+    """The map that is asked for, or a planned one, with torch's names of devices."""
+    if request.device_map is not None:
+        return {name: _native_text(value, native) for name, value in request.device_map.items()}
+    own = {str(device): request.free.get(str(device))}
+    wanted: Mapping[str, int | None] = own if request.max_memory is None else request.max_memory
+    tiers = {tier: request.free.get(tier) for tier in ("cpu", DISK) if tier not in wanted}
+    memory = {_native_text(name, native): size for name, size in {**wanted, **tiers}.items()}
+    names = find_blocks(model)
+    if not names:
+        raise ConfigError(f"{WHERE}this {type(model).__name__} has no weights", hint="give a module with parameters")
+    return planned_map(model, order(names), memory, offload=request.offload, training=request.training)
+
+
+def _blocks(model: nn.Module, given: Mapping[str, str], device: torch.device, order: BlockOrder) -> list[BlockPlace]:
+    """The places of a map. What rests elsewhere computes where a plan says, else on the device of the block before."""
+    entries = checked_map(WHERE, model, given)
+    computes = any(
+        isinstance(value, torch.device) and value.type != "cpu"
+        for name, value in entries.items()
+        if not isinstance(given, DeviceMap) or given.name_of(name) in given.plan.device_map  # loose tensors do not
+    )
+    blocks = placed_blocks(
+        model, entries, None if computes or device.type == "cpu" else device, where=WHERE, order=order
+    )
+    if not isinstance(given, DeviceMap):
+        return blocks
+    by_name = {given.name_of(block.name): block for block in blocks}
+    planned = {name: torch.device(given.plan.device_map[name]) for name in by_name}
+    return [replace(block, device=planned[name]) if block.tier else block for name, block in by_name.items()]
+
+
+def _native_text(text: str, native: Native) -> str:
+    return text if text in ("cpu", DISK) else str(native(Device.parse(text)))
+
+
+def _check_disk(model: nn.Module, blocks: Sequence[BlockPlace], training: bool) -> None:
+    """Weights on disk are those in files of safetensors already, and they are not trained.
+
+    Raises:
+        CapabilityError: others are to rest there, or the model is trained.
+    """
+    on_disk = [block.name for block in blocks if block.tier == DISK]
+    shared = shared_tensors(model, [block.name for block in blocks])
+    for name in on_disk:
+        for place in places(model.get_submodule(name), name):
+            if is_unwritten(place, shared):
+                raise CapabilityError(
+                    f"{place.name} is to rest on disk, and is in no file of safetensors",
+                    hint="load the model from its files, load_checkpoint_in_model(model, FOLDER, {'': 'disk'}), or "
+                    "write offload='cpu'",
+                )
+            if training and place.tensor.requires_grad:
+                raise CapabilityError(
+                    f"{place.name} rests on disk, and weights in files are not trained",
+                    hint="write offload='cpu', or freeze the node: graph.freeze('NODE')",
+                )
+
+
+def _described(model: nn.Module, blocks: Sequence[BlockPlace], training: bool, notes: Sequence[str]) -> OffloadPlan:
+    shared = shared_tensors(model, [block.name for block in blocks])
+    sizes = [_nbytes(model, block.name, shared) for block in blocks]
+    passes = 3 if training else 1
+    made = [
+        PlacedBlock(
+            name=block.name,
+            device=Device.parse(block.device),
+            tier=block.tier,
+            nbytes=size,
+            step_bytes=passes * size if block.tier else 0,
+        )
+        for block, size in zip(blocks, sizes, strict=True)
+    ]
+    copy: dict[torch.device, float] = {}
+    disk = disk_rate(model)
+    for block, size in zip(blocks, sizes, strict=True):
+        seconds = passes * size / _tier_rate(block, disk) if block.tier else 0.0
+        copy[block.device] = copy.get(block.device, 0.0) + seconds
+    return OffloadPlan(
+        blocks=tuple(made),
+        device_bytes=_on_devices(model, made, shared),
+        copy_seconds=max(copy.values()),
+        compute_seconds=sum(
+            passes * size / weight_rate(block.device).value for block, size in zip(blocks, sizes, strict=True)
+        ),
+        notes=(*_notes(blocks, disk), *notes),
+    )
+
+
+def _on_devices(model: nn.Module, blocks: Sequence[PlacedBlock], shared: set[int]) -> dict[str, int]:
+    """Bytes of each device: weights that stay, and two slots of its largest block that comes and goes."""
+    stays, slots = dict.fromkeys((str(block.device) for block in blocks), 0), dict[str, int]()
+    for block in blocks:
+        name = str(block.device)
+        if block.tier:
+            slots[name] = max(slots.get(name, 0), 2 * block.nbytes)
+        else:
+            stays[name] += block.nbytes
+    tied = {id(place.tensor): place.tensor for place in places(model) if id(place.tensor) in shared}
+    stays[str(blocks[0].device)] += sum(tensor.numel() * tensor.dtype.itemsize for tensor in tied.values())
+    return {name: size + slots.get(name, 0) for name, size in stays.items()}
+
+
+def _nbytes(model: nn.Module, block: str, shared: set[int]) -> int:
+    """Bytes of the parameters that a block uses alone."""
+    own = {
+        id(place.tensor): place.tensor
+        for place in places(model.get_submodule(block), block)
+        if place.kind == "_parameters" and id(place.tensor) not in shared
+    }
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in own.values())
+
+
+def _tier_rate(block: BlockPlace, disk: Rate) -> float:
+    """Bytes per second from where the weights of a block rest to where it computes; a CPU reads files straight."""
+    if block.tier != DISK:
+        return copy_rate(block.device).value
+    return disk.value if block.device.type == "cpu" else min(disk.value, copy_rate(block.device).value)
+
+
+def _notes(blocks: Sequence[BlockPlace], disk: Rate) -> Iterator[str]:
+    yield "compute time is estimated from reading all weights once, about right for few rows"
+    copied = [block.device for block in blocks if block.tier]
+    on_disk = any(block.tier == DISK for block in blocks)
+    yield rates_note([block.device for block in blocks], copied, disk if on_disk else None)

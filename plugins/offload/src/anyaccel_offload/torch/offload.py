@@ -1,0 +1,245 @@
+"""Offload: a model whose blocks compute on devices while weights of some of them rest in host memory or in files."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from anyaccel.call_hints import call_hints
+from anyaccel.errors import StateError
+from anyaccel_offload.torch.copy_engine import CopyEngine
+from anyaccel_offload.torch.device_map import DISK
+from anyaccel_offload.torch.host_buffers import BufferPool, PinnedMemory
+from anyaccel_offload.torch.model_blocks import Place, block_around, check_values, places
+from anyaccel_offload.torch.offload_hooks import BlockHook, OffloadHook, Passes, ScopeHook
+from anyaccel_offload.torch.staging import Staging
+from anyaccel_offload.torch.stored_tensor import StoredTensor
+from anyaccel_offload.torch.streamed_block import Member, StreamedBlock
+from anyaccel_torch.error_translation import translate_errors
+from anyaccel_torch.placement import offloads
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPlace:
+    """Where a block computes, and where its weights rest.
+
+    Attributes:
+        name: of its module.
+        device: that computes it.
+        tier: `"cpu"` or `"disk"` for weights that rest there; `""` for those that stay on the device.
+    """
+
+    name: str
+    device: torch.device
+    tier: str = ""
+
+
+@dataclass(kw_only=True)
+class _Home:
+    """A tensor, all its places, the blocks that use it in the order of their registration, and whether it stays."""
+
+    tensor: Tensor
+    where: list[Place] = field(default_factory=list)
+    blocks: dict[str, BlockPlace] = field(default_factory=dict)
+    stays: bool = False
+
+    def settle(self) -> None:
+        """Move it to where it rests; what several blocks use stays on the device of the first."""
+        first = next(iter(self.blocks.values()))
+        device = first.device if self.stays or len(self.blocks) > 1 else _CPU
+        stays_in_file = isinstance(self.tensor, StoredTensor) and first.tier == DISK and len(self.blocks) == 1
+        if stays_in_file or (self.tensor.device == device and not isinstance(self.tensor, StoredTensor)):
+            return
+        with torch.no_grad(), translate_errors(f"{self.where[0].name} on {device}"):
+            made = _moved(self.tensor, device)
+        for place in self.where:
+            vars(place.module)[place.kind][place.key] = made
+
+
+class Offload:
+    """The hooks of an offloaded model.
+
+    Args:
+        model: with values.
+        blocks: all its blocks, in the order in which they compute.
+        pinned_memory: bytes of page-locked host memory for each device that streams.
+        offload_buffers: whether buffers of streamed blocks rest with their weights; they stay on the device otherwise.
+        skipped: names of arguments that are not moved to a device.
+        attach: whether modules get hooks; else the caller enters the blocks.
+
+    Attributes:
+        blocks: as given.
+        stagings: by device, for those that stream.
+        pinned: by device, the memory used for that.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[BlockPlace],
+        *,
+        pinned_memory: int,
+        offload_buffers: bool = False,
+        skipped: Collection[str] = (),
+        attach: bool = True,
+    ) -> None:
+        self.blocks = tuple(blocks)
+        self._check(model)
+        self._model = weakref.ref(model)
+        self._offload_buffers = offload_buffers
+        self.pinned: dict[torch.device, PinnedMemory] = {}
+        self.stagings: dict[torch.device, Staging] = {}
+        self._handles: list[RemovableHandle] = []
+        self._place_tensors(model)
+        streamed = self._streamed(model)
+        for device in {place.device: None for place in self.blocks if place.name in streamed}:
+            self._add_staging(
+                device, [block for block in streamed.values() if self.device_of(block.name) == device], pinned_memory
+            )
+        if attach:
+            self._attach(model, streamed, skipped)
+        offloads[model] = self
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first block, where inputs go."""
+        return self.blocks[0].device
+
+    def device_of(self, name: str) -> torch.device:
+        """The device that computes a block."""
+        return next(place.device for place in self.blocks if place.name == name)
+
+    def adopt(self, handles: Sequence[RemovableHandle]) -> None:
+        """Hooks that are taken away with the others."""
+        self._handles += handles
+
+    def remove(self) -> None:
+        """Take the hooks away; weights stay where they rest.
+
+        Raises:
+            StateError: a thread is calling the model.
+        """
+        for staging in self.stagings.values():
+            staging.close()
+        for handle in self._handles:
+            handle.remove()
+        model = self._model()
+        if model is not None:
+            offloads.pop(model, None)
+
+    def _check(self, model: nn.Module) -> None:
+        for inner in model.modules():
+            if inner in offloads:
+                raise StateError(f"this {type(inner).__name__} is offloaded already", hint="call remove_offload first")
+        check_values("", model)
+
+    # -- where tensors rest --------------------------------------------------------------------------------------------
+
+    def _place_tensors(self, model: nn.Module) -> None:
+        """Move each tensor to where it stays; those of several blocks, and of none, stay on a device."""
+        homes: dict[int, _Home] = {}
+        by_name = {place.name: place for place in self.blocks}
+        for where in places(model):
+            block, is_inside = self._block_of(where.name, by_name)
+            home = homes.setdefault(id(where.tensor), _Home(tensor=where.tensor))
+            home.where.append(where)
+            home.blocks[block.name if is_inside else ""] = block
+            follows = where.kind == "_parameters" or self._offload_buffers
+            home.stays |= not (is_inside and block.tier and follows)
+        for home in homes.values():
+            home.settle()
+
+    def _block_of(self, name: str, by_name: Mapping[str, BlockPlace]) -> tuple[BlockPlace, bool]:
+        """The block that a tensor is in, and True; for one of none the next block inside its module, and False."""
+        block = block_around(name, by_name)
+        if block is not None:
+            return by_name[block], True
+        module = name.rpartition(".")[0]
+        prefix = f"{module}." if module else ""
+        return next((place for place in self.blocks if place.name.startswith(prefix)), self.blocks[0]), False
+
+    def _streamed(self, model: nn.Module) -> dict[str, StreamedBlock]:
+        """The blocks with tensors that rest elsewhere than on their device."""
+        counts: dict[torch.device, int] = {}
+        made = {}
+        for place in self.blocks:
+            members = [
+                Member(module=each.module, kind=each.kind, key=each.key, name=each.name, rest=each.tensor)
+                for each in places(model.get_submodule(place.name), place.name)
+                if each.tensor.device != place.device or isinstance(each.tensor, StoredTensor)
+            ]
+            if members:
+                made[place.name] = StreamedBlock(place.name, counts.get(place.device, 0), members)
+                counts[place.device] = made[place.name].index + 1
+        return made
+
+    def _add_staging(self, device: torch.device, blocks: Sequence[StreamedBlock], pinned_memory: int) -> None:
+        pinned, pool = PinnedMemory(device, pinned_memory), BufferPool()
+        for block in blocks:
+            block.pin(pinned)
+        self.pinned[device] = pinned
+        self.stagings[device] = Staging(CopyEngine(device, pinned, pool), blocks)
+        pool.limit = self.stagings[device].capacity
+
+    # -- hooks ---------------------------------------------------------------------------------------------------------
+
+    def _attach(self, model: nn.Module, streamed: Mapping[str, StreamedBlock], skipped: Collection[str]) -> None:
+        passes = Passes(tuple(self.stagings.values()))
+        for place in self.blocks:
+            module = model.get_submodule(place.name)
+            hook = OffloadHook(passes, place.device, skipped)
+            if place.name in streamed:
+                staging, block = self.stagings[place.device], streamed[place.name]
+                hook = BlockHook(passes, place.device, skipped, staging=staging, block=block)
+            self._handles += hook.attach(module)
+        for name in _scopes([place.name for place in self.blocks]):
+            prefix = f"{name}." if name else ""
+            device = next(place.device for place in self.blocks if place.name.startswith(prefix) or place.name == name)
+            self._handles += ScopeHook(passes, device, skipped).attach(model.get_submodule(name))
+
+
+@call_hints
+def offload_of(model: nn.Module) -> Offload | None:
+    """How a model is offloaded; None if it is not."""
+    return offloads.get(model)
+
+
+@call_hints
+def remove_offload(model: nn.Module) -> nn.Module:
+    """Take the hooks of an offloaded model away; its weights stay where they rest.
+
+    Raises:
+        StateError: it is not offloaded, or a thread is calling it.
+    """
+    offload = offloads.get(model)
+    if offload is None:
+        raise StateError(f"this {type(model).__name__} is not offloaded", hint="give the model that was dispatched")
+    offload.remove()
+    return model
+
+
+def _scopes(blocks: Sequence[str]) -> list[str]:
+    """The names of all modules around blocks, inner ones first, and of the model."""
+    found = {""}
+    for name in blocks:
+        while name:
+            name = name.rpartition(".")[0]
+            found.add(name)
+    return sorted(found, key=lambda each: (-each.count("."), not each, each))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device; a parameter stays the same object where torch can do that."""
+    if isinstance(tensor, StoredTensor):
+        return nn.Parameter(tensor.read().to(device), requires_grad=tensor.requires_grad)
+    if isinstance(tensor, nn.Parameter):
+        moved: Tensor = nn.ParameterList([tensor]).to(device)[0]
+        return moved
+    return tensor.to(device)

@@ -1,0 +1,100 @@
+"""Where the weights of a block rest, and how their bytes come to a device: tensors in one piece of memory each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyaccel_offload.torch.checkpoint_files import FileTensor, bytes_of
+from anyaccel_offload.torch.stored_tensor import StoredTensor
+
+
+class Extent(NamedTuple):
+    """Where a tensor is in the flat memory of a block, and how it is read from there."""
+
+    offset: int
+    nbytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The tensor in flat memory."""
+        return flat[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
+
+
+def extent_of(tensor: Tensor, offset: int) -> Extent:
+    """The extent of a tensor from an offset on."""
+    return Extent(offset, tensor.numel() * tensor.dtype.itemsize, tensor.dtype, tensor.shape)
+
+
+@dataclass(eq=False)
+class Part(ABC):
+    """Bytes that go to an extent of the flat memory of a block."""
+
+    extent: Extent
+
+    @abstractmethod
+    def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
+        """Copy all."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its bytes can be read as the device is to have them."""
+        return False
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        """Copy some into host memory."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class PinnedPart(Part):
+    """Page-locked memory, copied in one go."""
+
+    memory: Tensor
+
+    def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
+        self.extent.view(flat).copy_(self.memory, non_blocking=non_blocking)
+
+
+@dataclass(eq=False)
+class TensorPart(Part):
+    """A tensor in ordinary host memory, or on another device."""
+
+    tensor: Tensor
+
+    def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
+        self.extent.view(flat).copy_(self.tensor.detach(), non_blocking=non_blocking)
+
+    @property
+    def is_plain(self) -> bool:
+        """As `Part.is_plain`: in host memory and contiguous."""
+        return self.tensor.device.type == "cpu" and self.tensor.is_contiguous()
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        into.copy_(self.tensor.detach().view(-1).view(torch.uint8)[begin : begin + len(into)])
+
+
+@dataclass(eq=False)
+class FilePart(Part):
+    """A tensor in a file."""
+
+    stored: StoredTensor
+
+    @property
+    def is_plain(self) -> bool:
+        """As `Part.is_plain`: a file of safetensors, and no cast."""
+        saved = self.stored.saved
+        return isinstance(saved, FileTensor) and saved.dtype == self.extent.dtype
+
+    def copy_into(self, flat: Tensor, non_blocking: bool) -> None:
+        self.stored.saved.read_into(self.extent.view(flat))
+
+    def read_bytes(self, begin: int, into: Tensor) -> None:
+        saved = self.stored.saved
+        if isinstance(saved, FileTensor):
+            saved.file.read(saved.entry.begin + begin, bytes_of(into))

@@ -1,0 +1,48 @@
+"""Compute rates: operations a second that makers state; `compute_rates.json` names a page that quotes each."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyaccel_resources.products import product_of
+
+_FILE = Path(__file__).parent / "compute_rates.json"
+_UNIT = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeRate:
+    """Dense operations a second of a product in a dtype, and where that is stated."""
+
+    per_second: float
+    url: str
+    date: str
+
+
+def compute_rate(reported: str, dtype: str) -> ComputeRate | None:
+    """The rate of the product that a driver's name stands for; None where the table does not have it.
+
+    Parts of a device (MIG) have none, and neither have forms of a product that the table does not tell apart.
+
+    Args:
+        reported: such as `"NVIDIA H100 PCIe"`.
+        dtype: `"fp32"`, `"tf32"`, `"fp16"` or `"bf16"`.
+    """
+    product, _ = product_of(reported)
+    if product is None or " MIG " in reported:
+        return None
+    entry = next((e for e in _rates() if e["product"] == product.name and e["form"].lower() in reported.lower()), None)
+    if entry is None or dtype not in entry:
+        return None
+    return ComputeRate(entry[dtype] * _UNIT, entry["url"], entry["date"])
+
+
+@functools.cache
+def _rates() -> list[Mapping[str, Any]]:
+    rates: list[Mapping[str, Any]] = json.loads(_FILE.read_text("utf-8"))["rates"]
+    return rates

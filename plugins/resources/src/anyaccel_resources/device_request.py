@@ -1,0 +1,158 @@
+"""DeviceRequest: what devices a user asks for, as a value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anyaccel.arguments import flag, shown
+from anyaccel.call_hints import class_hints
+from anyaccel.errors import ConfigError, DeviceParseError
+from anyaccel.registry import registry
+from anyaccel_resources.allocation import Allocation, allocate
+from anyaccel_resources.entry import RequestEntry
+from anyaccel_resources.exports import export
+from anyaccel_resources.grammar import MOST_ENTRIES, Parser
+from anyaccel_resources.inventory import Inventory
+
+
+@class_hints
+@dataclass(frozen=True, slots=True, repr=False)
+class DeviceRequest:
+    """Devices that are asked for: one wish, several in order of preference, or whichever of several is best.
+
+    `str()` writes it so that it parses back to an equal value.
+
+    Attributes:
+        entries: the wishes.
+        ordered: whether they are in order of preference; else the best device that any of them names is taken.
+    """
+
+    entries: tuple[RequestEntry, ...]
+    ordered: bool = True
+
+    def __str__(self) -> str:
+        text = ", ".join(map(str, self.entries))
+        return text if self.ordered else f"{{{text}}}"
+
+    def __repr__(self) -> str:
+        return f"DeviceRequest.parse({str(self)!r})"
+
+    @classmethod
+    def parse(cls, value: Any) -> DeviceRequest:
+        """The request that `value` writes.
+
+        Args:
+            value: text such as `"H100:8"` or `"H100, A100-80GB, any"`; a list of such texts, in order of preference; a
+                set of them, of which the best is taken; or a DeviceRequest. A list of single devices of one kind,
+                `["gpu:0", "gpu:1"]`, is for all of them: `"gpu:0+1"`.
+
+        Raises:
+            DeviceParseError: not a request; the message names the character, and what was probably meant.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            _refuse_retired_form(value)
+            return cls._of(*Parser(value, _kinds).request())
+        if not isinstance(value, (list, tuple, set, frozenset)):
+            raise _not_a_request(value)
+        if not 1 <= len(value) <= MOST_ENTRIES or not all(isinstance(each, str) for each in value):
+            raise _not_a_request(value)
+        entries = tuple(map(_single, value))
+        return (
+            cls._of(_all_of_them(entries), ordered=True)
+            if _are_devices(value, entries)
+            else cls._of(entries, isinstance(value, (list, tuple)))
+        )
+
+    @classmethod
+    def _of(cls, entries: tuple[RequestEntry, ...], ordered: bool) -> DeviceRequest:
+        """Without an order of preference, entries are sorted: equal sets are equal requests."""
+        distinct = entries if ordered else tuple(sorted(set(entries), key=str))
+        return cls(distinct, ordered or len(distinct) == 1)
+
+    @property
+    def count(self) -> int:
+        """How many devices the first wish is for; 1 where it is for as many as there are."""
+        return self.entries[0].count + len(self.entries[0].more)
+
+    def resolve(self, on: Inventory | str | None = None, *, strict: bool = False) -> Allocation:
+        """Which devices of a machine the request gets, and why not the others.
+
+        Args:
+            on: an inventory, one in words (`"8x H100-80GB"`), or None for this machine.
+            strict: the first wish or nothing.
+
+        Raises:
+            ConfigError: `on` is no inventory.
+        """
+        flag(ConfigError, "", "strict", strict)
+        machine = Inventory.detect() if on is None else Inventory.parse(on)
+        return allocate(self.entries, self.ordered, machine, strict=strict, asked=str(self))
+
+    def export(self, to: str) -> Any:
+        """The request as a scheduler writes it, as plain data.
+
+        Args:
+            to: `"modal"` (the value of `gpu=`), `"skypilot"` (what is below `resources:`), `"ray"` (options of tasks),
+                `"slurm"` (options of sbatch), `"kubernetes"` (limits and node selector) or `"dra"` (a ResourceClaim).
+
+        Raises:
+            ConfigError: another format, or the scheduler has no words for a wish.
+        """
+        return export(self.entries, self.ordered, to)
+
+
+def with_count(request: DeviceRequest, count: int) -> DeviceRequest:
+    """The same for so many devices, where it is for one that has no index."""
+    entries = (replace(e, count=count) if e.index is None and not e.every else e for e in request.entries)
+    return DeviceRequest(tuple(entries), request.ordered)
+
+
+def _single(text: str) -> RequestEntry:
+    entries, _ = Parser(text, _kinds).request()
+    if len(entries) > 1:
+        problem = f"{text!r} in a list of requests is several"
+        raise DeviceParseError(problem, hint="write each as an element of its own")
+    return entries[0]
+
+
+def _are_devices(value: Any, entries: Sequence[RequestEntry]) -> bool:
+    """Whether a list names several devices of one kind, each by its index."""
+    single = all(entry.is_plain and entry.index is not None for entry in entries)
+    distinct = len({entry.index for entry in entries}) == len(entries) > 1
+    return isinstance(value, (list, tuple)) and single and distinct and len({entry.kind for entry in entries}) == 1
+
+
+def _all_of_them(entries: Sequence[RequestEntry]) -> tuple[RequestEntry, ...]:
+    first, *others = entries
+    return (replace(first, more=tuple(entry.index for entry in others if entry.index is not None)),)
+
+
+_RETIRED = re.compile(r"\s*(?:modal\.)?gpu\.([A-Za-z0-9]+)\((.*)\)\s*")
+
+
+def _refuse_retired_form(value: str) -> None:
+    """Objects of Modal, `modal.gpu.A100(size="80GB", count=2)`, were an earlier way to write a request there."""
+    retired = _RETIRED.fullmatch(value[:200])
+    if retired is None:
+        return
+    product, arguments = retired.groups()
+    size = re.search(r"size\s*=\s*['\"]?(\d+)", arguments)
+    count = re.search(r"count\s*=\s*(\d+)", arguments)
+    text = f"{product.upper()}{f'-{size.group(1)}GB' if size else ''}{f':{count.group(1)}' if count else ''}"
+    problem = f"the request {shown(value)}, character 1: objects of modal.gpu are retired"
+    raise DeviceParseError(problem, hint=f"write '{'any' if product == 'Any' else text}'")
+
+
+def _kinds() -> Collection[str]:
+    """Kinds of device that installed plugins serve."""
+    return sorted({kind for backend in registry().backends for kind in backend.kinds})
+
+
+def _not_a_request(value: Any) -> DeviceParseError:
+    available = "text, a list of texts in order of preference, or a set of them"
+    return DeviceParseError(f"{shown(value)} is not a request for devices", available=available, hint="write 'any'")

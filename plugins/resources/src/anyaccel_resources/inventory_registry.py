@@ -1,0 +1,170 @@
+"""InventoryRegistry: the installed backends on a machine that is described, not here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from anyaccel.backend import Backend, DeviceInfo
+from anyaccel.device import Device
+from anyaccel.machine.system_devices import system_host
+from anyaccel.plugin_loader import Plugin
+from anyaccel.registry import Registry, registry
+from anyaccel_resources.inventory import Inventory, InventoryDevice, stated_memory
+
+
+class InventoryRegistry(Registry):
+    """The backends of a registry, whose devices are those of an inventory. No device is asked for anything.
+
+    Plans are made with it; nothing can be placed.
+
+    Args:
+        base: the registry that has the backends.
+        inventory: the machine; also an attribute.
+    """
+
+    is_of_this_machine = False
+
+    def __init__(self, base: Registry, inventory: Inventory) -> None:
+        super().__init__(entry_points=tuple)
+        self._base, self.inventory, self.description = base, inventory, str(inventory)
+        self._devices = {each.device: each for each in inventory.devices}
+        base.load()
+        self.policies = base.policies
+
+    def load(self) -> None:
+        """As of the base, which is loaded."""
+
+    @property
+    def plugins(self) -> tuple[Plugin, ...]:
+        """Those of the base."""
+        return self._base.plugins
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """Those of the base."""
+        return self._base.backends
+
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """Those of the base."""
+        return self._base.frameworks
+
+    def kinds(self, framework: str) -> tuple[str, ...]:
+        """As of the base."""
+        return self._base.kinds(framework)
+
+    def serves(self, framework: str, kind: str) -> bool:
+        """As of the base."""
+        return self._base.serves(framework, kind)
+
+    def find(self, framework: str, kind: str | None = None) -> Backend:
+        """As of the base."""
+        return self._base.find(framework, kind)
+
+    def owners(self, obj: Any) -> tuple[str, ...]:
+        """As of the base."""
+        return self._base.owners(obj)
+
+    def devices(self, framework: str | None = None) -> list[tuple[str, Device]]:
+        """Each framework, or only this one, with each device of the inventory that it has a backend for."""
+        names = self.frameworks if framework is None else (framework,)
+        return [(name, device) for name in names for device in self._devices if self.serves(name, device.kind)]
+
+    def ask(self, backend: Backend, method: str, *arguments: Any, required: bool = False) -> Any:
+        """What the inventory says of devices; anything else as of the base."""
+        if method == "devices":
+            return [device for device in self._devices if device.kind in backend.kinds]
+        if method == "device_info" and arguments[0].kind != "cpu":
+            return self._info(self._devices[arguments[0]])
+        return self._base.ask(backend, method, *arguments, required=required)
+
+    def _info(self, described: InventoryDevice) -> DeviceInfo:
+        return DeviceInfo(
+            described.label,
+            vendor=described.vendor,
+            memory_space=str(described.device),
+            total_memory=described.nbytes,
+        )
+
+    def unavailable_reason(self, framework: str, device: Device) -> str:
+        """That the described machine has no such device."""
+        return "the machine that is described has none"
+
+    def machine(self, frameworks: Sequence[str], *, of_all: bool = True) -> Inventory:
+        """The inventory with those devices alone on which all of these frameworks run, or any of them."""
+        quantor = all if of_all else any
+        devices = [
+            each
+            for each in self.inventory.devices
+            if not frameworks or quantor(self.serves(framework, each.device.kind) for framework in frameworks)
+        ]
+        return replace(self.inventory, devices=tuple(devices))
+
+    def capacity(self, device: Device) -> int:
+        """Bytes of memory of a device, of the CPU those of the host; 0 if unknown."""
+        return self.inventory.host_nbytes if device.kind == "cpu" else self._devices[device].nbytes
+
+    def total_memory(self, framework: str, device: Device) -> int | None:
+        """As it is described; None if it is not."""
+        return self.capacity(device) or None
+
+    def free_memory(self, framework: str, device: Device) -> int | None:
+        """All of it."""
+        return self.capacity(device) or None
+
+
+def described(inventory: Inventory | str) -> InventoryRegistry:
+    """The installed backends on a machine, an Inventory or one in words: what the argument `inventory` of plans does.
+
+    Raises:
+        ConfigError: it is no inventory.
+    """
+    return InventoryRegistry(registry(), Inventory.parse(inventory))
+
+
+# -- the inventory of this machine as frameworks see it: for a request that is used with them --------------------------
+
+
+def machine_of(frameworks: Sequence[str], *, of_all: bool = True, known: Registry | None = None) -> Inventory:
+    """What this machine has for some frameworks; without any, for whoever asks its drivers.
+
+    Accelerators are asked what they are, which may initialise them: they are about to be used.
+
+    Args:
+        frameworks: names of frameworks.
+        of_all: only devices on which all of them run; else those on which any does.
+        known: the backends, by default those of the process; an InventoryRegistry has a machine of its own.
+
+    Raises:
+        FrameworkError: no plugin runs a framework.
+    """
+    if isinstance(known, InventoryRegistry):
+        return known.machine(frameworks, of_all=of_all)
+    if not frameworks:
+        return Inventory.detect()
+    known = known or registry()
+    for framework in frameworks:
+        known.kinds(framework)
+    listed = {name: [device for _, device in known.devices(name)] for name in frameworks}
+    every = list(dict.fromkeys(device for devices in listed.values() for device in devices))
+    devices = [device for device in every if not of_all or all(device in own for own in listed.values())]
+    memory_gb, cores = system_host()
+    described = tuple(_described(device, listed) for device in devices)
+    return Inventory(devices=described, host_memory_gb=memory_gb, cores=cores, source="this machine")
+
+
+def _described(device: Device, listed: dict[str, list[Device]]) -> InventoryDevice:
+    if device.kind in ("cpu", "sim"):
+        return InventoryDevice(device=device)
+    known = registry()
+    framework = next(name for name, devices in listed.items() if device in devices)
+    info = known.ask(known.find(framework, device.kind), "device_info", device)
+    return InventoryDevice(
+        device=device,
+        name=info.name,
+        vendor=info.vendor,
+        memory_gb=stated_memory(info.name, info.total_memory),
+        identity=info.identity,
+    )

@@ -1,1 +1,0 @@
-"""Tests of anyaccel_torch.big_models."""
