@@ -23,8 +23,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import anyaccel as aa
-from anyaccel.phases.distributed.replicated_step import GlobalBatchStep
-from anyaccel.replicas import join
+from anyaccel_distributed import join
+from anyaccel_distributed.replicated_step import GlobalBatchStep
 from anyaccel_jax import SequentialMLP
 from anyaccel_jax.sharding import JaxSharding
 

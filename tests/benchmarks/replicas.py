@@ -30,7 +30,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import anyaccel as aa
-from anyaccel.replicas import Replicate
+from anyaccel_distributed import Replicate
 from anyaccel_torch import TorchBackend
 
 

@@ -272,7 +272,7 @@ def test_arrays_on_several_devices(hint: Any) -> None:
 
 
 JOINS = """
-from anyaccel.replicas import join
+from anyaccel_distributed import join
 join('jax')
 import jax, os
 from anyaccel.errors import FrameworkError
@@ -311,7 +311,7 @@ def replicas(script: str, ranks: Sequence[int] = (0, 1), **settings: str) -> lis
 @pytest.mark.slow
 def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert jnp.ones(2).sum() == 2  # JAX has started
-    with hint("write at the top of the script: from anyaccel.replicas import join; join('jax')"):
+    with hint("write at the top of the script: from anyaccel_distributed import join; join('jax')"):
         join_cluster(0, 2)
     assert "join('jax')" in JOINS  # which the replicas below run
     with (

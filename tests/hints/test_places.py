@@ -30,11 +30,11 @@ from anyaccel.numpy_backend.capabilities import NumpyPrecision, NumpyTransfers
 from anyaccel.plugin_loader import Plugin
 from anyaccel.precision import ComputesPrecision
 from anyaccel.registry import Registry
-from anyaccel.replicas.launch_options import find_launcher
 from anyaccel.testing import Subject
 from anyaccel.testing.fake_plugins import entry, write_distribution
 from anyaccel.testing.subject_selection import select_subject
 from anyaccel.testing.tiny import TinyBackend
+from anyaccel_distributed.launch_options import find_launcher
 
 ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")

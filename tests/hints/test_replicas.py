@@ -11,13 +11,13 @@ import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SimpleSampler, TrainPhase
 from anyaccel.graph.resolve import resolve
 from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential
-from anyaccel.phases.distributed import sharding
-from anyaccel.phases.distributed.joining import check_fixed_order, check_weights
-from anyaccel.phases.distributed.row_shares import GlobalBatches
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.plan_request import plan_request
-from anyaccel.replicas import ReplicaGroup
+from anyaccel_distributed import ReplicaGroup
+from anyaccel_distributed import divided_parameters as sharding
+from anyaccel_distributed.phase_groups import check_fixed_order, check_weights
+from anyaccel_distributed.row_shares import GlobalBatches
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
 MSE = AppliedLoss("mse", on="net")

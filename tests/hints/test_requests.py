@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import anyaccel as aa
-from anyaccel.replicas import join, launched, replica_timeout, spawn
+from anyaccel_distributed import join, launched, replica_timeout, spawn
 
 
 def parse(request: str) -> aa.DeviceRequest:
@@ -173,7 +173,7 @@ def test_variables_of_launchers(hint: Any, monkeypatch: pytest.MonkeyPatch, cli:
     ):
         launched({"WORLD_SIZE": "2"})  # of anyaccel run --replicas 2 SCRIPT: below
     script = tmp_path / "script.py"
-    script.write_text("from anyaccel.replicas import launched\nprint(f'rank {launched().rank}')")
+    script.write_text("from anyaccel_distributed import launched\nprint(f'rank {launched().rank}')")
     output = printed_by(script)
     assert "rank 0" in output and "rank 1" in output
     with hint("leave --on out") as printed:

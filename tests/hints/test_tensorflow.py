@@ -352,7 +352,7 @@ def test_grouped_convolutions(hint: Any) -> None:
     assert done.returncode == 0 and "jax" in done.stdout, done.stderr
 
 
-JOINS = "from anyaccel.replicas import join; print(join('tensorflow').size)"
+JOINS = "from anyaccel_distributed import join; print(join('tensorflow').size)"
 
 
 @pytest.mark.slow
@@ -366,7 +366,7 @@ def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**place, "RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     assert tf.constant(1.0) == 1  # TensorFlow has started
-    with hint("write at the top of the script: from anyaccel.replicas import join; join('tensorflow')"):
+    with hint("write at the top of the script: from anyaccel_distributed import join; join('tensorflow')"):
         join_cluster(1, 2)
     with (
         monkeypatch.context() as patched,
@@ -378,7 +378,7 @@ def test_replicas(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", JOINS], env={**os.environ, **place, "RANK": rank}, stdout=subprocess.PIPE, text=True
-        )  # from anyaccel.replicas import join; join('tensorflow'), at one MASTER_PORT
+        )  # from anyaccel_distributed import join; join('tensorflow'), at one MASTER_PORT
         for rank in ("0", "1")
     ]
     assert [process.communicate(timeout=300)[0].strip() for process in processes] == ["2", "2"]

@@ -33,7 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "version",
     ),
     ("errors", "html", "attribute_hints"),
-    ("call_hints", "distributions"),
+    ("call_hints", "distributions", "launched"),
     ("arguments", "capability", "containers", "device", "extensions", "formulas"),
     ("specs", "saved_folder", "precision"),
     ("segment",),
@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("numpy_backend", "registry"),
     ("accelerator",),
     ("placement",),
-    ("data", "metrics", "replicas", "transfer_ledger"),
+    ("data", "metrics", "transfer_ledger"),
     ("graph", "doctor"),
     ("results",),
     ("phases",),
@@ -93,6 +93,7 @@ BESIDE_THE_KERNEL = {
         "rng",
         "lazy_attributes",
         "interrupts",
+        "launched",
         "user_level",
         "experiment",
     ),
@@ -130,7 +131,7 @@ FEATURES = {
 
 # What can be added to training, and is not known to the loop, in `phases`.
 LOOP_FEATURES = (
-    *("checkpointing", "distributed", "progress", "callbacks", "compile_policy", "profile", "nan_check"),
+    *("checkpointing", "process_groups", "progress", "callbacks", "compile_policy", "profile", "nan_check"),
     *("oom_recovery", "oom_report", "step_listeners", "loss_scale_report", "weight_averaging", "plateau"),
 )
 

@@ -30,7 +30,6 @@ CONTRACT_MODULES = (
 CAPABILITIES = (
     *("anyaccel.machine.ExpectedDevices", "anyaccel.doctor.HealthChecks"),
     *("anyaccel.precision.ComputesPrecision", "anyaccel.precision.ScalesLosses"),
-    *("anyaccel.replicas.ReplicaGroup", "anyaccel.replicas.Replicate", "anyaccel.replicas.ShardParameters"),
     *("anyaccel.Backend", "anyaccel.Compute", "anyaccel.Exchange", "anyaccel.Memory", "anyaccel.AsyncCopy"),
     *("anyaccel.Program", "anyaccel.MultiStepProgram", "anyaccel.CompileEstimate", "anyaccel.hookimpl"),
 )

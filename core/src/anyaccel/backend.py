@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -49,6 +50,12 @@ Kind = TypeVar("Kind")
 
 
 def _derives(key: type[Any] | str, kind: type[Any]) -> bool:
+    """Whether a key of `capabilities` names a class derived from one; a package that has none of it is not imported."""
+    if isinstance(key, str):
+        package, _, name = key.partition(".")
+        if package != kind.__module__.partition(".")[0]:
+            return False
+        key = getattr(sys.modules[package], name)
     return isinstance(key, type) and issubclass(key, kind)
 
 
@@ -90,7 +97,8 @@ class Backend(ABC):
             if isinstance(self, kind):
                 return self
             name = capability_name(kind)
-            declared = next((key for key in self.capabilities if key == name or _derives(key, kind)), None)
+            of_kind = [key for key in self.capabilities if key == name or _derives(key, kind)]
+            declared = of_kind[-1] if of_kind else None  # a derived backend adds its own behind those it has
             if declared is None:
                 made.setdefault(kind, self._brought(kind))
             else:

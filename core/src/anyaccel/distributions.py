@@ -37,8 +37,12 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-resources": "DeviceRequest Inventory",
         "anyaccel-sklearn": "Estimator FitPhase FitResults",
     },
-    COMMANDS: {"anyaccel-offload": "device-map", "anyaccel-resources": "resolve"},
+    COMMANDS: {"anyaccel-distributed": "run", "anyaccel-offload": "device-map", "anyaccel-resources": "resolve"},
     SETTINGS: {
+        "anyaccel-distributed": (
+            "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
+            "TrainPhase.sharding TrainPhase.sync_batchnorm"
+        ),
         "anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload",
         "anyaccel-resources": "plan.inventory",
     },
@@ -49,6 +53,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
 MODULES: Mapping[str, str] = {
     "estimators": "anyaccel_sklearn.estimators",
     "planner": "anyaccel_offload.planner",
+    "replicas": "anyaccel_distributed",
     "requests": "anyaccel_resources",
     "requests.system_devices": "anyaccel.machine.system_devices",
 }

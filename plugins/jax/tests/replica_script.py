@@ -20,7 +20,7 @@ from flax import nnx
 
 import anyaccel as aa
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import is_main_process, join
+from anyaccel_distributed import is_main_process, join
 from anyaccel_jax import SequentialMLP
 
 PLACE = join("jax")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.device import Device
 from anyaccel.segment import Operation, Segment
+from anyaccel_distributed.device_replicas import DeviceReplicas
 from anyaccel_jax import array_trees
 from anyaccel_jax.backend import JaxBackend
 

@@ -19,7 +19,7 @@ from flax import nnx
 
 import anyaccel as aa
 from anyaccel.errors import CapabilityError, FrameworkError, PhaseError
-from anyaccel.replicas import join
+from anyaccel_distributed import join
 from anyaccel_jax import SequentialMLP, runtime_config
 from anyaccel_jax.cluster import join_cluster, own_gpu
 from anyaccel_jax.replica_group import on_host

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyaccel as aa
 from anyaccel.data import digits
-from anyaccel.replicas import is_main_process, join
+from anyaccel_distributed import is_main_process, join
 
 FRAMEWORK = sys.argv[2] if len(sys.argv) > 2 else "torch"
 if FRAMEWORK != "torch":

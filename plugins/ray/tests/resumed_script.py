@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import anyaccel as aa
-from anyaccel.replicas import launched
+from anyaccel_distributed import launched
 
 OUT, PLAN = Path(sys.argv[1]), json.loads(sys.argv[2])
 PLACE = launched()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -47,6 +48,14 @@ def test_errors_are_status_2(arguments, message, call):
     assert answer.exit_code == 2 and message in answer.stderr
     answer = json.loads(call("resolve", *arguments, "--json").stdout)
     assert message in answer["error"]["problem"] and answer["error"]["hint"]
+
+
+def test_the_examples_of_the_help_are_valid(call):
+    page = call("resolve", "--help").stdout
+    examples = [shlex.split(line) for line in page.splitlines() if line.strip().startswith("anyaccel resolve ")]
+    assert len(examples) == 4 and "  resolve " in call("--help").stdout
+    for example in examples:
+        assert call(*example[1:], "--help").exit_code == 0
 
 
 def test_no_framework_and_no_plugin_is_loaded():

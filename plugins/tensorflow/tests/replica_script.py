@@ -22,7 +22,7 @@ import numpy as np
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
-from anyaccel.replicas import join
+from anyaccel_distributed import join
 
 PLACE = join("tensorflow") if __name__ == "__main__" else None
 RANK = 0 if PLACE is None else PLACE.rank

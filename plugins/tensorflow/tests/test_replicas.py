@@ -22,7 +22,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import FrameworkError, PhaseError
-from anyaccel.replicas import join
+from anyaccel_distributed import join
 from anyaccel_tensorflow import runtime_config
 from anyaccel_tensorflow.cluster import addresses_of_all, join_cluster
 

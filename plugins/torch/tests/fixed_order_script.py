@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import anyaccel as aa
-from anyaccel.replicas import launched
+from anyaccel_distributed import launched
 
 PLACE = launched()
 RANK = 0 if PLACE is None else PLACE.rank

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
-from anyaccel.replicas import Replicate, launched
+from anyaccel_distributed import Replicate, launched
 from anyaccel_torch import TorchBackend
 from anyaccel_torch.gradient_buckets import exchanged_bytes
 from anyaccel_torch.overlapped_pass import BackwardPass, OverlappedPass, StepWeight

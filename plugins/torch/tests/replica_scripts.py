@@ -16,7 +16,7 @@ import torch
 
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
-from anyaccel.replicas import launched
+from anyaccel_distributed import launched
 
 PLACE = launched()
 RANK = 0 if PLACE is None else PLACE.rank

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
+from anyaccel_distributed.device_replicas import DeviceReplicas
 
 from .faults import fault
 

@@ -20,9 +20,9 @@ from anyaccel.numpy_backend.layers import Activation, BatchNorm, Dense
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.numpy_backend.subject import squared_error
-from anyaccel.replicas import ShardParameters
 from anyaccel.segment import Segment
 from anyaccel.testing import Subject
+from anyaccel_distributed import ShardParameters
 
 from .in_place_models import CopyingBackend, mutating_model
 
@@ -98,7 +98,7 @@ def having(*wrong: type[Capability], base: type[NumpyBackend] = NumpyBackend, **
 
 
 def _is_of_the_contract(cls: type) -> bool:
-    return cls.__module__.startswith("anyaccel.") and not cls.__module__.startswith("anyaccel.numpy_backend")
+    return cls.__module__.startswith("anyaccel") and not cls.__module__.startswith("anyaccel.numpy_backend")
 
 
 def _backend_class(name: str, build: Callable[[Segment], Program]) -> type[NumpyBackend]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.errors import ConfigError
+from anyaccel_distributed.device_replicas import DeviceReplicas
 from anyaccel_offload.planner import OffloadModels, OffloadPlan, PlacedBlock
 
 from .faults import SECOND, fault, having

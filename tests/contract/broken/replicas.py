@@ -12,10 +12,10 @@ from anyaccel.adapter import ArrayProgram
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import NodeState
 from anyaccel.testing import replica_scenarios as scenarios
 from anyaccel.testing.harness import GROUP, Harness
+from anyaccel_distributed import ReplicaGroup, ShardParameters
 
 from .faults import fault
 

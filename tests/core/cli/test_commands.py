@@ -11,6 +11,7 @@ from anyaccel import simulate
 from anyaccel.cli.console import format_size
 from anyaccel.cli.demo import best_device_of, choose_framework
 from anyaccel.device import Device
+from anyaccel.distributions import COMMANDS, OFFERED
 from anyaccel.errors import FrameworkError
 from anyaccel.plugin_loader import own_distribution
 from anyaccel.printable import printable
@@ -49,7 +50,6 @@ def register(*backends: object) -> None:
         ("env",),
         ("new-plugin",),
         ("plugins",),
-        ("resolve",),
     ],
 )
 def test_examples_in_the_help_are_valid_commands(flag, command, call):
@@ -63,12 +63,12 @@ def test_examples_in_the_help_are_valid_commands(flag, command, call):
 
 def test_the_help_lists_every_command_with_a_sentence(call):
     listed = call("--help").stdout.partition("Commands:")[2].strip().splitlines()
+    offered = " ".join(OFFERED[COMMANDS].values()).split()  # by other distributions, where they are installed
     names = [
         "checkpoint",
         "completion",
         "conform",
         "demo",
-        "device-map",
         "devices",
         "doctor",
         "env",
@@ -77,10 +77,9 @@ def test_the_help_lists_every_command_with_a_sentence(call):
         "new-plugin",
         "plan",
         "plugins",
-        "resolve",
         "run",
     ]
-    assert [line.split()[0] for line in listed] == names
+    assert [line.split()[0] for line in listed if line.split()[0] not in offered] == names
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 

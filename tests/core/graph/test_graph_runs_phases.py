@@ -60,7 +60,7 @@ class LargestOutput(Phase):
     def kept_nodes(self, graph: ModelGraph, done: object) -> Sequence[str]:
         return graph.output_nodes
 
-    def draw(self, rows: Mapping[str, Rows], combinations: object, n_replicas: int) -> tuple[EvaluationRows, EpochPlan]:
+    def draw(self, rows: Mapping[str, Rows], combinations: object) -> tuple[EvaluationRows, EpochPlan]:
         return EvaluationRows(rows), EvaluationEpochs(EvaluationRows(rows), 4)
 
     def compute(self, programs: PhasePrograms) -> EvaluationValues:

@@ -29,9 +29,9 @@ def train(**settings):
 
 
 def test_counts_may_be_integers_of_numpy() -> None:
-    counts = {name: np.int64(2) for name in ("n_epochs", "validate_every", "accumulate", "replicas")}
+    counts = {name: np.int64(2) for name in ("n_epochs", "validate_every", "accumulate")}
     phase = TrainPhase("t", data="train", losses=[MSE], **counts)
-    assert [(type(getattr(phase, name)), getattr(phase, name)) for name in counts] == [(int, 2)] * 4
+    assert [(type(getattr(phase, name)), getattr(phase, name)) for name in counts] == [(int, 2)] * 3
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from anyaccel.distributions import CAPABILITIES
 from anyaccel.errors import CapabilityError, PluginError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.registry import Registry
-from anyaccel.replicas import Replicate, ShardParameters
 from anyaccel.testing.fake_plugins import entry, plugin_module, write_distribution
 from anyaccel.testing.tiny import TinyBackend
+from anyaccel_distributed import Replicate, ShardParameters
 
 CPU = Device("cpu")
 

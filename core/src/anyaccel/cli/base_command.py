@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import click
 
-from anyaccel.errors import AnyaccelError
+from anyaccel.errors import AnyaccelError, ConfigError
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 
@@ -49,6 +50,16 @@ class PlainCommand(Command):
     """A command that needs no plugin, and therefore loads none."""
 
     loads_plugins = False
+
+
+def check_folder() -> None:
+    """Check that the working folder is there: a command that reads or writes files would end in a traceback."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the working folder cannot be read: {error}", hint="change to a folder that exists"
+        ) from None
 
 
 def load_plugins_of(ctx: click.Context) -> Sequence[Any]:

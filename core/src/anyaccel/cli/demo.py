@@ -12,10 +12,11 @@ from anyaccel.errors import CapabilityError, FrameworkError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.launched import is_main_process, launched
 from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel.phases.process_groups import shared_groups
 from anyaccel.plugin_loader import BUILT_IN
 from anyaccel.registry import Registry, registry
-from anyaccel.replicas import is_main_process, join, launched
 from anyaccel.results import EvalResults, TrainResults
 from anyaccel.specs import Optimizer
 
@@ -37,7 +38,7 @@ def run(framework: str | None, device: str | None, epochs: int, seed: int, as_js
             )
     framework = framework or choose_framework(plugins, Device.parse(device) if device else None)
     if launched() is not None:
-        join(framework)  # before it starts
+        shared_groups("a demo of several processes").join(framework)  # before it starts
     device = device or str(best_device_of(plugins, framework))
     experiment = make_experiment(framework, seed, quiet=as_json)
     training, test = make_phases(device, epochs, seed)

@@ -14,11 +14,11 @@ from typing import Any, TextIO
 import click
 
 from anyaccel.cli import completion as shell_completion
-from anyaccel.cli.base_command import JSON, Command, PlainCommand, load_plugins_of
+from anyaccel.cli.base_command import JSON, Command, PlainCommand, check_folder, load_plugins_of
 from anyaccel.cli.checkpoint.commands import checkpoint
 from anyaccel.cli.plan_commands import estimate, explain, plan
 from anyaccel.distributions import COMMANDS, entry_points, load
-from anyaccel.errors import ConfigError, PluginError
+from anyaccel.errors import PluginError
 
 _TIMEOUT = click.option(
     "--timeout",
@@ -27,16 +27,6 @@ _TIMEOUT = click.option(
     show_default=True,
     help="Seconds for each plugin; one that takes longer is called slow.",
 )
-
-
-def _check_folder() -> None:
-    """Check that the working folder is there: a command that reads or writes files would end in a traceback."""
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise ConfigError(
-            f"the working folder cannot be read: {error}", hint="change to a folder that exists"
-        ) from None
 
 
 def _finite(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -97,7 +87,6 @@ def group() -> None:
     \b
     Examples:
       anyaccel devices          list the devices of this machine
-      anyaccel resolve any      show which of them a request gets, and why
       anyaccel doctor           check the machine and what is installed
       anyaccel demo             train and test a small graph on the best of them
       anyaccel plugins --json   list the installed plugins, for a script
@@ -256,7 +245,7 @@ def conform(
     """
     from anyaccel.cli.conform import run
 
-    _check_folder()
+    check_folder()
     sys.exit(run(name, device, timeout, as_json, left_out, capability))
 
 
@@ -289,7 +278,7 @@ def new_plugin(
     """
     from anyaccel.cli.new_plugin import run
 
-    _check_folder()
+    check_folder()
     run(name, kind, path, framework, base, author, as_json)
 
 
@@ -311,58 +300,6 @@ def env(left_out: Sequence[Any], timeout: float, as_json: bool) -> None:
     from anyaccel.cli.env import run
 
     run(timeout, as_json, left_out)
-
-
-@group.command(
-    cls=PlainCommand,
-    short_help="Train with several processes.",
-    context_settings={"allow_interspersed_args": False},
-)
-@click.option(
-    "--replicas",
-    required=True,
-    metavar="N",
-    help="How many processes train one model; MIN:MAX where a launcher may go on with fewer.",
-)
-@click.option("--on", metavar="LAUNCHER", help="Where they run, such as ray; by default on this machine.")
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="How often all are started anew when one has failed.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that one waits for the others in a step; by default those of the framework.",
-)
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    replicas: str,
-    on: str | None,
-    max_restarts: int,
-    timeout: float | None,
-    module: bool,
-    script: str,
-    arguments: Sequence[str],
-) -> None:
-    """Run a script in several processes, which share every batch of its training phases.
-
-    Sets what torchrun sets. When one process fails the others are ended, and the status is that of the one that failed.
-
-    \b
-    Examples:
-      anyaccel run --replicas 2 train.py
-      anyaccel run --replicas 4 --max-restarts 3 train.py --epochs 3
-      anyaccel run --on ray --replicas 8 train.py
-    """
-    from anyaccel.cli.run import run
-
-    _check_folder()
-    sys.exit(run(replicas, on, max_restarts, timeout, module, script, tuple(arguments)))
 
 
 @_command(short_help="Print a shell completion script.")

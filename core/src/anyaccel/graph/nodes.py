@@ -31,7 +31,6 @@ Upstream = Reference | str
 
 MODES = ("train", "as_is")
 FROZEN_MODES = ("eval", "train")
-SHARDING = ("full", "full offload", "none")
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _NO_MODELS = (NoneType, str, bytes, Number, *_FUNCTIONS)
@@ -198,7 +197,7 @@ class ModelNode(AttributeHints):
         where = f"node {label!r}: "
         self.precision = None if precision is None else checked_precision(GraphError, where, precision)
         self.remat = None if remat is None else text(GraphError, where, "remat", remat, "text", "'blocks'")
-        self.sharding = None if sharding is None else one_of(where, "sharding", sharding, SHARDING)
+        self.sharding = None if sharding is None else load(SETTINGS, "ModelNode.sharding")(where, sharding)
         self.device_map, self.max_memory, self.offload = _layout_settings(where, device_map, max_memory, offload)
         self.frozen, self.frozen_mode = False, "eval"
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.device_description import cpu_info
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.model_outputs import CODE_ERRORS, code_error
 from anyaccel.adapter.state_check import check_state, state_names
@@ -18,7 +17,7 @@ from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.adapter.step_profiler import ProfilesSteps
 from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import AsyncCopy, Backend, Compute, DeviceInfo, Exchange, Memory, Program
-from anyaccel.capability import Capabilities
+from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
 from anyaccel.errors import ENVIRONMENT_ERRORS, DeviceMismatchError, EstimatorError, MoveError, ShapeError
 from anyaccel.host_memory import aligned_empty
@@ -61,7 +60,7 @@ class NumpyBackend(Backend, Exchange, Compute):
         ObservesTransfers: NumpyTransfers,
         ProfilesSteps: NumpyProfiler,
         StepCosts: NumpyStepCosts,
-        DeviceReplicas: DeviceReplicas,
+        "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_distributed:DeviceReplicas"),
     }
     parameter_groups = True
     weighs_losses = True

@@ -1,6 +1,6 @@
 """Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
 
-Stands on `results`, `metrics`, `graph`, `data`, `replicas`, `requests`, `saved_folder`, `adapter`,
+Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `adapter`,
 `precision`, `transfer_ledger` and the kernel.
 """
 

@@ -12,27 +12,31 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.specs import Loss
 
 
-def check_accumulation(label: str, losses: tuple[AppliedLoss, ...], *, replicated: bool = False) -> None:
+def check_accumulation(
+    label: str,
+    losses: tuple[AppliedLoss, ...],
+    *,
+    doing: str = "accumulates batches",
+    left_out: str = "leave accumulate out",
+) -> None:
     """Check that the gradients of several batches, weighted by rows, are those of one batch of all their rows.
 
     Args:
         label: of the phase.
         losses: of it.
-        replicated: whether the batches are those of replicas, rather than accumulated ones.
+        doing: what makes the batches parts of a step.
+        left_out: what the user may write instead.
 
     Raises:
         PhaseError: the settings of a loss say that it is a sum, or a mean of which some rows count less than others.
     """
-    doing, instead = ("accumulates batches", "leave accumulate out")
-    if replicated:
-        doing, instead = ("shares batches among replicas", "write replicas=1")
     for loss in losses:
         reason = _reason(_settings(loss.loss))
         if reason:
             raise PhaseError(
                 f"phase {label!r} {doing}, and the loss {loss.label!r} is {reason}: a step would not be "
                 "that of one batch of all rows",
-                hint=f"{instead}, or give a loss function that is a mean over all rows of its batch",
+                hint=f"{left_out}, or give a loss function that is a mean over all rows of its batch",
             )
 
 

@@ -13,12 +13,10 @@ from anyaccel.device import Device
 from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.phases.distributed.devices import replica_devices
-from anyaccel.phases.samplers import per_replica
+from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.placement import devices
 from anyaccel.registry import Registry
-from anyaccel.replicas import launched
 
 _ONLY_BY_NAME = ("cpu", "sim")
 
@@ -41,13 +39,13 @@ def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None
     if phase.chooses_device:
         changes |= {"accelerator": Accelerator(best_common_device(_frameworks(graph), known)), "chooses_device": False}
     accelerator = changes.get("accelerator", phase.accelerator)
-    devices = replica_devices(phase, accelerator, partial(_frameworks, graph), known)
+    groups = process_groups(phase, graph)
+    devices = groups.devices(phase, accelerator, partial(_frameworks, graph), known)
     if devices:
         changes["devices"] = devices
         if accelerator is not None:
             changes["accelerator"] = accelerator.at(devices[0])
-    if phase.per_replica:
-        changes |= {"sampler": per_replica(phase.sampler, _n_replicas(phase, devices)), "per_replica": False}
+    changes |= groups.changes(phase, devices)
     validation = phase.validation
     if validation is not None and (own_validation := bound(validation, graph, known)) is not validation:
         changes["validation"] = own_validation
@@ -60,11 +58,6 @@ def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None
 
 def _frameworks(graph: ModelGraph) -> list[str]:
     return sorted({backend.framework for backend in graph.shapes.backends.values()})
-
-
-def _n_replicas(phase: PhaseSettings, devices: Sequence[Device]) -> int:
-    place = None if phase.replicas == 1 else launched()
-    return max(1, len(devices)) if place is None else place.size
 
 
 def best_common_device(frameworks: Sequence[str], known: Registry | None = None) -> Device:

@@ -20,7 +20,7 @@ from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.samplers import Samplers, checked_samplers, samplers_config, samplers_from
-from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, integer, optional, read, read_list
+from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, offered, read, read_list
 from anyaccel.phases.settings import Data, node_labels, of_split, save_labels, takes_settings
 from anyaccel.results import EvalResults, eval_results
 from anyaccel.results.records import EvaluationValues
@@ -99,7 +99,7 @@ class EvalPhase(Phase):
             read_list("metrics", Metric.from_config),
         ),
         "outputs": Setting(node_labels, save_labels),
-        "replicas": Setting(optional(integer(1, 2))),
+        "replicas": Setting(offered("EvalPhase.replicas", None, 1)),
         "batch_size": Setting(_batch_size, lambda phase, kept: kept if phase.sampled_by is None else UNSAVED),
         "sampler": Setting(
             _sampler,
@@ -176,9 +176,7 @@ class EvalPhase(Phase):
     def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
         return graph.output_nodes if self.outputs is None else self.outputs
 
-    def draw(
-        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
-    ) -> tuple[EvaluationRows, EpochPlan]:
+    def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
         evaluated = EvaluationRows.drawn(self.sampler, rows)
         check_alignment(self.label, evaluated.steps(self.batch_size), combinations, by_sampler=False)
         return evaluated, EvaluationEpochs(evaluated, self.batch_size)

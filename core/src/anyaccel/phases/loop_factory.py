@@ -5,7 +5,6 @@ from __future__ import annotations
 from anyaccel.phases.checkpointing.extension import CheckpointWrites, Resumption
 from anyaccel.phases.checkpointing.position import Position
 from anyaccel.phases.compile_policy import CompilePolicy
-from anyaccel.phases.distributed.checks import step_checks
 from anyaccel.phases.evaluation import Validation
 from anyaccel.phases.hooks import EpochHooks
 from anyaccel.phases.loop_extension import UNLIMITED, CallInProgress, LoopExtension
@@ -58,7 +57,7 @@ def loop_extensions(phase: PhaseSettings, programs: PhasePrograms, in_progress: 
         *group.after_hooks(run, pipeline),
         *(Resumption(run, begins, writes[0], one, pipeline, rows) for one, _ in resumed),
         *([programs.learners] if programs.learners else []),
-        *step_checks(phase, pipeline, group),
+        *group.step_checks(phase, pipeline),
         CompilePolicy(
             run,
             pipeline,

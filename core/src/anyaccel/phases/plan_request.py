@@ -12,10 +12,9 @@ from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, topol
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.training_outputs import training_only_inputs
 from anyaccel.metrics import BoundMetric
-from anyaccel.phases.distributed.devices import check_replicable
-from anyaccel.phases.distributed.sharding import check_sharding
 from anyaccel.phases.evaluation import bind_metrics, measured_losses
 from anyaccel.phases.outer_contexts import check_precision
+from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry
 
@@ -118,8 +117,7 @@ def resolve_phase(
     request = plan_request(phase, graph, done)
     resolution = resolve(graph, request, known)
     check_precision(phase, resolution.plan, left)
-    check_replicable(phase, resolution, request.learners)
-    check_sharding(phase, resolution)
+    process_groups(phase, graph).check(phase, resolution, request.learners)
     notes = (*resolution.plan.notes, *phase.plan_notes(graph, done))
     return replace(resolution, plan=replace(resolution.plan, notes=notes)), request.learners
 

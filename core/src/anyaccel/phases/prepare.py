@@ -27,6 +27,7 @@ from anyaccel.phases.loading.loader_factory import (
 )
 from anyaccel.phases.plan_request import metrics_of, needed_sets
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
+from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.row_alignment import combinations_of
 from anyaccel.phases.samplers import Samplers
 from anyaccel.phases.settings import PhaseSettings
@@ -216,7 +217,9 @@ def _draw(
     if not isinstance(data.source, BatchSource):
         combined = combinations_of(on_host, phase.all_losses, metrics, plan, graph)
         _check_streams(samplers, metrics, plan)
-        evaluated, epochs = part.draw(data.rows, list(combined), max(1, len(plan.replicas)))
+        evaluated, epochs = part.draw(data.rows, list(combined))
+        if part.trains:
+            process_groups(phase, graph).check_epochs(part, plan, epochs)
     return DrawnPart(part=part, data=data, evaluated=evaluated, metrics=metrics, epochs=epochs)
 
 

@@ -17,6 +17,7 @@ from anyaccel.phases.loading.epoch_plan import EpochPlan
 from anyaccel.phases.loading.host_columns import Batch
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.run import Run
+from anyaccel.phases.step_checks import accumulation_checks
 from anyaccel.results.events import LogEvent
 from anyaccel.segment import Segment
 
@@ -146,6 +147,10 @@ class ProcessGroup(ABC):
     @abstractmethod
     def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
         """What acts after them."""
+
+    def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """What compares steps that are computed in parts with those of one batch; none where they are whole."""
+        return accumulation_checks(phase, pipeline, self.gather, is_first=self.rank == 0)
 
 
 class SingleProcess(ProcessGroup):

@@ -22,13 +22,11 @@ from anyaccel.errors import PhaseError
 from anyaccel.graph import ModelGraph, Plan, Resolution, memory_sharing
 from anyaccel.graph.graph import LiveValues
 from anyaccel.graph.plan_entries import layouts
+from anyaccel.launched import is_main_process
 from anyaccel.phases import nan_check, running
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointers_for
-from anyaccel.phases.distributed.devices import replica_notes
-from anyaccel.phases.distributed.joining import is_first, process_group
-from anyaccel.phases.distributed.sharding import sharding_notes
 from anyaccel.phases.evaluation import Evaluation, trained_as
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.pipeline import Pipeline
@@ -46,6 +44,7 @@ from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import listening_schedules
 from anyaccel.phases.prepare import PreparedPart, prepare
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
+from anyaccel.phases.process_groups import process_groups
 from anyaccel.phases.progress import Progress, progress_for
 from anyaccel.phases.progress.selection import checked_progress
 from anyaccel.phases.run import Run
@@ -219,7 +218,7 @@ def execute(
     """
     phase, graph = run.phase, run.graph
     with interrupts.deferred():
-        run.is_main_process = is_first(phase)
+        run.is_main_process = (phase.trains and phase.replicas == 1) or is_main_process()
         shown = (progress if progress is not None and run.is_main_process else Progress()).begin(phase.label)
         run.heard = shown.event
         try:
@@ -326,7 +325,8 @@ class PhaseExecution:
         with interrupts.allowed():  # shapes are inferred, files are read
             resolution, labels = resolve_phase(phase, graph, self._left, run.done)
             run.plan = resolution.plan
-            group = process_group(phase, resolution, labels)
+            groups = process_groups(phase, graph)
+            group = groups.group(phase, resolution, labels)
             on_host = (*labels, *phase.next_to_fit(graph, run.done))
             parts = prepare(phase, resolution, graph, on_host, self._opened, group)
         self._settings.close()
@@ -336,7 +336,7 @@ class PhaseExecution:
         run.rows, run.batch_size = first.evaluated.rows, first.factory.batch_size
         learners = learning_in(graph).learners(labels, graph, first.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, first.rows, first.factory.arrays)
-        shares = (*replica_notes(phase, run.plan, first.factory.batch_size), *sharding_notes(phase, resolution))
+        shares = groups.notes(phase, resolution, first.factory.batch_size)
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
         after = final_devices(phase, plan)
         memory_sharing.share(plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,19 +34,6 @@ def checked_samplers(phase: Any, name: str, given: Any) -> Samplers:
 
 def _sampler(given: Any) -> Any:
     return SimpleSampler(given, shuffle=True) if isinstance(given, bool) or is_integer(given) else given
-
-
-def per_replica(samplers: Samplers, n_replicas: int) -> Samplers:
-    """Samplers whose batches have so many times as many rows: theirs count the rows of each replica."""
-    if isinstance(samplers, Mapping):
-        return {name: _larger(sampler, n_replicas) for name, sampler in samplers.items()}
-    return _larger(samplers, n_replicas)
-
-
-def _larger(sampler: Sampler, times: int) -> Sampler:
-    larger = copy.copy(sampler)
-    object.__setattr__(larger, "batch_size", times * sampler.batch_size)  # samplers are frozen
-    return larger
 
 
 def samplers_config(samplers: Samplers) -> dict[str, Any]:

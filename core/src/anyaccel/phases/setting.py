@@ -8,6 +8,7 @@ from typing import Any
 
 from anyaccel import arguments
 from anyaccel.arguments import shown
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import PhaseError
 from anyaccel.suggestions import did_you_mean
 
@@ -60,6 +61,21 @@ def integer(least: int, example: int | None = None) -> Check:
 def flag(phase: Any, name: str, given: Any) -> bool:
     """True or False."""
     return arguments.flag(PhaseError, f"phase {phase.label!r}: ", name, given)
+
+
+def offered(name: str, *absent: Any) -> Check:
+    """The check of a setting `CLASS.NAME` that a distribution offers, asked where other values than `absent` are given.
+
+    Raises:
+        MissingDistributionError: it is not installed.
+    """
+
+    def check(phase: Any, own_name: str, given: Any) -> Any:
+        if any(type(given) is type(value) and given == value for value in absent):
+            return given
+        return load(SETTINGS, name).check(phase, own_name, given)
+
+    return check
 
 
 def choice(*choices: str, hints: dict[Any, str] | None = None) -> Check:

@@ -388,15 +388,12 @@ class PhaseSettings(AttributeHints, Runnable):
         """Labels of the nodes whose outputs come to the host when the phase runs on its own."""
         return ()
 
-    def draw(
-        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
-    ) -> tuple[EvaluationRows, EpochPlan]:
+    def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
         """The rows in the order in which they are evaluated, and the steps of each epoch.
 
         Args:
             rows: by feature set.
             combinations: what combines several feature sets, which must then give equally many rows to each step.
-            n_replicas: on devices of this process, which share each batch.
 
         Raises:
             AnyaccelError: rows that samplers cannot draw, or steps that do not fit.

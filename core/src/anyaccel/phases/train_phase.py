@@ -15,8 +15,6 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.distributed.row_shares import check_shares
-from anyaccel.phases.distributed.settings import SETTINGS as REPLICATION
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import trained_as
 from anyaccel.phases.learners import learning_in
@@ -30,7 +28,7 @@ from anyaccel.phases.row_alignment import Combination, check_alignment
 from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhasePrograms
 from anyaccel.phases.samplers import SAMPLER, Samplers, check_schedule
-from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, choice, config, integer, read, same
+from anyaccel.phases.setting import UNCHANGED, UNSAVED, Setting, choice, config, integer, offered, read, same
 from anyaccel.phases.settings import Data, of_split, takes_settings
 from anyaccel.precision import LossScale
 from anyaccel.results import TrainResults
@@ -179,7 +177,11 @@ class TrainPhase(Phase):
         "step": Setting(lambda phase, name, given: UNCHANGED if given is None else given, _refuse_to_save),
         "loss_scale": Setting(_loss_scale, _saved_loss_scale, _read_loss_scale),
         "checkpoint": Setting(_checkpoint, config, _read_checkpoint),
-        **REPLICATION,
+        "replicas": Setting(offered("TrainPhase.replicas", None, 1)),
+        "per_replica": Setting(offered("TrainPhase.per_replica", False)),
+        "deterministic": Setting(offered("TrainPhase.deterministic", False)),
+        "sharding": Setting(offered("TrainPhase.sharding", None)),
+        "sync_batchnorm": Setting(offered("TrainPhase.sync_batchnorm", False)),
     }
     misplaced_settings: ClassVar[Mapping[str, str]] = {
         "batch_size batchsize": "write sampler=16 for batches of 16 (shuffled), or sampler=SimpleSampler(16)",
@@ -354,12 +356,8 @@ class TrainPhase(Phase):
     def learners(self, graph: ModelGraph) -> list[str]:
         return learning_in(graph).nodes(self.label, self.losses, graph)
 
-    def draw(
-        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
-    ) -> tuple[EvaluationRows, EpochPlan]:
+    def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
         batches = SampledBatches(self.label, self.sampler, self.schedule or ZIP_STRICT, rows)
-        if n_replicas > 1:
-            check_shares(self.label, batches, n_replicas)
         check_alignment(self.label, batches.steps, combinations, by_sampler=True)
         return EvaluationRows(rows), TrainingEpochs(self.label, batches, self.accumulate)
 

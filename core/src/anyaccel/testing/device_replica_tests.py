@@ -11,8 +11,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
-from anyaccel.adapter.replicated_program import ReplicatedProgram, build_replicated, copied_segment
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.precision import ComputesPrecision, LossScale, LossScaleState, SegmentPrecision
@@ -20,6 +18,8 @@ from anyaccel.segment import Segment
 from anyaccel.specs import Optimizer
 from anyaccel.testing.harness import NODE, Array, Batch, Harness, assert_close, assert_equal
 from anyaccel.testing.subject import Subject
+from anyaccel_distributed.device_replicas import DeviceReplicas
+from anyaccel_distributed.replicated_program import ReplicatedProgram, build_replicated, copied_segment
 
 Make = Callable[[], Any]
 BATCH = Batch.of(11)  # no number of replicas divides it

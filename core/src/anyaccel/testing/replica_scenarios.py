@@ -2,7 +2,7 @@
 
     python -m anyaccel.testing.replica_scenarios MODULE:CLASS KIND FOLDER
 
-As started by `anyaccel.replicas.processes`. The class is that of a backend, which is made without arguments, and the
+As started by `anyaccel_distributed.processes`. The class is that of a backend, which is made without arguments, and the
 kind that of the devices.
 """
 
@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.backend import Program
 from anyaccel.device import Device
-from anyaccel.replicas import ReplicaGroup, Replicate, ShardParameters
 from anyaccel.segment import NodeState
 from anyaccel.specs import Optimizer
 from anyaccel.testing.harness import GROUP, NODE, Batch, Harness
+from anyaccel_distributed import ReplicaGroup, Replicate, ShardParameters
+from anyaccel_distributed.device_replicas import DeviceReplicas
 
 SIZE = 2
 BATCH = Batch.of(11)

@@ -15,9 +15,6 @@ import numpy as np
 import pytest
 
 from anyaccel.backend import Backend, Exchange
-from anyaccel.replicas import Replicate
-from anyaccel.replicas.launcher import TIMEOUT_VARIABLE
-from anyaccel.replicas.processes import run_replicas
 from anyaccel.testing.harness import GROUP, Array, Harness, assert_close
 from anyaccel.testing.replica_scenarios import (
     ADAM,
@@ -34,6 +31,9 @@ from anyaccel.testing.replica_scenarios import (
     standard_model,
 )
 from anyaccel.testing.subject import STANDARD_MODEL, Subject
+from anyaccel_distributed import Replicate
+from anyaccel_distributed.launch_options import TIMEOUT_VARIABLE
+from anyaccel_distributed.processes import run_replicas
 
 Reports = Callable[[str], list[dict[str, Any]]]
 _TIMEOUT_SECONDS = "60"

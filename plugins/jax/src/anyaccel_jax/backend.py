@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import ClassVar
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.outer_contexts import LeavesContexts
 from anyaccel.adapter.step_costs import StepCosts
@@ -18,13 +17,11 @@ from anyaccel.device import Device
 from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.precision import ComputesPrecision
-from anyaccel.replicas import ShardParameters
 from anyaccel_jax.compute import JaxCompute, JaxMemoryFigures, JaxPrecision
 from anyaccel_jax.device_info import JaxExpectedDevices
 from anyaccel_jax.exchange import JaxExchange
 from anyaccel_jax.health_checks import JaxHealthChecks
 from anyaccel_jax.memory import JaxMemory
-from anyaccel_jax.sharding import JaxSharding
 
 
 class JaxBackend(JaxExchange, JaxCompute):
@@ -51,8 +48,8 @@ class JaxBackend(JaxExchange, JaxCompute):
         ObservesTransfers: lazy("anyaccel_jax.transfer_observer:JaxTransfers"),
         ComputesPrecision: JaxPrecision,
         LeavesContexts: lazy("anyaccel_jax.outer_contexts:JaxContexts"),
-        DeviceReplicas: lazy("anyaccel_jax.device_replicas:JaxReplicas"),
-        ShardParameters: JaxSharding,
+        "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_jax.device_replicas:JaxReplicas"),
+        "anyaccel_distributed.ShardParameters": lazy("anyaccel_jax.sharding:JaxSharding"),
         ExpectedDevices: JaxExpectedDevices,
         HealthChecks: JaxHealthChecks,
     }

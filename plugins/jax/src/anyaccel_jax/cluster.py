@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import launched, replica_timeout
-from anyaccel.replicas.departure import Departure
+from anyaccel_distributed import launched, replica_timeout
+from anyaccel_distributed.departure import Departure
 from anyaccel_jax import runtime_config
 from anyaccel_jax.error_translation import first_line
 
@@ -43,7 +43,7 @@ def join_cluster(rank: int, size: int) -> Departure:
         raise FrameworkError(
             f"JAX has started in replica {rank} of {size} before it was joined with the others",
             cause="devices of JAX are fixed when it starts, as with the first array or model",
-            hint="write at the top of the script: from anyaccel.replicas import join; join('jax')",
+            hint="write at the top of the script: from anyaccel_distributed import join; join('jax')",
         )
     asked = replica_timeout()
     seconds = asked or _WAIT_SECONDS

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.segment import Segment
+from anyaccel_distributed.device_replicas import DeviceReplicas, Gradients
 from anyaccel_jax.error_translation import with_translated_errors
 from anyaccel_jax.sharding import undividable_reason
 

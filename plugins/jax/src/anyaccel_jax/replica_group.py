@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import ReplicaGroup
-from anyaccel.replicas.gradients import gradients_of, replace_gradients
-from anyaccel.replicas.group import ProgramInputs
-from anyaccel.replicas.messages import gather_plain
+from anyaccel_distributed import ReplicaGroup
+from anyaccel_distributed.gradients import gradients_of, replace_gradients
+from anyaccel_distributed.group import ProgramInputs
+from anyaccel_distributed.messages import gather_plain
 from anyaccel_jax.cluster import join_cluster
 from anyaccel_jax.error_translation import first_line
 from anyaccel_jax.mesh_program import MeshProgram

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import replica_timeout
-from anyaccel.replicas.launch_options import LaunchOptions
+from anyaccel_distributed import replica_timeout
+from anyaccel_distributed.launch_options import LaunchOptions
 from anyaccel_ray.script import run_script
 
 if TYPE_CHECKING:

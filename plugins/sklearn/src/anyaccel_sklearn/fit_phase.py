@@ -163,9 +163,7 @@ class FitPhase(Phase):
     def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
         return upstream_nodes(self.next_to_fit(graph, done), graph.nodes)
 
-    def draw(
-        self, rows: Mapping[str, Rows], combinations: Sequence[Combination], n_replicas: int
-    ) -> tuple[EvaluationRows, EpochPlan]:
+    def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
         evaluated = EvaluationRows(rows)
         return evaluated, EvaluationEpochs(evaluated, self.batch_size)
 

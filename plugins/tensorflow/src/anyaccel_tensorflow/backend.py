@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.memory_figures import MemoryFigures
 from anyaccel.adapter.outer_contexts import LeavesContexts
 from anyaccel.adapter.step_costs import StepCosts
@@ -20,26 +19,11 @@ from anyaccel.device import Device
 from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.precision import ComputesPrecision
-from anyaccel.replicas import ReplicaGroup, Replicate
 from anyaccel_tensorflow.compute import TensorFlowCompute, TensorFlowMemoryFigures, TensorFlowPrecision
 from anyaccel_tensorflow.exchange import TensorFlowExchange
 from anyaccel_tensorflow.health_checks import TensorFlowHealthChecks
 from anyaccel_tensorflow.installed_build import TensorFlowExpectedDevices
 from anyaccel_tensorflow.memory import TensorFlowMemory
-
-
-class TensorFlowReplicate(Replicate):
-    """Replicas that are joined by TensorFlow's collective operations."""
-
-    def replica_group(self, rank: int, size: int) -> ReplicaGroup:
-        """Join them."""
-        from anyaccel_tensorflow.replica_group import joined
-
-        return joined(rank, size)
-
-    def unsynchronizable(self, model: Any) -> str:
-        """Any layer that mixes the rows of a batch."""
-        return str(self.backend.batch_coupling(model))
 
 
 class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
@@ -64,8 +48,8 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
         ObservesTransfers: lazy("anyaccel_tensorflow.transfer_observer:TensorFlowTransfers"),
         ComputesPrecision: TensorFlowPrecision,
         LeavesContexts: lazy("anyaccel_tensorflow.outer_contexts:TensorFlowContexts"),
-        DeviceReplicas: lazy("anyaccel_tensorflow.device_replicas:TensorFlowReplicas"),
-        Replicate: TensorFlowReplicate,
+        "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_tensorflow.device_replicas:TensorFlowReplicas"),
+        "anyaccel_distributed.Replicate": lazy("anyaccel_tensorflow.replicas:TensorFlowReplicate"),
         ExpectedDevices: TensorFlowExpectedDevices,
         HealthChecks: TensorFlowHealthChecks,
     }

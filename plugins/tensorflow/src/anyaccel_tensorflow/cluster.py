@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # what MultiWorkerMirroredStrategy uses; it has no public name
 
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import replica_timeout
+from anyaccel_distributed import replica_timeout
 from anyaccel_tensorflow import runtime_config
 from anyaccel_tensorflow.error_translation import first_line
 
@@ -34,7 +34,7 @@ def join_cluster(rank: int, size: int) -> None:
         raise FrameworkError(
             f"TensorFlow has started in replica {rank} of {size} before it was joined with the others",
             cause="its devices get other names with them, also those of tensors that are there",
-            hint="write at the top of the script: from anyaccel.replicas import join; join('tensorflow')",
+            hint="write at the top of the script: from anyaccel_distributed import join; join('tensorflow')",
         )
     runtime_config.allow_memory_growth()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + _PORT_AFTER

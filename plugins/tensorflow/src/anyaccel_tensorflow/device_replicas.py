@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
+from anyaccel_distributed.device_replicas import DeviceReplicas, Gradients
 from anyaccel_tensorflow.error_translation import translate_errors
 
 

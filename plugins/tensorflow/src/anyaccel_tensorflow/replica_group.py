@@ -15,11 +15,11 @@ import tensorflow as tf
 from anyaccel.adapter.array_program import ArrayProgram
 from anyaccel.backend import Program
 from anyaccel.errors import FrameworkError
-from anyaccel.replicas import ReplicaGroup, replica_timeout
-from anyaccel.replicas.departure import Departure
-from anyaccel.replicas.gradients import gradients_of, replace_gradients
-from anyaccel.replicas.group import ProgramInputs
-from anyaccel.replicas.messages import gather_plain
+from anyaccel_distributed import ReplicaGroup, replica_timeout
+from anyaccel_distributed.departure import Departure
+from anyaccel_distributed.gradients import gradients_of, replace_gradients
+from anyaccel_distributed.group import ProgramInputs
+from anyaccel_distributed.messages import gather_plain
 from anyaccel_tensorflow.cluster import join_cluster
 from anyaccel_tensorflow.error_translation import first_line
 from anyaccel_tensorflow.tf_functions import run_alone

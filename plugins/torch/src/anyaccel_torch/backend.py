@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.adapter.loadable_shapes import LoadableShapes
 from anyaccel.adapter.memory_figures import MemoryFigures
@@ -22,14 +21,12 @@ from anyaccel.capability import Capabilities, lazy
 from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices
 from anyaccel.precision import ComputesPrecision
-from anyaccel.replicas import ShardParameters
 from anyaccel_torch.compute import TorchCompute, TorchWeightFiles
 from anyaccel_torch.exchange import TorchExchange
 from anyaccel_torch.health_checks import TorchHealthChecks
 from anyaccel_torch.installed_build import TorchExpectedDevices
 from anyaccel_torch.memory import TorchMemory
 from anyaccel_torch.settings import TorchSettings
-from anyaccel_torch.sharding import TorchSharding
 
 
 class TorchBackend(TorchExchange, TorchCompute):
@@ -52,8 +49,8 @@ class TorchBackend(TorchExchange, TorchCompute):
         LoadableShapes: lazy("anyaccel_torch.loadable_shapes:TorchLoadableShapes"),
         HasSettings: TorchSettings,
         LeavesContexts: lazy("anyaccel_torch.outer_contexts:TorchContexts"),
-        DeviceReplicas: lazy("anyaccel_torch.device_replicas:TorchReplicas"),
-        ShardParameters: TorchSharding,
+        "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_torch.device_replicas:TorchReplicas"),
+        "anyaccel_distributed.ShardParameters": lazy("anyaccel_torch.sharding:TorchSharding"),
         ExpectedDevices: TorchExpectedDevices,
         HealthChecks: TorchHealthChecks,
     }

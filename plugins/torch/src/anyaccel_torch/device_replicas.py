@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from anyaccel.adapter.device_replicas import DeviceReplicas, Gradients
 from anyaccel.backend import Program
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
+from anyaccel_distributed.device_replicas import DeviceReplicas, Gradients
 from anyaccel_torch.keras import quiet_saving
 from anyaccel_torch.program import TorchProgram
 

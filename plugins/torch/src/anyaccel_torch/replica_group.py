@@ -21,9 +21,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from anyaccel.backend import Program
 from anyaccel.errors import ConfigError, FrameworkError
-from anyaccel.replicas import ReplicaGroup, replica_timeout
-from anyaccel.replicas.departure import Departure
-from anyaccel.replicas.group import ProgramInputs
+from anyaccel_distributed import ReplicaGroup, replica_timeout
+from anyaccel_distributed.departure import Departure
+from anyaccel_distributed.group import ProgramInputs
 from anyaccel_torch.gradient_buckets import agreed_bucket_bytes, dense_gradient, exchange_dtype, exchanged_bytes
 from anyaccel_torch.losses import divisor
 from anyaccel_torch.overlapped_pass import OverlappedPass, StepWeight

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from anyaccel.program import Program
-from anyaccel.replicas import ReplicaGroup, ShardParameters
 from anyaccel.segment import Segment
+from anyaccel_distributed import ReplicaGroup, ShardParameters
 
 
 class TorchSharding(ShardParameters):

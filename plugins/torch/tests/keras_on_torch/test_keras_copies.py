@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import pytest
 
-from anyaccel.adapter.device_replicas import DeviceReplicas
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
+from anyaccel_distributed.device_replicas import DeviceReplicas
 from anyaccel_torch import TorchBackend
 
 

@@ -8,7 +8,6 @@ import pytest
 import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, Optimizer, SequentialCNN, SequentialMLP
 from anyaccel.errors import AnyaccelError, ConfigError
-from anyaccel.phases.planning.machine_plan import with_replicas
 
 GB = 10**9
 
@@ -256,15 +255,3 @@ def test_the_differences_of_two_plans_are_named(plan):
     with pytest.raises(ConfigError, match="is not a plan"):
         plan.diff("plan")
     assert plan.diff(other).to_dict()[0].keys() == {"what", "before", "after"}
-
-
-def test_a_plan_of_one_of_several_replicas_does_not_cover_what_they_share():
-    with aa.simulate(2, capacity=GB):
-        plan = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(train()).to_json())
-        sharded = train(sharding="full")
-        whole = aa.Plan.from_json(aa.Experiment("e", one_node()).plan(sharded).to_json())
-    shared = with_replicas(train(), plan, (aa.Device("sim", 0), aa.Device("sim", 1)))
-    assert shared.notes[-1].startswith("this is the plan of one of 2 replicas, on sim:0, sim:1")
-    assert set(shared.memory[0].gaps) == {"batches", "activations"} and shared.fits is None
-    divided = with_replicas(sharded, whole, (aa.Device("sim", 0), aa.Device("sim", 1)))
-    assert divided.memory[0].parameters is None and len(divided.not_covered) == 5

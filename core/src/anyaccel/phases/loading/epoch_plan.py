@@ -229,7 +229,7 @@ class TrainingEpochs(EpochPlan):
     splittable = False
 
     def __init__(self, label: str, batches: SampledBatches, accumulate: int) -> None:
-        self._batches = batches
+        self.batches = batches
         self.steps = _training_steps(label, batches, accumulate)
         self._pending: tuple[int, BackgroundCall[RowOrders]] | None = None
         self.n_steps = _count(self.steps)
@@ -242,15 +242,15 @@ class TrainingEpochs(EpochPlan):
             pending[1].join()
             if pending[0] == number:
                 return EpochSteps(self.steps, pending[1].result())
-        return EpochSteps(self.steps, self._batches.orders(number))
+        return EpochSteps(self.steps, self.batches.orders(number))
 
     def prefetch(self, number: int | None) -> None:
         """See `EpochPlan`; nothing is begun if that is not worth a thread."""
         if self._pending is not None:
             self._pending[1].join()
             self._pending = None
-        if number is not None and self._batches.n_drawn >= THREAD_ROWS:
-            self._pending = number, BackgroundCall(self._batches.orders, number)
+        if number is not None and self.batches.n_drawn >= THREAD_ROWS:
+            self._pending = number, BackgroundCall(self.batches.orders, number)
 
 
 def _training_steps(label: str, batches: SampledBatches, accumulate: int) -> tuple[StepRange, ...]:

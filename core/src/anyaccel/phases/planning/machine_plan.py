@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.backend import Backend
-from anyaccel.device import Device
 from anyaccel.distributions import SETTINGS, load
-from anyaccel.graph import DeviceMemory, ModelGraph, NodeActivations, Plan, Resolution
+from anyaccel.graph import ModelGraph, Plan, Resolution
 from anyaccel.phases.bound_phase import bound
-from anyaccel.phases.distributed.devices import replica_notes
-from anyaccel.phases.distributed.sharding import divided_nodes, sharding_notes
 from anyaccel.phases.model_placement import final_devices
 from anyaccel.phases.outer_contexts import leave_contexts
 from anyaccel.phases.plan_request import resolve_phase
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.prepare import DrawnPart, draw_parts
+from anyaccel.phases.process_groups import process_groups, shared_groups
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.registry import Registry, registry
-from anyaccel.replicas import launched
 
 
 def plan_of(phase: PhaseSettings, graph: ModelGraph) -> Plan:
@@ -54,14 +51,17 @@ def plan_for(phase: PhaseSettings, graph: ModelGraph, inventory: Any = None) -> 
         plan, resolution, parts = _planned(own, graph, known, left)
         plan = replace(plan, notes=(*plan.notes, *_unused_devices(plan, known)))
         made = with_figures(own, plan, resolution, graph, parts, known)
+    groups = process_groups(own, graph)
     if made.replicas:
-        return replace(with_replicas(own, made, made.replicas), notes=made.notes)
+        return replace(groups.plan_of_one(own, made, made.replicas), notes=made.notes)
     if machine is None:
-        return with_replicas(own, made, ())
+        return groups.plan_of_one(own, made, ())
     frameworks = sorted({backend.framework for backend in graph.shapes.backends.values()})
     asked = phase.accelerator if phase.trains else None
     devices = () if asked is None else asked.requested_devices(frameworks, machine, strict=phase.strict)
-    return replace(with_replicas(own, made, devices), machine=machine.description)
+    if len(devices) > 1:
+        groups = shared_groups(f"training phase {phase.label!r} on {len(devices)} devices")
+    return replace(groups.plan_of_one(own, made, devices), machine=machine.description)
 
 
 def _planned(
@@ -71,10 +71,9 @@ def _planned(
     plan = resolution.plan
     parts = draw_parts(phase, plan, graph, (*learners, *phase.next_to_fit(graph, ())))
     epochs = parts[0].epochs
-    shares = replica_notes(phase, plan, None if epochs is None else epochs.batch_size)
-    plan = replace(plan, notes=(*plan.notes, *shares))
     final_devices(phase, plan, known)
-    return replace(plan, notes=(*plan.notes, *sharding_notes(phase, resolution))), resolution, parts
+    shares = process_groups(phase, graph).notes(phase, resolution, None if epochs is None else epochs.batch_size)
+    return replace(plan, notes=(*plan.notes, *shares)), resolution, parts
 
 
 def _unused_devices(plan: Plan, known: Registry) -> Iterator[str]:
@@ -85,32 +84,3 @@ def _unused_devices(plan: Plan, known: Registry) -> Iterator[str]:
     if there:
         where = ", ".join(sorted(there))
         yield f"{where}: not used, as neither a node nor the phase asks for a device; accelerator='auto' does"
-
-
-_SHARED = ("batches", "activations")
-_DIVIDED = ("parameters", "gradients", "optimizer", *_SHARED)
-
-
-def with_replicas(phase: PhaseSettings, plan: Plan, devices: Sequence[Device]) -> Plan:
-    """A plan of one of several replicas: what depends on their number is not covered."""
-    if not phase.trains:
-        return plan
-    place = launched() if phase.replicas != 1 else None
-    number = len(devices) or (1 if place is None else place.size)
-    if number < 2:
-        return plan
-    where = f", on {', '.join(map(str, devices))}" if devices else ""
-    note = f"this is the plan of one of {number} replicas{where}; each takes its share of a batch"
-    names: tuple[str, ...] = _SHARED
-    why = f"each of {number} replicas takes its share of a batch"
-    if divided_nodes(plan):
-        names, why = _DIVIDED, f"what is trained is divided among {number} replicas"
-    memory = tuple(_without(each, names, why) for each in plan.memory)
-    shared = f"each of {number} replicas takes its share of a batch"
-    activations = tuple(NodeActivations(node=each.node, rows=None, gap=shared) for each in plan.activations)
-    return replace(plan, memory=memory, activations=activations, notes=(*plan.notes, note))
-
-
-def _without(memory: DeviceMemory, names: Sequence[str], why: str) -> DeviceMemory:
-    changes = dict.fromkeys(names)
-    return replace(memory, **changes, gaps={**memory.gaps, **dict.fromkeys(names, why)})  # type: ignore[arg-type]

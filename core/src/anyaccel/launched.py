@@ -1,0 +1,377 @@
+"""Launched: which of several processes this one is, by the variables that torchrun, mpirun, srun and others set."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+
+from anyaccel.errors import ConfigError
+
+Environment = Mapping[str, str]
+
+DEFAULT_PORT = 29500
+"""Where a launcher names none, and has no number of the job to derive one from; that of torchrun."""
+_ALIKE = re.compile(r"([1-9]\d*)(?:\(x\d+\))?", re.ASCII)
+_FIRST_PORT, _N_PORTS = 15_000, 15_000  # below those that systems give to connections of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """One of the processes that a launcher started.
+
+    Attributes:
+        rank: which one, from 0.
+        size: how many there are.
+        local_rank: which one of those on this machine, from 0; None where the launcher does not say.
+        local_size: how many there are on this machine; None where the launcher does not say.
+        address: the host of the first process, at which all meet.
+        port: the port there.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None = None
+    address: str = ""
+    port: int = 0
+    local_size: int | None = None
+
+    def export(self, environment: MutableMapping[str, str] | None = None) -> None:
+        """Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT where not set, as frameworks read them."""
+        into = os.environ if environment is None else environment
+        values = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
+        values |= {"MASTER_PORT": self.port or None}
+        for name, value in {**values, "MASTER_ADDR": self.address or None}.items():
+            if value is not None and not into.get(name):
+                into[name] = str(value)
+
+
+def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
+    """Which of several processes this one is, by the variables of its launcher.
+
+    Those are RANK and WORLD_SIZE (torchrun, Ray, `anyaccel run`), OMPI_COMM_WORLD_RANK and _SIZE (Open MPI), PMI_RANK
+    and PMI_SIZE (MPICH, Intel MPI), and SLURM_PROCID and SLURM_STEP_NUM_TASKS (srun). Where one is started by another,
+    the inner one counts: torchrun under srun, and mpirun in an allocation of Slurm. MASTER_ADDR and MASTER_PORT are
+    taken from the hosts and the number of the job where they are not set.
+
+    Returns:
+        None if no launcher has set rank and size, or has started a single process.
+
+    Raises:
+        ConfigError: they contradict each other, say only a part (WORLD_SIZE=2 without RANK, RANK without WORLD_SIZE,
+            LOCAL_RANK alone), or do not say where the processes meet.
+    """
+    given = os.environ if environment is None else environment
+    variables = _innermost(given)
+    check_partial(given, variables)
+    if variables is None:
+        return None
+    rank, size = _place(given, variables)
+    if size == 1:
+        return None
+    local = _local_place(given, variables, size)
+    address, port = _meeting_point(given, variables, size)
+    return Launched(rank, size, local[0], address, port, local[1])
+
+
+def is_main_process() -> bool:
+    """Whether this process is the first of its launcher, or the only one: the one that prints and writes.
+
+    Raises:
+        ConfigError: as of `launched`.
+    """
+    place = launched()
+    return place is None or place.rank == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The names under which a launcher tells a process its place.
+
+    Attributes:
+        launcher: its name, for messages.
+        rank, size: of the process, and how many there are.
+        local_rank, local_size: the same among the processes on this machine; the first that is set counts.
+    """
+
+    launcher: str
+    rank: str
+    size: str
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+
+
+TORCHRUN = Variables("torchrun", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",))
+OPEN_MPI = Variables(
+    "Open MPI",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    ("OMPI_COMM_WORLD_LOCAL_RANK",),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+)
+# MPICH, Intel MPI and Cray's; the local ones are MPICH's and Intel's, then Cray's and MVAPICH's.
+PMI = Variables(
+    "PMI",
+    "PMI_RANK",
+    "PMI_SIZE",
+    ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
+# Of a step, which srun makes; a batch script has SLURM_PROCID and SLURM_NTASKS, too, and is one process.
+SLURM = Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ())
+LAUNCHERS = (TORCHRUN, OPEN_MPI, PMI, SLURM)
+_MPI = (OPEN_MPI, PMI)
+
+
+def _innermost(environment: Mapping[str, str]) -> Variables | None:
+    """The launcher that started this process itself."""
+    mpi = [each for each in _MPI if is_set(environment, each)]
+    if not is_set(environment, TORCHRUN):
+        check_agreement(environment, mpi)
+        return next(iter(mpi), SLURM if is_set(environment, SLURM) else None)
+    if not environment.get("LOCAL_WORLD_SIZE"):  # written by hand, and not by a launcher that another has started
+        outer = [*mpi, *([SLURM] if not mpi and is_set(environment, SLURM) else [])]
+        several = [each for each in outer if number(environment, each.size) > 1]
+        check_agreement(environment, [TORCHRUN, *several])
+    return TORCHRUN
+
+
+def _place(environment: Mapping[str, str], variables: Variables) -> tuple[int, int]:
+    rank, size = number(environment, variables.rank), number(environment, variables.size)
+    if rank >= size:
+        raise ConfigError(
+            f"the environment has {variables.rank}={rank} and {variables.size}={size}",
+            available=f"ranks 0 to {size - 1}",
+            hint=f"start all processes with one launcher, or unset {variables.rank} for a process of its own",
+        )
+    return rank, size
+
+
+def _local_place(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[int | None, int | None]:
+    """The rank on this machine, and how many there are, as far as the launcher tells them."""
+    rank, n_local = local_rank(environment, variables), local_size(environment, variables)
+    if n_local is not None and n_local > size:
+        problem, available = f"{n_local} processes on this machine, of {size} in all", f"1 to {size}"
+    elif rank is not None and rank >= (n_local or size):
+        problem, available = f"rank {rank} on this machine, of {n_local or size}", f"ranks 0 to {(n_local or size) - 1}"
+    else:
+        return rank, n_local
+    names = [variables.size, *variables.local_rank, *variables.local_size]
+    shown = ", ".join(f"{name}={environment[name]}" for name in names if environment.get(name))
+    raise ConfigError(
+        f"the variables of {variables.launcher} contradict each other, {problem}: {shown}",
+        available=available,
+        hint="start all processes with one launcher, and unset what is left from another",
+    )
+
+
+def _meeting_point(environment: Mapping[str, str], variables: Variables, size: int) -> tuple[str, int]:
+    address, port = address_of(environment, variables, size), port_of(environment, variables)
+    if address is not None and port is not None:
+        return address, port
+    missing = [name for name, value in {"MASTER_ADDR": address, "MASTER_PORT": port}.items() if value is None]
+    given = f"{variables.rank}={environment[variables.rank]} and {variables.size}={size}"
+    raise ConfigError(
+        f"the environment has {given}, and not {' and '.join(missing)}, where the processes meet",
+        hint="set MASTER_ADDR to the host of the first process and MASTER_PORT to a free port there, alike in all "
+        "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500), or unset both of the first for a process of its own",
+    )
+
+
+# -- partial variables: what launchers say of a process that is not its rank and their number, or not the same ---------
+
+
+def check_agreement(environment: Environment, launchers: Sequence[Variables]) -> None:
+    """Check that launchers say the same rank and size, as far as each says them.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    of_ranks, of_sizes = [each.rank for each in launchers], [each.size for each in launchers]
+    shown = [name for pair in zip(of_ranks, of_sizes, strict=True) for name in pair if environment.get(name)]
+    if all(len({number(environment, name) for name in names if name in shown}) <= 1 for names in (of_ranks, of_sizes)):
+        return
+    first = launchers[0]
+    left = [name for name in (first.rank, first.size) if name in shown]
+    raise ConfigError(
+        "the launchers of this process contradict each other: "
+        + ", ".join(f"{name}={environment[name]}" for name in shown),
+        available=", ".join(each.launcher for each in launchers),
+        hint=f"start all processes with one launcher, and unset {' and '.join(left)} if they are left from another",
+    )
+
+
+def check_partial(environment: Environment, launcher: Variables | None) -> None:
+    """Check what launchers say that have not set both rank and size.
+
+    A size of 1, and the zeros that Slurm sets in a batch script, are those of a process of its own.
+
+    Args:
+        environment: its variables.
+        launcher: the one that has set both and counts; None if there is none.
+
+    Raises:
+        ConfigError: several processes seem to be there, and nothing says which of them this is; or the launcher that
+            counts is contradicted.
+    """
+    for each in LAUNCHERS:
+        if is_set(environment, each):
+            continue
+        if launcher is None:
+            _check_alone(environment, each)
+        elif not _starts_others(environment, launcher) and each is not SLURM:  # its zeros may be of a batch script
+            check_agreement(environment, [each, launcher])
+
+
+def _starts_others(environment: Environment, launcher: Variables) -> bool:
+    """Whether a launcher may have been started by another, whose variables are left."""
+    return launcher is TORCHRUN and bool(environment.get("LOCAL_WORLD_SIZE"))
+
+
+def _check_alone(environment: Environment, variables: Variables) -> None:
+    names = [name for name in (variables.size, variables.rank, *variables.local_rank) if environment.get(name)]
+    own = 0 if variables is SLURM else None
+    told = [name for name in names if number(environment, name) != (1 if name == variables.size else own)]
+    if not told:
+        return
+    shown = " and ".join(f"{name}={environment[name]}" for name in told)
+    missing = " and ".join(name for name in (variables.rank, variables.size) if not environment.get(name))
+    raise ConfigError(
+        f"the environment has {shown}, and not {missing}: which of how many processes this one is, is not said",
+        available=f"{variables.rank} and {variables.size}, or neither of them for a process of its own",
+        hint="start all processes with one launcher (anyaccel run --replicas 2 SCRIPT, torchrun, srun or mpirun) and "
+        f"hand on all variables that it sets; or unset {' and '.join(told)}",
+    )
+
+
+# -- what each launcher says ------------------------------------------------------------------------------------------
+
+
+def number(environment: Environment, name: str) -> int:
+    """The number in a variable.
+
+    Raises:
+        ConfigError: it holds none, or a size is below 1.
+    """
+    text = environment[name]
+    if not text.isascii() or not text.isdigit() or (name.endswith(("SIZE", "TASKS")) and int(text) < 1):
+        raise ConfigError(
+            f"the environment has {name}={text!r}, which is no number of processes",
+            hint=f"start the processes with a launcher: anyaccel run --replicas 2 SCRIPT; or unset {name}",
+        )
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
+        raise ConfigError(
+            f"the environment has MASTER_PORT={text!r}, which is no port",
+            available="1 to 65535",
+            hint="set it to a free port of the first process, alike in all, such as MASTER_PORT=29500",
+        )
+    return int(text)
+
+
+def is_set(environment: Environment, variables: Variables) -> bool:
+    """Whether a launcher has told rank and size."""
+    return bool(environment.get(variables.rank)) and bool(environment.get(variables.size))
+
+
+def local_rank(environment: Environment, variables: Variables) -> int | None:
+    """The rank among the processes on this machine, as far as the launcher tells it."""
+    name = next((name for name in variables.local_rank if environment.get(name)), None)
+    return None if name is None else number(environment, name)
+
+
+def local_size(environment: Environment, variables: Variables) -> int | None:
+    """How many processes there are on this machine, as far as the launcher tells it.
+
+    Slurm has a list for all machines, such as `4(x2)`, which tells it where all have as many.
+    """
+    if variables is SLURM:
+        match = _ALIKE.fullmatch(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        return int(match[1]) if match is not None else None
+    name = next((name for name in variables.local_size if environment.get(name)), None)
+    return None if name is None else number(environment, name)
+
+
+def address_of(environment: Environment, variables: Variables, size: int) -> str | None:
+    """The host of the first process: MASTER_ADDR, or what the launcher says of its hosts; None if nothing."""
+    given = environment.get("MASTER_ADDR")
+    if given:
+        return given
+    # mpirun inside an allocation of Slurm has the hosts of the job; a step has its own
+    names = ("SLURM_STEP_NODELIST",) if variables is SLURM else ()
+    hosts = next((environment[name] for name in (*names, "SLURM_JOB_NODELIST") if environment.get(name)), None)
+    if hosts:
+        return first_host(hosts)
+    return "127.0.0.1" if local_size(environment, variables) == size else None
+
+
+def port_of(environment: Environment, variables: Variables) -> int | None:
+    """The port of the first process: MASTER_PORT, or one from the number of the job, alike in all its processes."""
+    if environment.get("MASTER_PORT"):
+        return _port(environment["MASTER_PORT"])
+    if variables is TORCHRUN:
+        return None
+    job = _job_of(environment, variables)
+    return DEFAULT_PORT if job is None else _FIRST_PORT + zlib.crc32(job.encode()) % _N_PORTS
+
+
+def _job_of(environment: Environment, variables: Variables) -> str | None:
+    """What tells a job from others at the same time, and is alike in its processes."""
+    if variables is SLURM:
+        return f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+    if variables is OPEN_MPI:
+        names = ("PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "OMPI_MCA_ess_base_jobid")
+        return next((environment[name] for name in names if environment.get(name)), None)
+    return environment.get("SLURM_JOB_ID")
+
+
+# -- host list: the names in a list of nodes as Slurm writes it, such as `gpu[01-03,7],login` --------------------------
+
+
+_PART = re.compile(r"([^\[\],]*)(?:\[([^\]]*)\])?")
+
+
+def first_host(hosts: str) -> str:
+    """The first name of a list; the text itself where it is no list."""
+    return next(host_names(hosts), hosts)
+
+
+def host_names(hosts: str) -> Iterator[str]:
+    """Every name of a list, in its order; numbers keep their leading zeros."""
+    for entry in _entries(hosts):
+        yield from _expanded(entry)
+
+
+def _entries(hosts: str) -> Iterator[str]:
+    """The parts between commas that stand in no bracket."""
+    depth, begin = 0, 0
+    for at, letter in enumerate(hosts + ","):
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            yield hosts[begin:at].strip()
+            begin = at + 1
+
+
+def _expanded(entry: str) -> Iterator[str]:
+    """The names of one part, which may have several brackets: `rack[1-2]node[1-4]`."""
+    match = _PART.match(entry)
+    if not entry or match is None or not match[0]:
+        return
+    prefix, ranges, rest = match[1], match[2], entry[match.end() :]
+    middles = [""] if ranges is None else list(_numbers(ranges))
+    tails = list(_expanded(rest)) if rest else [""]
+    yield from (f"{prefix}{middle}{tail}" for middle in middles for tail in tails)
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if not last:
+            yield first
+            continue
+        yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))

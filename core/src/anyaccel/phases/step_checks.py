@@ -1,0 +1,259 @@
+"""Checks of steps that are computed in parts, where batches are accumulated or shared among replicas; each warns once.
+
+Running statistics, the vectors of a spectral norm and codebooks change in every call of their model. One batch of all
+rows changes them once a step, and parts of it as often as there are parts, each by its own rows.
+
+Gradients of parts of a batch are weighted by rows, which gives those of the whole only for losses that are means over
+rows, of models that compute each row by itself. Settings tell it of some losses (`accumulation.py`), and layers of some
+models; of a function, of a loss that a model returns, and of a model's own code, values do.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyaccel.adapter.memory_figures import MemoryFigures
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
+from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.loading.epoch_plan import StepRange
+from anyaccel.phases.loading.loader import Chunk
+from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.settings import PhaseSettings
+from anyaccel.printable import printable
+from anyaccel.segment import Operation
+from anyaccel.specs import FROM_OUTPUT
+from anyaccel.user_level import user_level
+
+_TOLERANCE = 3e-5
+_TOLERANCE_16_BITS = 5e-3
+"""Relative; a mean in bfloat16 is rounded by 2e-3."""
+
+Gather = Callable[[Any], list[Any]]
+"""Gives the plain values that all processes of a phase give, by rank; called by all at once."""
+ACCUMULATES, WITHOUT_ACCUMULATE = "accumulates batches", "leave accumulate out"
+
+_Found = tuple[str, float, float]
+"""A label, the loss over a batch, and the mean of those over its halves."""
+
+
+class MeanCheck(LoopExtension):
+    """Compares losses over some of the first batches with those over their halves, in evaluation mode; once a phase.
+
+    Args:
+        phase: whose losses, of steps that are computed in parts.
+        stages: what computes them.
+        gather: gives the plain values that all processes of the phase give, by rank.
+        is_first: whether this is the process that warns.
+        doing: what makes the parts, such as `"accumulates batches"`.
+        left_out: what the user may write instead.
+    """
+
+    def __init__(
+        self,
+        phase: PhaseSettings,
+        stages: Sequence[PipelineStage],
+        gather: Gather,
+        *,
+        is_first: bool = True,
+        doing: str = ACCUMULATES,
+        left_out: str = WITHOUT_ACCUMULATE,
+    ) -> None:
+        own = phase.losses if phase.step is None else ()
+        is_known = all(_is_known(stage) for stage in stages)
+        self._phase, self._labels = phase, [loss.label for loss in own if _is_own(loss) or not is_known]
+        self._named = {loss.label for loss in own if not _is_own(loss)}
+        self._tolerance = _TOLERANCE_16_BITS if any(map(_has_16_bits, stages)) else _TOLERANCE
+        self._gather, self._is_first, self._doing, self._left_out = gather, is_first, doing, left_out
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something left to check."""
+        return bool(self._labels)
+
+    def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
+        """Warn of the first loss of which the mean over two halves of a batch is not that over the batch."""
+        if not self._labels:
+            return
+        of_all = self._gather([min(steps.batch_size, steps.microbatch_size or steps.batch_size), steps.n_steps])
+        n_rows, n_steps = map(min, zip(*of_all, strict=True))
+        if n_rows < 2:
+            self._labels = self._labels if len(of_all) == 1 else []
+            return
+        labels, self._labels = self._labels, []
+        for i in sorted({0, n_steps // 2, n_steps - 1}):  # the first may be one in which all tokens count
+            batch = next(steps.skip(i).first(1).split(steps.microbatch_size or steps.batch_size))
+            found = self._differing(runner, batch, labels)
+            if found is not None:
+                if self._is_first:
+                    self._warn(*found)
+                return
+
+    def _differing(self, runner: ChunkRunner, batch: StepRange, labels: Sequence[str]) -> _Found | None:
+        halves = list(batch.split(-(-batch.batch_size // 2)))
+        whole, parted = _means(runner, [batch]), _means(runner, halves)
+        pairs = [(label, whole.get(label, math.nan), parted.get(label, math.nan)) for label in labels]
+        own = [pair for pair in pairs if self._differs(pair[1], pair[2])]
+        if not any(self._gather([list(pair) for pair in own])):
+            return None
+        again = _means(runner, [batch])
+        own = [pair for pair in own if not self._differs(pair[1], again[pair[0]])]  # a random loss tells nothing
+        every = self._gather([list(pair) for pair in own])
+        return next(((pair[0], pair[1], pair[2]) for theirs in every for pair in theirs), None)
+
+    def _differs(self, value: float, other: float) -> bool:
+        """Whether two losses are different beyond roundings; not if one is no number."""
+        return abs(value - other) > self._tolerance * max(abs(value), abs(other)) + 1e-7
+
+    def _warn(self, label: str, whole: float, parted: float) -> None:
+        what, hint = (
+            ("has the rows of a batch mixed by its model", "let the model compute each row by itself")
+            if label in self._named
+            else (
+                "is no mean over rows",
+                "return the mean over the rows of the batch; where tokens or weights count, use a named loss with "
+                "ignore_index, mask or sample_weight",
+            )
+        )
+        warnings.warn(
+            printable(
+                f"phase {self._phase.label!r} {self._doing}, and the loss {label!r} {what}: over "
+                f"one batch it is {whole:.6g}, and the mean over its two halves is {parted:.6g}. A step is not "
+                f"that of one batch of all rows. Hint: {hint}; or {self._left_out}"
+            ),
+            UserWarning,
+            stacklevel=user_level(),
+        )
+
+
+def _is_own(loss: AppliedLoss) -> bool:
+    return loss.loss.own is not None or loss.loss.name == FROM_OUTPUT
+
+
+def _is_known(stage: PipelineStage) -> bool:
+    """Whether all models are those that every backend has, which compute each row by itself."""
+    known = tuple(stage.backend.models().values())
+    return all(operation.model is None or type(operation.model) in known for operation in stage.segment.operations)
+
+
+def _has_16_bits(stage: PipelineStage) -> bool:
+    """Whether something is computed in 16 bits."""
+    precision = stage.segment.precision
+    asked = () if precision is None else (each.dtype for _, each in precision.precisions)
+    outputs = (result.spec.dtype for operation in stage.segment.operations for result in operation.results)
+    return any(dtype.endswith("16") for dtype in (*asked, *outputs))
+
+
+def _means(runner: ChunkRunner, batches: list[StepRange]) -> dict[str, float]:
+    """Mean losses over some rows."""
+    losses = LossAccumulator()
+    for batch in batches:
+        losses.add(runner.evaluate(batch.rows)[1])
+    return losses.means()
+
+
+_PREFIX = "buffers/"
+
+
+class BufferCheck(LoopExtension):
+    """Compares buffers before and after the first steps of a phase, and warns once.
+
+    Args:
+        phase: whose steps are computed in parts.
+        pipeline: its programs.
+        is_first: whether this is the process that warns.
+        doing, left_out: see `MeanCheck`.
+        n_calls: of a model in a step.
+    """
+
+    def __init__(
+        self,
+        phase: PhaseSettings,
+        pipeline: Pipeline,
+        *,
+        is_first: bool = True,
+        doing: str = ACCUMULATES,
+        left_out: str = WITHOUT_ACCUMULATE,
+        n_calls: int,
+    ) -> None:
+        self._phase, self._pipeline, self._is_first = phase, pipeline, is_first
+        self._owners = buffer_owners(phase, pipeline)
+        self._doing, self._left_out, self._n_calls = doing, left_out, n_calls
+        self._before: dict[str, np.ndarray] = {}
+        self._is_over = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to check."""
+        return bool(self._owners)
+
+    def before_steps(self, chunk: Chunk, runner: ChunkRunner, steps: StepRange) -> None:
+        if not self._before and not self._is_over:
+            self._before = self._values()
+
+    def after_call(self, losses: LossAccumulator) -> None:
+        """Warn of what the first steps changed."""
+        if self._is_over:
+            return
+        self._is_over = True
+        now = self._values()
+        names = [name for name, value in self._before.items() if value.tobytes() != now[name].tobytes()]
+        if names and self._is_first:
+            how = f"in every call of the model, {self._n_calls} a step"
+            warn_of_buffers(self._phase, names, self._doing, how, self._left_out)
+
+    def _values(self) -> dict[str, np.ndarray]:
+        """Floating buffers by node and name; others are counters, and the state of random numbers."""
+        self._pipeline.sync_values()
+        named = (
+            (f"{op.label}/{name}", value)
+            for stage, op in self._owners
+            for name, value in stage.backend.state(op.model).items()
+            if name.startswith(_PREFIX)
+        )
+        return {name: value for name, value in named if value.dtype.kind not in "biu"}
+
+
+def buffer_owners(phase: PhaseSettings, pipeline: Pipeline) -> list[tuple[PipelineStage, Operation]]:
+    """What is trained and has buffers, with its stage; nothing in a phase with a step of the user's own."""
+    trained = [(stage, op) for stage in pipeline.stages for op in stage.segment.operations if op.trainable]
+    return [(stage, op) for stage, op in trained if _has_buffers(stage, op)] if phase.step is None else []
+
+
+def warn_of_buffers(phase: PhaseSettings, names: Sequence[str], doing: str, how: str, left_out: str) -> None:
+    """Warn of buffers that steps change, `how` in words, otherwise than one batch of all rows would."""
+    changes = f"and {len(names) - 1} more change" if len(names) > 1 else "changes"
+    warnings.warn(
+        printable(
+            f"phase {phase.label!r} {doing}, and the buffer {names[0]!r} {changes} {how}. A step is not "
+            "that of one batch of all rows. Hint: use layers whose buffers do not change in training; or "
+            f"{left_out}"
+        ),
+        UserWarning,
+        stacklevel=user_level(),
+    )
+
+
+def accumulation_checks(
+    phase: PhaseSettings, pipeline: Pipeline, gather: Gather, *, is_first: bool
+) -> list[LoopExtension]:
+    """The checks of a phase that accumulates batches; none of another."""
+    if phase.accumulate == 1:
+        return []
+    means = MeanCheck(phase, pipeline.stages, gather, is_first=is_first)
+    buffers = BufferCheck(phase, pipeline, is_first=is_first, n_calls=phase.accumulate)
+    return [check for check in (means, buffers) if check.is_due]
+
+
+def _has_buffers(stage: PipelineStage, operation: Operation) -> bool:
+    """Whether a model has some; one of a plugin that does not tell is asked for all its values."""
+    if operation.model is None:
+        return False
+    figures = stage.backend.capability(MemoryFigures)
+    return figures is None or bool(figures.buffers(operation.model))

@@ -1,0 +1,30 @@
+"""Training by several processes and on several devices: launchers, shares of batches, exchange, divided parameters.
+
+`anyaccel run`, and the settings `replicas`, `per_replica`, `deterministic`, `sharding` and `sync_batchnorm` of a phase.
+Stands on anyaccel's phases and on the contract of plugins, whose backends have these capabilities:
+
+- `Replicate`, `ReplicaGroup`: what several processes exchange that train one model.
+- `DeviceReplicas`: one process that trains a model on several devices.
+- `ShardParameters`: parameters that are divided among them.
+"""
+
+from anyaccel.launched import Launched, is_main_process, launched
+from anyaccel_distributed.device_replicas import DeviceReplicas
+from anyaccel_distributed.group import ReplicaGroup, Replicate
+from anyaccel_distributed.joining import join
+from anyaccel_distributed.launch_options import replica_timeout
+from anyaccel_distributed.sharding import ShardParameters
+from anyaccel_distributed.spawn import spawn
+
+__all__ = [
+    "DeviceReplicas",
+    "Launched",
+    "ReplicaGroup",
+    "Replicate",
+    "ShardParameters",
+    "is_main_process",
+    "join",
+    "launched",
+    "replica_timeout",
+    "spawn",
+]

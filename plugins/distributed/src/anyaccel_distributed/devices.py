@@ -1,0 +1,204 @@
+"""Replica devices: on which devices of this process a phase is computed, and what replicas on several cannot share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.backend import ComputingBackend, Program
+from anyaccel.device import Device
+from anyaccel.errors import CapabilityError, ConfigError, PhaseError
+from anyaccel.graph import Plan, Resolution
+from anyaccel.graph.plan_entries import layouts
+from anyaccel.launched import Launched
+from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel.phases.process_group import SingleProcess
+from anyaccel.phases.settings import PhaseSettings
+from anyaccel.registry import Registry, registry
+from anyaccel.segment import Segment
+from anyaccel_distributed.batch_shards import FIXED_SHARDS
+from anyaccel_distributed.device_replicas import DeviceReplicas
+from anyaccel_distributed.divided_parameters import divides, whole_nodes
+from anyaccel_distributed.replica_checks import SHARES, WITHOUT_REPLICAS, replica_checks
+from anyaccel_distributed.replicated_program import build_replicated
+
+
+def requested_of_process(asked: Accelerator, found: Sequence[Device], place: Launched) -> Device:
+    """The device of one process: a request for several devices is one for each."""
+    rank = place.rank if place.local_rank is None else place.local_rank
+    size = place.local_size or place.size
+    if len(found) not in (1, size):
+        problem = f"the request {asked.spec!r} is for {len(found)} devices, one for each replica; this is one of {size}"
+        hint = f"start the script as anyaccel run --replicas {len(found)} SCRIPT"
+        raise ConfigError(f"{problem} process{'es' if size > 1 else ''}", hint=hint)
+    return found[rank % len(found)]
+
+
+def _listed(kind: str, frameworks: Sequence[str], known: Registry | None) -> list[Device]:
+    """The devices of a kind on which all frameworks run, in order."""
+    listed = [[device for _, device in (known or registry()).devices(name)] for name in frameworks]
+    common = [device for device in listed[0] if all(device in own for own in listed[1:])] if listed else []
+    return [device for device in sorted(common) if device.kind == kind]
+
+
+def devices_of_process(
+    phase: PhaseSettings, kind: str, place: Launched, frameworks: Sequence[str], known: Registry | None
+) -> tuple[Device, ...]:
+    """The device of one of several processes on a machine; empty if there is nothing to choose from.
+
+    A launcher may show each process its own device alone.
+    """
+    found = [] if kind == "cpu" else _listed(kind, frameworks, known)
+    if len(found) < 2:
+        return tuple(found)
+    index = place.rank % len(found) if place.local_rank is None else place.local_rank
+    if index >= len(found):
+        raise PhaseError(
+            f"phase {phase.label!r} asks for {kind!r}, and this is process {index} of those on this machine, from 0 on",
+            available=f"{', '.join(map(str, found))}, one for each",
+            hint=f"start {len(found)} processes on each machine; where each sees only its own devices, name one: "
+            f"accelerator={str(found[0])!r}",
+        )
+    return (found[index],)
+
+
+def devices_of_kind(
+    phase: PhaseSettings, first: Device, wanted: int, frameworks: Sequence[str], known: Registry | None
+) -> tuple[Device, ...]:
+    """So many devices of a kind on which all frameworks run, from the first on."""
+    found = [device for device in _listed(first.kind, frameworks, known) if device.index >= first.index]
+    if len(found) < wanted:
+        raise PhaseError(
+            f"phase {phase.label!r} has replicas={wanted}, and this process has fewer devices for them",
+            available=", ".join(map(str, found)),
+            hint=f"start as many processes, anyaccel run --replicas {wanted} SCRIPT, or write replicas=1",
+        )
+    return tuple(found[:wanted])
+
+
+class DeviceGroup(SingleProcess):
+    """One process whose programs have replicas on several devices, or cut each batch into shards in a fixed order.
+
+    Args:
+        plan: its devices, and what is divided among them.
+        deterministic: whether the sums of a step have a fixed order.
+    """
+
+    def __init__(self, plan: Plan, *, deterministic: bool) -> None:
+        self._plan, self._deterministic = plan, deterministic
+        self.keeps_snapshots = not divides(plan)  # parameters are, for want of room
+
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        return build_replicated(
+            backend,
+            segment,
+            self._plan.replicas or (segment.operations[0].device,),
+            deterministic=self._deterministic,
+            divided=divides(self._plan),
+            whole=whole_nodes(self._plan),
+        )
+
+    def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """See `ProcessGroup`."""
+        return replica_checks(phase, pipeline, self)
+
+
+def check_replicable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> None:
+    """Check that the devices of a plan can train replicas, if it has several, or that sums can have a fixed order.
+
+    Raises:
+        PhaseError: the phase has something that replicas cannot share.
+        CapabilityError: the backend has no replicas on several devices.
+    """
+    if not (resolution.plan.replicas or phase.deterministic):
+        return
+    doing = _doing(phase, resolution)
+    reason = next(_unshareable(phase, resolution, learners), None)
+    if reason is not None:
+        raise PhaseError(f"phase {phase.label!r} cannot {doing}: {reason[0]}", hint=reason[1])
+    backend = resolution.backends[0]
+    if backend.capability(DeviceReplicas) is None:
+        raise CapabilityError(
+            f"phase {phase.label!r} cannot {doing}: the plugin of {backend.framework} has no replicas in one process",
+            cause="it lacks the capability 'device_replicas'",
+            hint=f"update the plugin, or {_one_device(resolution.plan)}",
+        )
+    check_accumulation(phase.label, phase.losses, doing=SHARES, left_out=WITHOUT_REPLICAS)
+
+
+_APART = {
+    "node": "asks for a device of its own,",
+    "policy": "is placed by the policy on",
+    "fallback": "has a framework that does not run there, and falls back to",
+}
+"""Why a node is not on the devices of the phase, by the reason of its assignment."""
+
+
+def _one_device(plan: Plan) -> str:
+    """What to write where a phase cannot have replicas."""
+    if not plan.replicas:
+        return "leave deterministic out"
+    return f"leave replicas out, and ask for one device: accelerator={str(plan.replicas[0])!r}"
+
+
+def _doing(phase: PhaseSettings, resolution: Resolution) -> str:
+    replicas = resolution.plan.replicas
+    return f"train replicas on {', '.join(map(str, replicas))}" if replicas else "be deterministic=True"
+
+
+def _unshareable(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What keeps a phase from being shared, and what to do."""
+    plan, one_device = resolution.plan, _one_device(resolution.plan)
+    if phase.step is not None:
+        yield "its step is your own", one_device
+    divided = list(layouts(plan.assignments))
+    if divided:
+        yield f"node {divided[0]!r} has a device_map", f"leave it out, or {one_device}"
+    if learners:
+        yield f"the estimator {learners[0]!r} learns from each batch", f"freeze it, or {one_device}"
+    for each in plan.assignments:
+        if plan.replicas and each.reason in _APART:
+            yield (
+                f"node {each.node!r} {_APART[each.reason]} {each.device}",
+                f"let it go with the phase, or {one_device}",
+            )
+    if len(resolution.segments) > 1:
+        frameworks = ", ".join(dict.fromkeys(backend.framework for backend in resolution.backends))
+        yield (
+            f"it is computed in {len(resolution.segments)} segments, of {frameworks}",
+            f"use one framework for all nodes, or {one_device}",
+        )
+    if phase.deterministic and len(plan.replicas) > FIXED_SHARDS:
+        yield (
+            f"deterministic=True cuts each batch into {FIXED_SHARDS} shards, for at most as many replicas",
+            f"ask for {FIXED_SHARDS} devices, or leave deterministic out",
+        )
+    yield from _coupled_rows(resolution, one_device)
+
+
+def _coupled_rows(resolution: Resolution, one_device: str) -> Iterator[tuple[str, str]]:
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for operation in segment.operations:
+            if operation.trainable and operation.model is not None and (why := backend.batch_coupling(operation.model)):
+                hint = f"freeze it, graph.freeze({operation.label!r}), use layers without it, or {one_device}"
+                yield f"{why} in node {operation.label!r} mixes the rows of a batch", hint
+
+
+def replica_notes(phase: PhaseSettings, plan: Plan, batch_size: int | None) -> tuple[str, ...]:
+    """What a plan says of its replicas: who decided, and how many rows each takes."""
+    replicas = plan.replicas
+    if not replicas:
+        return ()
+    assignment = plan.assignments[0]
+    who = {"phase": f"the phase asks for {assignment.requested!r}", "environment": f"{assignment.requested!r} is set"}
+    why = who.get(assignment.reason, f"the phase has replicas={len(replicas)}")
+    if phase.replicas is not None and assignment.reason != "default":
+        why = f"{why} and replicas={phase.replicas}"
+    shares = "a share of the rows of every batch"
+    if batch_size is not None:
+        low, high = batch_size // len(replicas), -(-batch_size // len(replicas))
+        shares = f"{low if low == high else f'{low} or {high}'} of the {batch_size} rows of a batch"
+    return (f"{len(replicas)} replicas on {', '.join(map(str, replicas))}, each with {shares}: {why}",)

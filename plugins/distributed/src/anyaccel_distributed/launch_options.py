@@ -1,0 +1,99 @@
+"""Launch options: what `anyaccel run` asks of a launcher, and launchers of plugins. Part of the plugin contract."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from anyaccel.distributions import entry_points
+from anyaccel.errors import ConfigError
+
+TIMEOUT_VARIABLE = "ANYACCEL_REPLICA_TIMEOUT"
+LAUNCHERS = "anyaccel.launchers"
+"""The group of entry points: the name is that of `--on`, the value a function that takes LaunchOptions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """A script to run in several processes.
+
+    Attributes:
+        target: path of the script, or name of the module.
+        is_module: whether it is a module.
+        arguments: what follows it on the command line.
+        replicas: how many processes; of an elastic run, the most.
+        min_replicas: with how many it goes on when there is no place for more.
+        max_restarts: how often all are started anew when one has failed.
+        timeout: how many seconds a replica waits for the others; None leaves it to the framework.
+    """
+
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    replicas: int
+    min_replicas: int
+    max_restarts: int = 0
+    timeout: float | None = None
+
+
+Launch = Callable[[LaunchOptions], int]
+"""Runs the target in all processes and waits; returns the exit status."""
+
+_COMMANDS = {
+    "slurm srun sbatch": "srun --ntasks 2 python SCRIPT",
+    "mpi mpirun mpiexec openmpi mpich": "mpirun -n 2 python SCRIPT",
+    "torchrun elastic": "torchrun --nproc-per-node 2 SCRIPT",
+}
+"""By names of launchers, the command that starts processes which find each other without a plugin."""
+_RAY = "install its plugin; in the folder of anyaccel's repository, python -m pip install ./plugins/ray"
+
+
+def find_launcher(name: str, launchers: Mapping[str, Callable[[], Launch]] | None = None) -> Launch:
+    """The launcher of an installed plugin.
+
+    Args:
+        name: as `--on` has it.
+        launchers: by name, each with what loads it; by default those that are installed.
+
+    Raises:
+        ConfigError: none of this name is installed.
+    """
+    found = {entry.name: entry.load for entry in entry_points(LAUNCHERS)} if launchers is None else launchers
+    if name not in found:
+        raise ConfigError(
+            f"no plugin here starts processes on {name!r}",
+            available=", ".join(sorted(found)),
+            hint=_hint(name),
+        )
+    return found[name]()
+
+
+def _hint(name: str) -> str:
+    """What to do about a launcher that is not there."""
+    command = next((command for names, command in _COMMANDS.items() if name.lower() in names.split()), "")
+    if command:
+        return f"start the script by the command itself: {command}"
+    return _RAY if name.lower() == "ray" else "leave --on out"
+
+
+def replica_timeout(environment: Mapping[str, str] | None = None) -> float | None:
+    """How many seconds a replica waits for the others, by ANYACCEL_REPLICA_TIMEOUT; None leaves it to the framework.
+
+    Raises:
+        ConfigError: it is no positive number.
+    """
+    text = (os.environ if environment is None else environment).get(TIMEOUT_VARIABLE)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(
+            f"{TIMEOUT_VARIABLE}={text!r} is no number of seconds above 0",
+            hint=f"set it to the time of the longest step and more, such as {TIMEOUT_VARIABLE}=600, or unset it",
+        )
+    return seconds

@@ -1,0 +1,369 @@
+"""Phase groups: which processes and devices compute a phase together, or what in it they cannot share."""
+
+from __future__ import annotations
+
+import copy
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anyaccel.accelerator import Accelerator
+from anyaccel.adapter.losses import weight_inputs
+from anyaccel.data import Sampler
+from anyaccel.device import Device
+from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.graph import Assignment, DeviceMemory, NodeActivations, Plan, Resolution
+from anyaccel.graph.device_assignment import accelerator_of_environment
+from anyaccel.launched import Launched, launched
+from anyaccel.phases.accumulation import check_accumulation
+from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
+from anyaccel.phases.process_group import ProcessGroup, SingleProcess
+from anyaccel.phases.process_groups import ProcessGroups
+from anyaccel.phases.samplers import Samplers
+from anyaccel.phases.settings import PhaseSettings
+from anyaccel.registry import Registry, registry
+from anyaccel_distributed.batch_shards import FIXED_SHARDS
+from anyaccel_distributed.devices import (
+    DeviceGroup,
+    check_replicable,
+    devices_of_kind,
+    devices_of_process,
+    replica_notes,
+    requested_of_process,
+)
+from anyaccel_distributed.divided_parameters import (
+    check_sharding,
+    divided_nodes,
+    is_sharded,
+    offloads,
+    sharding_notes,
+    whole_nodes,
+)
+from anyaccel_distributed.group import ReplicaGroup, Replicate
+from anyaccel_distributed.joining import join
+from anyaccel_distributed.replica_checks import SHARES, WITHOUT_REPLICAS
+from anyaccel_distributed.replicated_training import ReplicatedTraining
+from anyaccel_distributed.row_shares import GlobalBatches, check_shares
+from anyaccel_distributed.sharding import ShardParameters
+
+
+class ReplicaGroups(ProcessGroups):
+    """Phases are shared by the processes of a launcher, and trained on several devices of a process."""
+
+    def devices(
+        self,
+        phase: PhaseSettings,
+        accelerator: Accelerator | None,
+        frameworks: Callable[[], Sequence[str]],
+        known: Registry | None = None,
+    ) -> tuple[Device, ...]:
+        """A TrainPhase gets as many devices of the kind as it has `replicas`.
+
+        In the processes of a launcher, each gets one; where a kind is asked for, that of its place on the machine.
+        """
+        trains = phase.trains
+        wanted = phase.replicas if trains else 1
+        is_here = known is None or known.is_of_this_machine
+        alone = (trains and wanted == 1) or not is_here
+        place = None if alone else launched()
+        asked = (accelerator_of_environment() or Accelerator("cpu")) if accelerator is None else accelerator
+        if not asked.is_request:
+            if place is not None:
+                by_kind = phase.chooses_device or ":" not in asked.spec
+                return devices_of_process(phase, asked.device.kind, place, frameworks(), known) if by_kind else ()
+            several = trains and wanted not in (None, 1)
+            return devices_of_kind(phase, asked.device, wanted or 1, frameworks(), known) if several else ()
+        if place is None:
+            return super().devices(phase, accelerator, frameworks, known)
+        there = asked.requested_devices(frameworks(), known, strict=phase.strict)
+        return (requested_of_process(asked, there, place),)
+
+    def changes(self, phase: PhaseSettings, devices: Sequence[Device]) -> dict[str, Any]:
+        """With `per_replica`, a sampler whose batches have the rows of all."""
+        if not phase.per_replica:
+            return {}
+        place = None if phase.replicas == 1 else launched()
+        n_replicas = max(1, len(devices)) if place is None else place.size
+        return {"sampler": _of_all(phase.sampler, n_replicas), "per_replica": False}
+
+    def check(self, phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> None:
+        check_replicable(phase, resolution, learners)
+        check_sharding(phase, resolution)
+
+    def check_epochs(self, phase: PhaseSettings, plan: Plan, epochs: EpochPlan) -> None:
+        if len(plan.replicas) > 1 and isinstance(epochs, TrainingEpochs):
+            check_shares(phase.label, epochs.batches, len(plan.replicas))
+
+    def notes(self, phase: PhaseSettings, resolution: Resolution, batch_size: int | None) -> tuple[str, ...]:
+        return (*replica_notes(phase, resolution.plan, batch_size), *sharding_notes(phase, resolution))
+
+    def plan_of_one(self, phase: PhaseSettings, plan: Plan, devices: Sequence[Device]) -> Plan:
+        """What depends on the number of replicas is not covered."""
+        place = launched() if phase.replicas != 1 else None
+        number = len(devices) or (1 if place is None else place.size)
+        if number < 2 or not phase.trains:
+            return plan
+        where = f", on {', '.join(map(str, devices))}" if devices else ""
+        note = f"this is the plan of one of {number} replicas{where}; each takes its share of a batch"
+        names: tuple[str, ...] = _SHARED
+        why = f"each of {number} replicas takes its share of a batch"
+        if divided_nodes(plan):
+            names, why = _DIVIDED, f"what is trained is divided among {number} replicas"
+        memory = tuple(_without(each, names, why) for each in plan.memory)
+        shared = f"each of {number} replicas takes its share of a batch"
+        activations = tuple(NodeActivations(node=each.node, rows=None, gap=shared) for each in plan.activations)
+        return replace(plan, memory=memory, activations=activations, notes=(*plan.notes, note))
+
+    def group(self, phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> ProcessGroup:
+        return process_group(phase, resolution, learners)
+
+    def join(self, framework: str) -> None:
+        join(framework)
+
+
+PROCESS_GROUPS = ReplicaGroups()
+_SHARED = ("batches", "activations")
+_DIVIDED = ("parameters", "gradients", "optimizer", *_SHARED)
+
+
+def _without(memory: DeviceMemory, names: Sequence[str], why: str) -> DeviceMemory:
+    changes = dict.fromkeys(names)
+    return replace(memory, **changes, gaps={**memory.gaps, **dict.fromkeys(names, why)})  # type: ignore[arg-type]
+
+
+def _of_all(samplers: Samplers, n_replicas: int) -> Samplers:
+    """Samplers whose batches have so many times as many rows: theirs count the rows of each replica."""
+    if isinstance(samplers, Mapping):
+        return {name: _larger(sampler, n_replicas) for name, sampler in samplers.items()}
+    return _larger(samplers, n_replicas)
+
+
+def _larger(sampler: Sampler, times: int) -> Sampler:
+    larger = copy.copy(sampler)
+    object.__setattr__(larger, "batch_size", times * sampler.batch_size)  # samplers are frozen
+    return larger
+
+
+def process_group(phase: PhaseSettings, resolution: Resolution, learners: Sequence[str]) -> ProcessGroup:
+    """Join the replicas of a phase; a group of one if this process computes it alone.
+
+    Raises:
+        PhaseError: it has something that replicas cannot share yet.
+        CapabilityError: a backend has no replicas.
+        ConfigError: the launcher's variables contradict each other.
+        FrameworkError: the replicas cannot be joined.
+    """
+    place = launched() if phase.replicas != 1 else None
+    if place is None:
+        several = resolution.plan.replicas or phase.deterministic
+        return DeviceGroup(resolution.plan, deterministic=phase.deterministic) if several else SingleProcess()
+    if phase.replicas not in (None, place.size):
+        raise PhaseError(
+            f"phase {phase.label!r} has replicas={phase.replicas}, and this is one of {place.size} processes",
+            cause=f"{place.size} replicas",
+            hint=f"start the script as anyaccel run --replicas {phase.replicas} SCRIPT, or leave replicas out",
+        )
+    if not phase.trains:
+        able = {backend.framework: backend.capability(Replicate) for backend in resolution.backends}
+        groups = {name: _joined(replicate, place) for name, replicate in able.items() if replicate is not None}
+        return ReplicatedTraining(phase.label, place, groups) if groups else SingleProcess()  # whole in each process
+    divided = is_sharded(phase, resolution.plan)
+    given = divided and any(each.required(ShardParameters).global_batches for each in resolution.backends)
+    allowed = not divided and may_compute_together(phase, resolution)
+    coupled = check_shareable(phase, resolution, learners, together=given or allowed)
+    backends = {backend.framework: backend for backend in resolution.backends}
+    for framework, backend in backends.items():
+        if backend.capability(Replicate) is None:
+            raise CapabilityError(
+                f"phase {phase.label!r} is trained by {place.size} replicas, and {framework} has none here",
+                cause="its plugin lacks the capability 'replicate'",
+                hint="write replicas=1 to train the whole model in each process on its own",
+            )
+    groups = {name: _joined(backend.required(Replicate), place) for name, backend in backends.items()}
+    if not phase.deterministic:  # there, each replica has all rows, and their weights
+        check_weights(phase, resolution, groups)
+    check_fixed_order(phase, place.size, groups)
+    check_apart(phase.label, resolution.plan, next(iter(groups.values())).gather)
+    return ReplicatedTraining(
+        phase.label,
+        place,
+        groups,
+        sharded=divided,
+        offload=offloads(resolution.plan),
+        whole=whole_nodes(resolution.plan),
+        global_batches=GlobalBatches(given=given, allowed=allowed, needed=coupled),
+        sync_batchnorm=phase.sync_batchnorm,
+        fixed_order=phase.deterministic,
+        accumulate=phase.accumulate,
+    )
+
+
+def _joined(replicate: Replicate, place: Launched) -> ReplicaGroup:
+    place.export()
+    return replicate.replica_group(place.rank, place.size)
+
+
+def may_compute_together(phase: PhaseSettings, resolution: Resolution) -> bool:
+    """Whether replicas with whole parameters may compute each step by one program, as far as the phase decides it."""
+    (backend, *others) = resolution.backends
+    replicate = None if others else backend.capability(Replicate)
+    able = replicate is not None and replicate.computes_together
+    ragged = any(column.ragged for column in resolution.plan.columns)
+    return able and not phase.deterministic and phase.residency != "streamed" and not ragged
+
+
+def check_shareable(
+    phase: PhaseSettings, resolution: Resolution, learners: Sequence[str], *, together: bool = False
+) -> bool:
+    """Check that a step over all rows of a batch can be computed from shares of them.
+
+    Args:
+        phase, resolution: what is trained.
+        learners: estimators that learn in the phase.
+        together: whether one program may compute a step over the rows of all replicas.
+
+    Returns:
+        whether layers mix the rows of a batch, and need such a program.
+
+    Raises:
+        PhaseError: something in it takes the whole batch.
+    """
+    may_sync, together = together, together and phase.sync_batchnorm
+    reason = next(_unshareable(phase, resolution, learners, together=together), None)
+    if reason is not None:
+        can_sync = reason in _coupled_rows(resolution) and (may_sync or not _coupled_rows(resolution, synced=True))
+        raise PhaseError(
+            f"phase {phase.label!r} cannot be trained by several replicas: {reason}",
+            hint="write sync_batchnorm=True to normalize by the rows of all; or replicas=1 to train the whole of it in "
+            "each process on its own"
+            if can_sync
+            else "write replicas=1 to train the whole of it in each process on its own",
+        )
+    check_accumulation(phase.label, phase.losses, doing=SHARES, left_out=WITHOUT_REPLICAS)
+    return bool(_coupled_rows(resolution, synced=phase.sync_batchnorm))
+
+
+def _unshareable(
+    phase: PhaseSettings, resolution: Resolution, learners: Sequence[str], *, together: bool
+) -> Iterator[str]:
+    """What keeps a phase from being shared, in words."""
+    if phase.step is not None:
+        yield "its step is your own"
+    if phase.deterministic and divided_nodes(resolution.plan):
+        yield "deterministic=True adds whole gradients, and sharding divides them"
+    if learners:
+        yield f"the estimator {learners[0]!r} learns from each batch"
+    if phase.sync_batchnorm and phase.accumulate > 1:
+        yield "it accumulates batches, and normalizes over each: replicas share a step, not its batches"
+    yield from _unshareable_models(resolution)
+    if not together:
+        yield from _coupled_rows(resolution, synced=phase.sync_batchnorm)
+
+
+def _unshareable_models(resolution: Resolution) -> Iterator[str]:
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        replicate = backend.capability(Replicate)
+        for operation in segment.operations:
+            if replicate is None or not operation.trainable or operation.model is None:
+                continue
+            if why := replicate.unshareable_reason(operation.model):
+                yield f"node {operation.label!r} {why}"
+
+
+def _coupled_rows(resolution: Resolution, *, synced: bool = False) -> list[str]:
+    """What mixes the rows of a batch, in words; with `synced`, what cannot do so over all replicas."""
+    found = []
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        for operation in segment.operations:
+            if not operation.trainable or operation.model is None:
+                continue
+            why = backend.batch_coupling(operation.model)
+            replicate = backend.capability(Replicate) if why and synced else None
+            if replicate is not None:
+                why = replicate.unsynchronizable(operation.model)
+            if why:
+                found.append(f"{why} in node {operation.label!r} mixes the rows of a batch")
+    return found
+
+
+def check_apart(label: str, plan: Plan, gather: Callable[[Any], list[Any]]) -> None:
+    """Check that no two replicas train on one device; on a CPU they do.
+
+    Args:
+        label: of the phase.
+        plan: of this replica.
+        gather: gives the plain values that all replicas give, by rank.
+
+    Raises:
+        PhaseError: two do.
+    """
+    host = socket.gethostname()
+    own = [
+        [_identity(each, host), str(each.device), each.node, each.reason == "node"]
+        for each in plan.assignments
+        if each.parameters and not each.frozen and each.device.kind != "cpu"
+    ]
+    users: dict[str, list[tuple[int, str, str, bool]]] = {}
+    for rank, devices in enumerate(gather(own)):
+        for key, device, node, by_node in devices:
+            users.setdefault(key, []).append((rank, device, node, by_node))
+    shared = next((every for every in users.values() if len({rank for rank, *_ in every}) > 1), None)
+    if shared is None:
+        return
+    where = ", ".join(f"node {node!r} on {device} in replica {rank}" for rank, device, node, _ in shared)
+    kind = shared[0][1].partition(":")[0]
+    raise PhaseError(
+        f"phase {label!r} cannot be trained by several replicas: they would train on one device: {where}",
+        cause=f"accelerator={kind!r} of the phase gives each process of a machine a device of its own",
+        hint="leave the accelerator of the node out: then it goes with the phase"
+        if any(by_node for *_, by_node in shared)
+        else "ask for the kind without a number, and start as many processes on a machine as it has of these devices",
+    )
+
+
+def _identity(assignment: Assignment, host: str) -> str:
+    """What tells a device from all others: that of its vendor, or its name on this machine."""
+    info = registry().ask(assignment.backend, "device_info", assignment.device)
+    return info.identity or f"{host} {assignment.device}"
+
+
+def check_weights(phase: PhaseSettings, resolution: Resolution, groups: Mapping[str, ReplicaGroup]) -> None:
+    """Check that the replicas can add up the weights of the losses.
+
+    Raises:
+        CapabilityError: they cannot.
+    """
+    for segment, backend in zip(resolution.segments, resolution.backends, strict=True):
+        weighted = next((term.label for term in segment.losses if weight_inputs(term)), None)
+        if weighted is not None and not groups[backend.framework].weighs_losses:
+            raise CapabilityError(
+                f"phase {phase.label!r}: the loss {weighted!r} weighs rows or positions, and replicas of "
+                f"{backend.framework} cannot add up these weights",
+                hint="write deterministic=True, which needs no such sums; or replicas=1 to train the whole model in "
+                "each process on its own",
+            )
+
+
+def check_fixed_order(phase: PhaseSettings, size: int, groups: Mapping[str, ReplicaGroup]) -> None:
+    """Check that so many replicas can add up gradients in an order that does not depend on their number.
+
+    Raises:
+        PhaseError: there are too many.
+        CapabilityError: a backend cannot.
+    """
+    if not phase.deterministic:
+        return
+    if size > FIXED_SHARDS:
+        raise PhaseError(
+            f"phase {phase.label!r} has deterministic=True, and is trained by {size} replicas",
+            cause=f"each batch is cut into {FIXED_SHARDS} shards, for at most as many replicas",
+            hint=f"start {FIXED_SHARDS} processes, or leave deterministic out",
+        )
+    unable = next((name for name, group in groups.items() if not group.gathers_tensors), None)
+    if unable is not None:
+        raise CapabilityError(
+            f"phase {phase.label!r} has deterministic=True, and replicas of {unable} add up gradients in an order of "
+            "their own",
+            hint="leave deterministic out, or update the plugin",
+        )

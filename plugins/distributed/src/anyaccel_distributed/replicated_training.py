@@ -1,0 +1,431 @@
+"""Replicated training: a TrainPhase in the processes that a launcher started, each with its share of every batch."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from anyaccel.backend import ComputingBackend, Program
+from anyaccel.errors import FrameworkError, PhaseError
+from anyaccel.graph import ModelGraph
+from anyaccel.launched import Launched
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.executor.stage import PipelineStage
+from anyaccel.phases.loading.epoch_batches import RowOrders
+from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel.phases.process_group import BatchesShare, LossSums, ProcessGroup
+from anyaccel.phases.run import Run
+from anyaccel.phases.settings import PhaseSettings
+from anyaccel.printable import printable
+from anyaccel.results.events import LogEvent
+from anyaccel.segment import Segment
+from anyaccel.user_level import user_level
+from anyaccel_distributed.batch_shards import ShardProcesses
+from anyaccel_distributed.comparison import ReplicaComparison, as_plain, code_digests, digest, from_plain
+from anyaccel_distributed.group import ReplicaGroup, Replicate
+from anyaccel_distributed.loop_extensions import AgreedStop, ReplicatedEpochs, SharedCalls
+from anyaccel_distributed.replica_checks import replica_checks
+from anyaccel_distributed.replicated_program import build_replicated
+from anyaccel_distributed.replicated_step import GlobalBatchStep, ReplicatedStep
+from anyaccel_distributed.row_shares import BatchShare, GlobalBatches, ReplicaEpochs, ReplicaEvaluation
+from anyaccel_distributed.sharding import ShardParameters
+
+_READS_MODELS = "reads the models"
+
+
+class ReplicatedTraining(ProcessGroup):
+    """What the replicas of a TrainPhase exchange.
+
+    Args:
+        label: of the phase.
+        place: which replica this process is, and of how many.
+        groups: for each framework of the graph.
+        sharded: whether parameters are divided among the replicas.
+        offload: whether these rest in host memory.
+        whole: labels of the nodes whose parameters each replica keeps all the same.
+        global_batches: whether each replica gives its program all rows of a step.
+        sync_batchnorm: whether layers normalize by the rows of all replicas.
+        fixed_order: whether each replica has all rows of a step, computes some shards of them, and has the losses and
+            gradients of all.
+        accumulate: batches of a step.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        place: Launched,
+        groups: Mapping[str, ReplicaGroup],
+        *,
+        sharded: bool = False,
+        offload: bool = False,
+        whole: Sequence[str] = (),
+        global_batches: GlobalBatches = GlobalBatches(),  # noqa: B008 - it is frozen
+        sync_batchnorm: bool = False,
+        fixed_order: bool = False,
+        accumulate: int = 1,
+    ) -> None:
+        self.fixed_order = fixed_order
+        self._global_batches = global_batches
+        self.sharded, self._offload, self._sync_batchnorm = sharded, offload, sync_batchnorm
+        self._whole: Any = {"whole": tuple(whole)} if whole else {}
+        self._built: list[tuple[str, Program]] = []
+        self._label, self._groups = label, dict(groups)
+        self._host = next(iter(self._groups.values()))
+        self.rank, self.size = place.rank, place.size
+        self._comparison = ReplicaComparison(label, place.size, self.gather)
+        self._orders = hashlib.blake2b(digest_size=16)
+        self._epoch, self._step = -1, 0
+        self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
+        self._source, self._accumulate = "", accumulate
+        self._has_failed = False
+        self._gathered = 0  # batches of this step whose shards were exchanged
+
+    @property
+    def reads_all_rows(self) -> bool:
+        """Whether each replica is given all rows of a step."""
+        return self.fixed_order or self.global_batches
+
+    @property
+    def global_batches(self) -> bool:
+        """Whether all replicas compute each step by one program, to which each gives all rows."""
+        return self._global_batches.given
+
+    def choose_rows(self, epochs: EpochPlan | None) -> None:
+        """Decide that, by the steps; see `GlobalBatches.chosen`."""
+        self._global_batches = self._global_batches.chosen(self._label, epochs, self.size)
+
+    def build(self, segment: Segment, backend: ComputingBackend) -> Program:
+        """The program of a segment, with what it trains divided among the replicas if that is asked for."""
+        group = self._groups.get(backend.framework)
+        if group is None:  # an evaluation, which needs one to gather by
+            return backend.build(segment)
+        if self.sharded:
+            shards = backend.required(ShardParameters)
+            with self._naming_this_replica():
+                program = shards.build_sharded(segment, group, offload=self._offload, **self._whole)
+            self._built.append((backend.framework, program))
+        elif self.global_batches:
+            replicate = backend.required(Replicate)
+            with self._naming_this_replica():
+                program = replicate.build_together(segment, group)
+            self._built.append((backend.framework, program))
+        elif self.fixed_order:
+            processes = ShardProcesses(self.rank, self.size, partial(self._gather_shards, group))
+            devices = (segment.operations[0].device,)
+            program = build_replicated(backend, segment, devices, deterministic=True, processes=processes)
+        else:
+            program = backend.build(segment)
+        if self._sync_batchnorm and not self.global_batches:
+            group.sync_batch_statistics(program)
+        return program
+
+    def _gather_shards(
+        self, group: ReplicaGroup, program: Program, shards: Sequence[Sequence[Any]], counts: Sequence[int]
+    ) -> list[list[Any]]:
+        """As `ReplicaGroup.gather_tensors`; the last batch of a step ends it."""
+        self._gathered += 1
+        ends = self._gathered == self._accumulate
+        if ends and self._batches is not None:
+            self._compare_batches(self._batches)
+        with self._naming_this_replica():
+            every = group.gather_tensors(program, shards, counts)
+        if ends:
+            self._gathered = 0
+            self._step += 1
+        return every
+
+    def abandon(self) -> None:
+        """This replica has failed: nothing is exchanged any more, as the others may wait elsewhere."""
+        self._has_failed = True
+        for framework, group in self._groups.items():
+            group.abandon([program for name, program in self._built if name == framework])
+
+    def begin_step(self, sizes: Sequence[int]) -> None:
+        """See `StepReplicas`."""
+        with self._naming_this_replica():
+            for framework, program in self._built:
+                self._groups[framework].begin_step([program], sizes)
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Not where parameters are divided for want of room."""
+        return not self.sharded
+
+    def before_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """See `ProcessGroup`."""
+        return (ReplicatedEpochs(run, pipeline, self),)
+
+    def after_hooks(self, run: Run, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """See `ProcessGroup`; calls are shared where a program takes several steps."""
+        return (AgreedStop(run, self), *([SharedCalls(self)] if pipeline.multi_step else []))
+
+    def step_checks(self, phase: Any, pipeline: Pipeline) -> Sequence[LoopExtension]:
+        """See `ProcessGroup`."""
+        return replica_checks(phase, pipeline, self)
+
+    def share_batches(self, source: str) -> BatchesShare:
+        """The share that this replica takes of the batches of a source, which are then compared in every step."""
+        self._batches, self._source = deque(), source
+        return BatchShare(self._label, source, self.rank, self.size, self._batches.append, whole=self.reads_all_rows)
+
+    def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
+        """What this replica takes of the steps of a training; the order of rows is compared with the others'.
+
+        Raises:
+            PhaseError: the steps cannot be shared.
+        """
+        return ReplicaEpochs(self._label, epochs, self.rank, self.size, self.see_orders, whole=self.reads_all_rows)
+
+    def shares_evaluation(self, epochs: EpochPlan) -> bool:
+        """Not where blocks are gathered by all together, or where losses are added in one order."""
+        return not (self.sharded or self.reads_all_rows) and len(epochs.epoch(0).steps) >= self.size
+
+    def share_evaluation(self, epochs: EpochPlan) -> EpochPlan:
+        """Neighbouring batches."""
+        return ReplicaEvaluation(epochs, self.rank, self.size)
+
+    @property
+    def random_key(self) -> tuple[str, ...]:
+        """The first draws what a single process does, and so do all that read all rows."""
+        return (f"replica {self.rank}",) if self.rank > 0 and not self.reads_all_rows else ()
+
+    def step(self, stages: Sequence[PipelineStage], log_event: LogEvent) -> CrossSegmentStep:
+        """Steps that exchange gradients, unless the programs do by themselves."""
+        if self.global_batches:
+            multi_step = self._batches is None  # else each step compares its batches with those of the others
+            return GlobalBatchStep(stages, log_event, self.compare_step, self.end_step, multi_step=multi_step)
+        return CrossSegmentStep(stages, log_event) if self.fixed_order else ReplicatedStep(stages, log_event, self)
+
+    def begin_epoch(self, epoch: int, step: int) -> None:
+        """An epoch of the run begins, or goes on after its first `step` steps; errors name both."""
+        self._epoch, self._step, self._gathered = epoch, step, 0
+        if self._batches is not None:
+            self._batches.clear()
+
+    def end_steps(self) -> None:
+        """The steps of an epoch are done.
+
+        Raises:
+            PhaseError: those of another replica are not.
+        """
+        if self._batches is not None:
+            self._compare_batches(self._batches, ended=True)
+
+    def _compare_batches(self, batches: deque[int], *, ended: bool = False) -> None:
+        """Compare the batches of this step with those of all replicas, of which each knows whether they are alike."""
+        seen = 0
+        for _ in range(0 if ended else min(self._accumulate, len(batches))):
+            seen = (31 * seen + batches.popleft()) & 0xFFFFF
+        with self._naming_this_replica():
+            total, squares, n_ended = self._host.sums([seen, seen * seen, ended])
+        if n_ended == 0 and total == self.size * seen and squares == self.size * seen * seen:
+            return
+        if n_ended == self.size:
+            return
+        self._tell_differing(seen, ended=ended)
+
+    def _tell_differing(self, seen: int, *, ended: bool) -> None:
+        every = self.gather([seen, ended])
+        done = [str(rank) for rank, (_, is_done) in enumerate(every) if is_done]
+        others = [str(rank) for rank, (batch, _) in enumerate(every) if batch != every[0][0]]
+        what = f"is at its end in replica {', '.join(done)} only" if done else "gives other batches in replica "
+        raise PhaseError(
+            f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: the source {self._source!r} {what}"
+            + ("" if done else f"{', '.join(others)} than in replica 0"),
+            cause="each replica reads every batch, and takes its share of the rows",
+            hint="let the source give the same batches in every process: leave a DistributedSampler out, and seed what "
+            "draws; or write replicas=1",
+        )
+
+    @property
+    def where(self) -> str:
+        """Which replica this is, and at which step, in words."""
+        return f"replica {self.rank} of {self.size}, epoch {max(self._epoch, 0)}, step {self._step}"
+
+    def compare_step(self) -> None:
+        """Compare the batches of a step with those of the other replicas, where a source gives them."""
+        if self._batches is not None:
+            self._compare_batches(self._batches)
+
+    def end_step(self) -> None:
+        """See `StepReplicas`."""
+        self._step += 1
+
+    def begin_last_part(self, stages: Sequence[PipelineStage], weight: float, part: float) -> set[int]:
+        """See `StepReplicas`; what is compared is compared before, as all replicas exchange in one order."""
+        self.compare_step()
+        overlapped = set[int]()
+        with self._naming_this_replica():
+            for framework, programs in _by_framework(stages).items():
+                overlapped.update(map(id, self._groups[framework].overlap_gradients(programs, weight, part)))
+        return {id(stage) for stage in stages if id(stage.program) in overlapped}
+
+    @contextmanager
+    def shared_call(self, n_steps: int) -> Iterator[None]:
+        """Around a call of a program that all replicas compute together; errors name its steps."""
+        with self._naming_this_replica(n_steps):
+            yield
+        self._step += n_steps
+
+    def average(self, stages: Iterable[PipelineStage], weight: float) -> None:
+        """See `StepReplicas`."""
+        with self._naming_this_replica():
+            for framework, programs in _by_framework(stages).items():
+                self._groups[framework].average_gradients(programs, weight)
+
+    def loss_weights(
+        self, inputs: Sequence[tuple[PipelineStage, Sequence[Any]]], n_rows: float
+    ) -> list[dict[str, Any]]:
+        """See `StepReplicas`."""
+        weights: list[dict[str, Any]] = [{} for _ in inputs]
+        by_framework: dict[str, list[int]] = {}
+        for i, (stage, _) in enumerate(inputs):
+            by_framework.setdefault(stage.backend.framework, []).append(i)
+        with self._naming_this_replica():
+            for framework, positions in by_framework.items():
+                given = [(inputs[i][0].program, inputs[i][1]) for i in positions]
+                found = self._groups[framework].loss_weights(given, n_rows)
+                for i, each in zip(positions, found, strict=True):
+                    weights[i] = each
+        return weights
+
+    def arrays_of_all(self, arrays: Sequence[Mapping[str, np.ndarray]] | None) -> list[Mapping[str, np.ndarray]] | None:
+        """See `ProcessGroup`."""
+        plain = (
+            None
+            if arrays is None
+            else [{name: as_plain(np.asarray(array)) for name, array in named.items()} for named in arrays]
+        )
+        every = self.gather(plain)
+        if any(one is None for one in every):
+            return None
+        return [{name: from_plain(array) for name, array in named.items()} for one in every for named in one]
+
+    def outputs_of_all(self, outputs: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
+        """See `ProcessGroup`; nothing is exchanged where no outputs are wanted."""
+        parts = {name: list[np.ndarray]() for name in outputs}
+        own = [{name: array} for name, arrays in outputs.items() for array in arrays]
+        for named in (self.arrays_of_all(own) or ()) if outputs else ():
+            for name, array in named.items():
+                parts[name].append(array)
+        return parts
+
+    def gather(self, value: Any) -> list[Any]:
+        """The plain values that all replicas give, by rank; called by all at once.
+
+        Raises:
+            PhaseError: another replica reads models meanwhile.
+        """
+        with self._naming_this_replica():
+            every = self._host.gather(value)
+        readers = [rank for rank, each in enumerate(every) if each == _READS_MODELS]
+        if readers and (value != _READS_MODELS or len(readers) < self.size):
+            self._tell_readers(readers)
+        return every
+
+    def begin_reading(self) -> None:
+        """See `StepReplicas`."""
+        if not self._has_failed:
+            self.gather(_READS_MODELS)
+
+    def _tell_readers(self, readers: Sequence[int]) -> None:
+        raise PhaseError(
+            f"phase {self._label!r}, epoch {self._epoch}, step {self._step}: replica {', '.join(map(str, readers))} "
+            "reads models whose parameters are divided, and the others do not",
+            cause="they are gathered from all replicas, which do so together",
+            hint="call run.model and run.snapshot in all replicas, before any `if run.is_main_process:`; or write "
+            "checkpoint=, which gathers them by itself",
+        )
+
+    @contextmanager
+    def _naming_this_replica(self, n_steps: int = 1) -> Iterator[None]:
+        try:
+            yield
+        except FrameworkError as error:
+            if self._epoch < 0:
+                raise
+            steps = f"step {self._step}" if n_steps == 1 else f"steps {self._step} to {self._step + n_steps - 1}"
+            problem = f"phase {self._label!r}, epoch {self._epoch}, {steps}: {error.problem}"
+            raise FrameworkError(problem, available=error.available, hint=error.hint) from error
+
+    def total(self, sums: Mapping[str, tuple[float, float]]) -> LossSums:
+        """Sums and weights of losses over all replicas, added in the order of their ranks; or those that all have."""
+        if self.reads_all_rows:
+            return dict(sums)
+        every = self.gather({label: list(pair) for label, pair in sums.items()})
+        totals: LossSums = {}
+        for one in every:
+            for label, (value, weight) in one.items():
+                before = totals.get(label, (0.0, 0.0))
+                totals[label] = before[0] + value, before[1] + weight
+        return totals
+
+    def see_orders(self, orders: RowOrders) -> None:
+        """Remember the row orders that the samplers have drawn for all replicas."""
+        for key in sorted(orders):
+            self._orders.update(f"{key} {digest(np.asarray(orders[key]))}".encode())
+
+    def stop_reason_of_all(self, own: str) -> str:
+        """Why a replica is asked to stop: what the first says that was, `""` if none was; called by all at once."""
+        return next((reason for reason in self.gather(own) if reason), "")
+
+    def end_epoch(self, stop_reason: str) -> str:
+        """Exchange at the end of an epoch why the run is asked to stop: what the first replica says that was asked.
+
+        Raises:
+            PhaseError: the replicas have drawn other rows.
+        """
+        every = self.gather([stop_reason, self._orders.hexdigest()])
+        others = [str(rank) for rank, (_, drawn) in enumerate(every) if drawn != every[0][1]]
+        if others:
+            raise PhaseError(
+                f"phase {self._label!r}: the samplers of the replicas drew different rows: replica {', '.join(others)} "
+                "has others than replica 0",
+                available="shares of one order, which each replica draws",
+                hint="let the sampler draw by its seed and the number of the epoch alone",
+            )
+        return next((reason for reason, _ in every if reason), "")
+
+    def check_begin(self, phase: PhaseSettings, graph: ModelGraph, columns: Mapping[str, Any]) -> None:
+        """See `ProcessGroup`."""
+        when = "before the first step"
+        self.check_same(code_digests(phase, graph), when=when, hint="start the same files in every process")
+        self._comparison.check_alike(graph, self._orders.hexdigest(), columns, when=when)
+
+    def check_end(self, graph: ModelGraph) -> dict[str, np.ndarray]:
+        """See `ProcessGroup`; the first replica warns of buffers that are not alike."""
+        buffers = self._comparison.check_ended(graph)
+        if buffers and self.rank == 0:
+            first, *others = sorted(buffers)
+            more = f" and {len(others)} more" if others else ""
+            warnings.warn(
+                printable(
+                    f"phase {self._label!r}: the buffer {first!r}{more} was not the same in all replicas, as each "
+                    "computed it from its own rows; now all have that of the first. In one process it would have "
+                    "another value. Hint: use layers whose buffers do not depend on the rows of a batch; or write "
+                    "replicas=1"
+                ),
+                UserWarning,
+                stacklevel=user_level(),
+            )
+        return buffers
+
+    def check_same(self, texts: Mapping[str, str], *, when: str, hint: str) -> None:
+        """See `ReplicaComparison.check_same`."""
+        self._comparison.check_same(texts, when=when, hint=hint)
+
+
+def _by_framework(stages: Iterable[PipelineStage]) -> dict[str, list[Program]]:
+    programs: dict[str, list[Program]] = {}
+    for stage in stages:
+        programs.setdefault(stage.backend.framework, []).append(stage.program)
+    return programs

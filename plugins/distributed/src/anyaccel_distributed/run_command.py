@@ -1,0 +1,95 @@
+"""`anyaccel run`: run a script in several processes, on this machine or by the launcher of a plugin."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from anyaccel.cli.base_command import PlainCommand, check_folder
+from anyaccel_distributed.launch_options import TIMEOUT_VARIABLE, LaunchOptions, find_launcher
+from anyaccel_distributed.processes import run_replicas
+
+_COUNT = re.compile(r"(?:(\d{1,6}):)?(\d{1,6})")
+
+
+@click.command(
+    cls=PlainCommand,
+    short_help="Train with several processes.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option(
+    "--replicas",
+    required=True,
+    metavar="N",
+    help="How many processes train one model; MIN:MAX where a launcher may go on with fewer.",
+)
+@click.option("--on", metavar="LAUNCHER", help="Where they run, such as ray; by default on this machine.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often all are started anew when one has failed.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that one waits for the others in a step; by default those of the framework.",
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    replicas: str,
+    on: str | None,
+    max_restarts: int,
+    timeout: float | None,
+    module: bool,
+    script: str,
+    arguments: Sequence[str],
+) -> None:
+    """Run a script in several processes, which share every batch of its training phases.
+
+    Sets what torchrun sets. When one process fails the others are ended, and the status is that of the one that failed.
+
+    \b
+    Examples:
+      anyaccel run --replicas 2 train.py
+      anyaccel run --replicas 4 --max-restarts 3 train.py --epochs 3
+      anyaccel run --on ray --replicas 8 train.py
+    """
+    check_folder()
+    fewest, most = _count(replicas)
+    if fewest < most and on is None:
+        raise click.UsageError(f"--replicas {replicas} is for launchers that go on with fewer, such as --on ray.")
+    if not module and not Path(script).is_file():
+        raise click.UsageError(f"there is no file {script!r}.")
+    options = LaunchOptions(
+        target=script,
+        is_module=module,
+        arguments=tuple(arguments),
+        replicas=most,
+        min_replicas=fewest,
+        max_restarts=max_restarts,
+        timeout=timeout,
+    )
+    sys.exit(_on_this_machine(options) if on is None else find_launcher(on)(options))
+
+
+def _count(text: str) -> tuple[int, int]:
+    """The least and the most replicas of `4` or `2:4`."""
+    match = _COUNT.fullmatch(text)
+    fewest, most = (int(match[1] or match[2]), int(match[2])) if match is not None else (0, 0)
+    if not 1 <= fewest <= most:
+        raise click.UsageError(f"--replicas {text!r} is no number of processes: write 4, or 2:4 for 2 to 4.")
+    return fewest, most
+
+
+def _on_this_machine(options: LaunchOptions) -> int:
+    command = [sys.executable, *(["-m"] if options.is_module else []), options.target, *options.arguments]
+    more = {} if options.timeout is None else {TIMEOUT_VARIABLE: str(options.timeout)}
+    return run_replicas(command, options.replicas, max_restarts=options.max_restarts, variables=more)

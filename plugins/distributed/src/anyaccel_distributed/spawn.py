@@ -1,0 +1,80 @@
+"""Spawn: replicas of a function, from a notebook or session that has no script."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from anyaccel.errors import ConfigError, FrameworkError
+from anyaccel_distributed.processes import run_replicas
+
+_LINES_KEPT = 40
+_CALL = """
+import importlib, json, sys
+path, module, name, arguments = json.loads(sys.argv[1])
+sys.path[:0] = [each for each in path if each not in sys.path]
+getattr(importlib.import_module(module), name)(**arguments)
+"""
+
+
+def spawn(function: Callable[..., object], *, replicas: int, arguments: Mapping[str, Any] | None = None) -> None:
+    """Call a function in several new processes of this machine, which share the batches of its training phases.
+
+    What they print is printed here. A function returns nothing to this process: save results in it, and load them here.
+
+    Args:
+        function: of a module that can be imported; one that was written in a notebook cannot.
+        replicas: how many processes.
+        arguments: of the function, by name: values that JSON has.
+
+    Raises:
+        ConfigError: the function cannot be imported, the arguments are not JSON, or `replicas` is below 1.
+        FrameworkError: a replica failed; the end of what it printed, with its traceback, is in the message.
+    """
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
+        raise ConfigError(f"spawn: replicas={replicas!r} is no number of processes", hint="write replicas=2")
+    module, name = _importable(function)
+    call = json.dumps([[str(Path(path).absolute()) for path in sys.path], module, name, _plain(arguments)])
+    printed: list[str] = []
+    status = run_replicas([sys.executable, "-u", "-c", _CALL, call], replicas, printed=printed.append)
+    if status:
+        raise FrameworkError(
+            f"{module}.{name}: a replica of {replicas} ended with exit status {status}:\n"
+            + "".join(printed[-_LINES_KEPT:]).rstrip(),
+            hint="call the function itself, in this process, to look into it",
+        )
+
+
+def _importable(function: Callable[..., object]) -> tuple[str, str]:
+    """Module and name of a function, if another process finds it there."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not callable(function) or not isinstance(module, str):
+        raise ConfigError(f"spawn: {function!r} is no function", hint="give a function of a module")
+    source = getattr(sys.modules.get(module), "__file__", None)
+    if (
+        module == "__main__"
+        or source is None
+        or "." in name
+        or getattr(sys.modules[module], name, None) is not function
+    ):
+        raise ConfigError(
+            f"spawn: another process cannot import {name!r} of {module!r}",
+            available="functions at the top of a module in a file",
+            hint="write the function into a file (%%writefile training.py in a notebook) and import it from there",
+        )
+    return module, name
+
+
+def _plain(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = dict(arguments or {})
+    try:
+        json.dumps(given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"spawn: the arguments are no values of JSON: {error}",
+            hint="hand over numbers, texts and lists, such as the path of a file",
+        ) from None
+    return given

@@ -1,0 +1,148 @@
+"""Replicas that compute one program together: which phases have one, and how many steps a call of it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyaccel as aa
+from anyaccel.errors import FrameworkError, PhaseError
+from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.loading.epoch_batches import ZIP_CYCLE, ZIP_STRICT, SampledBatches
+from anyaccel.phases.loading.epoch_plan import TrainingEpochs
+from anyaccel.phases.loop_extension import Call
+from anyaccel_distributed import Launched, ReplicaGroup
+from anyaccel_distributed.loop_extensions import SharedCalls
+from anyaccel_distributed.replicated_training import ReplicatedTraining
+from anyaccel_distributed.row_shares import GlobalBatches
+
+
+class FirstOf(ReplicaGroup):
+    """A replica whose only peer gives what it is told to give."""
+
+    rank, size = 0, 2
+
+    def __init__(self, other: Any = None) -> None:
+        self.other = other
+
+    def average_gradients(self, programs: Any, weight: float) -> None:
+        """Not used here."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self.other]
+
+
+class Steps:
+    """In place of a program of several steps; fails where it is told to."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails, self.calls = fails, list[tuple[int, int]]()
+
+    def train_steps(self, columns: Any, orders: Any, start: int, n_steps: int, batch_size: int) -> Any:
+        if self.fails:
+            raise FrameworkError("replica 0 of 2 could not compute steps: the connection was closed")
+        self.calls.append((start, n_steps))
+        return np.zeros((n_steps, 1))
+
+
+def replicas(other: Any = None) -> ReplicatedTraining:
+    return ReplicatedTraining("train", Launched(0, 2), {"numpy": FirstOf(other)})
+
+
+def runner_of(program: Any, one_by_one: Any = None) -> ChunkRunner:
+    none: Any = None
+    rows, order = np.zeros((8, 3)), np.arange(8)
+    stage: Any = type("Stage", (), {"backend": None})()
+    return ChunkRunner(
+        train_step=none,
+        try_step=none,
+        evaluate=none,
+        one_by_one=one_by_one,
+        stage=stage,
+        program=program,
+        columns=(rows,),
+        orders=(order,),
+        labels=("mse",),
+    )
+
+
+def make(calls: SharedCalls, call: Call) -> None:
+    with calls.around_call(call):
+        call.train(call)
+
+
+def test_replicas_take_the_fewest_steps_that_any_proposes() -> None:
+    runner, layout = runner_of(Steps()), [[8, 3], [8]]
+    for offered, taken in ((2, 2), (16, 4)):
+        call = Call(runner, 0, 8, 2, None)
+        SharedCalls(replicas([offered, [0, layout]])).agree(call, 4)
+        assert call.n_steps == taken and call.runner is runner
+
+
+@pytest.mark.parametrize("other", [[4, [0, [[6, 3], [6]]]], [4, [2, [[8, 3], [8]]]]], ids=["shapes", "rows"])
+def test_blocks_that_differ_are_taken_one_by_one(other: Any) -> None:
+    taken: list[tuple[Any, ...]] = []
+
+    def one_by_one(*given: Any) -> list[Any]:
+        taken.append(given)
+        return []
+
+    program = Steps()
+    calls, call = SharedCalls(replicas(other)), Call(runner_of(program, one_by_one), 0, 8, 2, None)
+    calls.agree(call, 3)
+    make(calls, call)
+    assert (taken, program.calls) == ([(0, 3, 2, None)], [])
+
+
+def test_the_error_of_a_lost_replica_names_the_steps_of_its_call() -> None:
+    each = replicas()
+    each.begin_epoch(1, 4)
+    calls, program = SharedCalls(each), Steps()
+    make(calls, Call(runner_of(program), 0, 3, 2, None, n_steps=3))
+    assert program.calls == [(0, 3)]
+    where = r"phase 'train', epoch 1, steps 7 to 10: replica 0 of 2 could not compute steps"
+    with pytest.raises(FrameworkError, match=where):
+        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, 2, None, n_steps=4))
+    with pytest.raises(FrameworkError, match=r"epoch 1, step 7: replica 0"):
+        make(calls, Call(runner_of(Steps(fails=True)), 6, 4, 2, None, n_steps=1))
+
+
+def epochs_of(batch_size: int, other: int | None = None, accumulate: int = 1) -> TrainingEpochs:
+    """Of 27 rows; with `other`, of another feature set in the same steps, in batches of that size."""
+    x = np.zeros((27, 3), np.float32)
+    rows = {name: aa.FeatureSet.from_dict(name, {"x": x, "y": x[:, :1]}, "x", "y") for name in ("d", "e")}
+    samplers: Any = aa.SimpleSampler(batch_size)
+    if other is None:
+        del rows["e"]
+    else:
+        samplers = {"d": samplers, "e": aa.SimpleSampler(other)}
+    batches = SampledBatches("train", samplers, ZIP_STRICT if other is None else ZIP_CYCLE, rows)
+    return TrainingEpochs("train", batches, accumulate)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "given"),
+    [
+        (epochs_of(8), True),
+        (epochs_of(27), True),
+        (epochs_of(9), True),
+        (epochs_of(3, accumulate=2), True),
+        (epochs_of(8, 4), True),
+        (epochs_of(9, 3), False),
+    ],
+)
+def test_steps_that_a_program_divides_are_computed_together(epochs: TrainingEpochs, given: bool) -> None:
+    """Steps over several feature sets are no calls of it, and divided only evenly, but for a last one."""
+    assert GlobalBatches(allowed=True).chosen("train", epochs, 2).given == given
+    assert not GlobalBatches().chosen("train", epochs, 2).given
+    assert GlobalBatches(given=True).chosen("train", epochs, 2).given
+
+
+@pytest.mark.parametrize("epochs", [epochs_of(9, 3), None], ids=["odd steps of several sets", "read as needed"])
+def test_normalization_over_all_replicas_needs_whole_batches_in_each(epochs: TrainingEpochs | None) -> None:
+    asked = GlobalBatches(allowed=True, needed=True)
+    with pytest.raises(PhaseError, match=r"normalizes by the rows of all.*Hint: draw batches of a multiple of 2 rows"):
+        asked.chosen("train", epochs, 2)
+    assert asked.chosen("train", epochs_of(9), 2).given
