@@ -229,7 +229,7 @@ def test_settings_of_estimators(hint: Any) -> None:
 
     with hint("leave {} out"):
         trained(sharding="full")
-    with hint("leave {} out"):
+    with hint("leave precision out"):
         trained(precision="bf16-mixed")
     assert trained().loss.size  # without sharding and precision
 
