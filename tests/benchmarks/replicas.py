@@ -1,14 +1,16 @@
 """Replicas of torch beside DistributedDataParallel in a loop by hand, in the same processes, one after the other.
 
     anyaccel run --replicas 2 tests/benchmarks/replicas.py
+    OMP_NUM_THREADS=1 anyaccel run --replicas 2 tests/benchmarks/replicas.py sizes
     anyaccel run --replicas 2 tests/benchmarks/replicas.py large
     anyaccel run --replicas 2 tests/benchmarks/replicas.py deep
     anyaccel run --replicas 2 tests/benchmarks/replicas.py deep 200
 
-Prints seconds a step of each and their ratios, the median of interleaved rounds. `large` is a model of 25 million
-parameters, whose gradients go in buckets, and beside them all in one message after the backward pass; `deep` has 27
-million in layers of equal size. A number SIMULATES a network of so many megabytes a second: each message is held back,
-in a thread that sleeps, by its size.
+Prints a step's seconds of wall and of processors, and their ratios, the median of interleaved rounds. `sizes` has 0.1,
+2, 25 and 100 MB of gradients, with an SGD; those above 25 MB are exchanged within the backward pass. `large` is a model
+of 25 million parameters, exchanged so, and beside it all in one message after the pass; `deep` has 27 million in layers
+of equal size. A number SIMULATES a network of so many megabytes a second: each message is held back, in a thread that
+sleeps, by its size.
 """
 
 from __future__ import annotations
@@ -45,17 +47,78 @@ class Case:
     steps: int = 60
     depth: int = 3
     """Layers."""
+    optimizer: str = "adam"
 
     def __str__(self) -> str:
         return f"{self.width}" + f"-{self.hidden}" * (self.depth - 1) + f"-1, batch {self.batch}"
 
 
 SMALL = [Case(64, 128, 256, steps=300), Case(256, 512, 256), Case(1024, 1024, 256)]
+SIZES = [
+    Case(64, 128, 256, rounds=5, steps=300, optimizer="sgd"),
+    Case(512, 512, 256, rounds=5, steps=60, optimizer="sgd"),
+    Case(1280, 1280, 64, rounds=5, steps=8, depth=5, optimizer="sgd"),
+    Case(1600, 1600, 64, rounds=5, steps=4, depth=11, optimizer="sgd"),
+]
 LARGER = {
     "large": Case(2048, 4096, 64, rounds=4, steps=3),
     "deep": Case(1664, 1664, 128, rounds=3, steps=10, depth=11),
 }
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of an epoch: by the clock, and of this process's threads."""
+
+    wall: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> Seconds:
+        """Those that have passed."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def passed(self) -> Seconds:
+        """Those since then."""
+        now = self.now()
+        return Seconds(now.wall - self.wall, now.processor - self.processor)
+
+
+def least(epochs: list[Seconds]) -> Seconds:
+    """Of the fastest."""
+    return Seconds(min(epoch.wall for epoch in epochs), min(epoch.processor for epoch in epochs))
+
+
+class Clock(aa.Callback):
+    """Takes the seconds of epochs."""
+
+    def __init__(self) -> None:
+        self.epochs: list[Seconds] = []
+        self.began = Seconds.now()
+
+    def epoch_start(self) -> None:  # type: ignore[override]
+        """An epoch starts."""
+        self.began = Seconds.now()
+
+    def epoch_end(self) -> None:  # type: ignore[override]
+        """It is done."""
+        self.epochs.append(self.began.passed())
+
+
+class Held:
+    """A message that is held back."""
+
+    def __init__(self) -> None:
+        self.future: Any = torch.futures.Future()
+
+    def wait(self) -> None:
+        """Until it is there."""
+        self.future.wait()
+
+    def get_future(self) -> Any:
+        """As of torch's."""
+        return self.future
 
 
 class SlowLink:
@@ -75,12 +138,12 @@ class SlowLink:
             time.sleep(nbytes / self.rate)
             future.set_result(work.result())
 
-    def send(self, group: Any, tensors: list[torch.Tensor], *rest: Any) -> Any:
+    def send(self, group: Any, tensors: list[torch.Tensor], *rest: Any) -> Held:
         """As `ProcessGroup.allreduce`; the result can be waited for."""
-        future: Any = torch.futures.Future()
+        held = Held()
         work = self.allreduce.__get__(group)(tensors, *rest)
-        self.messages.put((work, tensors[0].nbytes, future))
-        return future
+        self.messages.put((work, tensors[0].nbytes, held.future))
+        return held
 
     def install(self) -> None:
         """Let all sums of gradients go this way."""
@@ -89,7 +152,7 @@ class SlowLink:
     def hook(self, _, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations as text
         """A communication hook of DistributedDataParallel."""
         sent = self.send(torch.distributed.group.WORLD, [bucket.buffer().div_(SIZE)])
-        return sent.then(lambda future: future.value()[0])
+        return sent.get_future().then(lambda future: future.value()[0])
 
 
 def model_of(case: Case) -> torch.nn.Module:
@@ -100,45 +163,50 @@ def model_of(case: Case) -> torch.nn.Module:
     return torch.nn.Sequential(*chain.from_iterable(hidden), torch.nn.Linear(case.hidden, 1))
 
 
-def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | None = None) -> Callable[[], float]:
+def replicas(case: Case, x: np.ndarray, y: np.ndarray, bucket_bytes: float | None = None) -> Callable[[], Seconds]:
     """Trains, and gives the seconds of the fastest epoch; in buckets of this size, or that of the default."""
     rows = aa.FeatureSet.from_dict("d", {"x": x, "y": y}, feature_keys=["x"], target_keys=["y"])
-    graph = aa.ModelGraph([aa.ModelNode("net", model_of(case), rows.reference())], aa.Optimizer("adam", lr=1e-3))
+    graph = aa.ModelGraph(
+        [aa.ModelNode("net", model_of(case), rows.reference())], aa.Optimizer(case.optimizer, lr=1e-3)
+    )
     experiment, losses = aa.Experiment(graph), [aa.AppliedLoss("mse", on="net")]
-    phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=aa.SimpleSampler(case.batch), n_epochs=2)
+    sampler = aa.SimpleSampler(case.batch)
 
-    def run() -> float:
+    def run() -> Seconds:
+        clock = Clock()
+        phase = aa.TrainPhase("train", data=rows, losses=losses, sampler=sampler, n_epochs=3, callbacks=[clock])
         group: Any = TorchBackend().required(Replicate).replica_group(RANK, SIZE)
         default = group.bucket_bytes
         group.bucket_bytes = default if bucket_bytes is None else bucket_bytes
-        results = experiment.run_phase(phase)
+        experiment.run_phase(phase)
         group.bucket_bytes = default
-        return min(epoch.seconds for epoch in results.epochs)
+        return least(clock.epochs[1:])
 
     return run
 
 
 def by_hand(
     case: Case, x: np.ndarray, y: np.ndarray, link: SlowLink | None, *, fused: bool = True
-) -> Callable[[], float]:
-    """The same loop with DistributedDataParallel and an Adam of torch."""
+) -> Callable[[], Seconds]:
+    """The same loop with DistributedDataParallel and an optimizer of torch."""
     model = DistributedDataParallel(model_of(case))
     if link is not None:
         model.register_comm_hook(None, link.hook)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused or None)
+    kind = torch.optim.Adam if case.optimizer == "adam" else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=1e-3, fused=fused or None)
     inputs, targets, part = torch.from_numpy(x), torch.from_numpy(y), case.batch // SIZE
 
-    def epoch() -> float:
+    def epoch() -> Seconds:
         torch.distributed.barrier()
-        began = time.perf_counter()
+        began = Seconds.now()
         for start in range(RANK * part, len(x), case.batch):
             optimizer.zero_grad()
             outputs = model(inputs[start : start + part])
-            torch.nn.functional.mse_loss(outputs, targets[start : start + part]).backward()
+            torch.nn.functional.mse_loss(outputs, targets[start : start + part]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        return time.perf_counter() - began
+        return began.passed()
 
-    return lambda: min(epoch(), epoch())
+    return lambda: least([epoch(), epoch()])
 
 
 def compare(case: Case, *, beside_whole: bool = False, rate: float | None = None) -> None:
@@ -154,22 +222,31 @@ def compare(case: Case, *, beside_whole: bool = False, rate: float | None = None
     if link is not None:
         link.install()
     ways["by hand"] = by_hand(case, x, y, link)
-    ways["by hand, default Adam"] = by_hand(case, x, y, link, fused=False)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    ways["by hand, not fused"] = by_hand(case, x, y, link, fused=False)
+    seconds: dict[str, list[Seconds]] = {name: [] for name in ways}
     for _ in range(case.rounds):
         for name, way in ways.items():
-            seconds[name].append(way() / case.steps)
+            seconds[name].append(way())
     if RANK:
         return
     on = "" if rate is None else f", SIMULATED network of {rate / 1e6:.0f} MB/s"
-    print(f"{case}{on}")
+    megabytes = 4e-6 * sum(parameter.numel() for parameter in model_of(case).parameters())
+    print(f"{case}, {megabytes:.1f} MB{on}")
+    by_hand_seconds = seconds["by hand"]
     for name, values in seconds.items():
-        ratio = statistics.median(a / b for a, b in zip(values, seconds["by hand"], strict=True))
-        print(f"  {name}: {1e6 * statistics.median(values):.0f} us, {ratio:.3f} of the loop by hand")
+        parts = []
+        for clock in ("wall", "processor"):
+            taken, others = ([getattr(value, clock) for value in way] for way in (values, by_hand_seconds))
+            ratio = statistics.median(a / b for a, b in zip(taken, others, strict=True))
+            parts.append(f"{clock} {1e6 * statistics.median(taken) / case.steps:.0f} us, {ratio:.3f} of by hand")
+        print(f"  {name}: {'; '.join(parts)}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["sizes"]:
+        for size in SIZES:
+            compare(size)
+    elif len(sys.argv) > 1:
         compare(LARGER[sys.argv[1]], beside_whole=True, rate=1e6 * float(sys.argv[2]) if len(sys.argv) > 2 else None)
     else:
         for small in SMALL:

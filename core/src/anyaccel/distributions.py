@@ -34,11 +34,18 @@ CAPABILITIES, EXTENSIONS, SAVED = "anyaccel.capabilities", "anyaccel.extension_p
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
+        "anyaccel-devtools": "Ledger ledger no_transfers",
         "anyaccel-resources": "DeviceRequest Inventory",
         "anyaccel-sklearn": "Estimator FitPhase FitResults",
     },
-    COMMANDS: {"anyaccel-distributed": "run", "anyaccel-offload": "device-map", "anyaccel-resources": "resolve"},
+    COMMANDS: {
+        "anyaccel-devtools": "conform doctor env new-plugin",
+        "anyaccel-distributed": "run",
+        "anyaccel-offload": "device-map",
+        "anyaccel-resources": "resolve",
+    },
     SETTINGS: {
+        "anyaccel-devtools": "ModelGraph.visualize.svg",
         "anyaccel-distributed": (
             "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
             "TrainPhase.sharding TrainPhase.sync_batchnorm"
@@ -52,6 +59,9 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
 
 MODULES: Mapping[str, str] = {
     "estimators": "anyaccel_sklearn.estimators",
+    "doctor": "anyaccel_devtools.doctor",
+    "testing": "anyaccel_devtools.testing",
+    "transfer_ledger": "anyaccel_devtools.transfer_ledger",
     "planner": "anyaccel_offload.planner",
     "replicas": "anyaccel_distributed",
     "requests": "anyaccel_resources",

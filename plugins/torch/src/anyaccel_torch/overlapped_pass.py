@@ -108,16 +108,16 @@ class OverlappedPass(BackwardPass):
 
     def run(self, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
         if self.is_watched:
-            self._watch(roots, starts)
+            reachable = _variables(roots)
+            self._counts = [0] * len(self._parameters)
+            super().run(roots, starts)
+            self._look(reachable)
         elif self._ddp is None or not self.is_expected or self._has_run:
             super().run(roots, starts)
         else:
             self._sum(self._ddp, roots, starts)
 
-    def _watch(self, roots: Sequence[Tensor], starts: Sequence[Any]) -> None:
-        reachable = _variables(roots)
-        self._counts = [0] * len(self._parameters)
-        super().run(roots, starts)
+    def _look(self, reachable: set[Tensor]) -> None:
         for parameter, count in zip(self._parameters, self._counts, strict=True):
             if count > 1 or (count and parameter not in reachable):
                 self.is_summable = False
