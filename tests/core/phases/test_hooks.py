@@ -60,7 +60,7 @@ def test_a_callback_names_only_the_arguments_it_wants(line, experiment, train):
 def test_moments_are_listed_in_the_order_of_the_file():
     source = inspect.getsource(hookspecs)
     specified = re.findall(r"@hookspec\ndef (\w+)", source)
-    assert specified == ["backends", "capabilities", "policies", *HOOKS]
+    assert specified == ["backends", "policies", *HOOKS]
 
 
 def test_callbacks_have_the_moments_of_plugins_with_the_same_arguments():
