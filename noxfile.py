@@ -484,7 +484,7 @@ def models(session: nox.Session) -> None:
 def thirdparty(session: nox.Session) -> None:
     """A stranger's plugin, from its own wheel and with core's: its tests, far from the sources."""
     project = "docs/examples/anyaccel-mlx"
-    with built_wheels(session, "core", project) as wheels, tempfile.TemporaryDirectory() as folder:
+    with built_wheels(session, "core", "plugins/devtools", project) as wheels, tempfile.TemporaryDirectory() as folder:
         install(session, *map(str, sorted(wheels.glob("*.whl"))), *group("test", "thirdparty"))
         shutil.copytree(ROOT / project / "tests", Path(folder, "tests"), ignore=WITHOUT_CACHES)
         shutil.copy(ROOT / project / "pyproject.toml", folder)

@@ -8,7 +8,7 @@ import pytest
 
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend, simulate
-from anyaccel.numpy_backend.subject import NumpySubject
+from anyaccel_devtools.numpy_subject import NumpySubject
 
 
 class CpuSubject(NumpySubject):

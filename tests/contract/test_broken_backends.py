@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anyaccel.testing.suites import CLASSES
+from anyaccel_devtools.testing.suites import CLASSES
 
 from .broken.faults import all_faults
 

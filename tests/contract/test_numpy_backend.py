@@ -9,11 +9,11 @@ from anyaccel.adapter import ArrayProgram
 from anyaccel.errors import MoveError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
-from anyaccel.testing import suite
-from anyaccel.testing.batch_axis_tests import BatchAxisTests
-from anyaccel.testing.custom_step_tests import CustomStepTests
-from anyaccel.testing.keyword_tests import KeywordTests
-from anyaccel.testing.weight_file_tests import WeightFileTests
+from anyaccel_devtools.testing import suite
+from anyaccel_devtools.testing.batch_axis_tests import BatchAxisTests
+from anyaccel_devtools.testing.custom_step_tests import CustomStepTests
+from anyaccel_devtools.testing.keyword_tests import KeywordTests
+from anyaccel_devtools.testing.weight_file_tests import WeightFileTests
 
 from .broken.batch_axes import BatchAxisBackend, RunningTotal
 from .broken.custom_steps import CustomStepBackend, train_step

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-LOAD = "pytest_plugins = ['anyaccel.testing.pytest_plugin']\n"
+LOAD = "pytest_plugins = ['anyaccel_devtools.testing.pytest_plugin']\n"
 SUBJECT = """
 import numpy as np
 import pytest
-from anyaccel.testing import BackendTests, ComputeTests, ExchangeTests, Subject, TinyBackend, suite
+from anyaccel.plugin_testing import TinyBackend
+from anyaccel_devtools.testing import BackendTests, ComputeTests, ExchangeTests, Subject, suite
 
 class Tiny(Subject):
     @pytest.fixture
@@ -87,7 +88,7 @@ def test_tests_that_need_two_devices_are_skipped_where_there_is_one(run):
 def test_a_missing_fixture_is_named(run, missing, test):
     tensors = TENSORS.replace(f"def {missing}(", "def other(")
     output = run(f"{SUBJECT}{tensors}\nclass TestIt(Tiny, BackendTests): ...", "-k", test)
-    assert f"the kit needs the fixture {missing!r}. Hint: see anyaccel.testing.Subject" in output
+    assert f"the kit needs the fixture {missing!r}. Hint: see anyaccel_devtools.testing.Subject" in output
 
 
 def test_asserts_of_the_kit_explain_themselves(run):
@@ -158,7 +159,8 @@ UNUSED = f"""
 import sys
 
 def test_nothing_is_imported():
-    heavy = {{"numpy", "hypothesis", "torch", "anyaccel.backend", "anyaccel.registry", "anyaccel.testing.subject"}}
+    kit = "anyaccel_devtools.testing.subject"
+    heavy = {{"numpy", "hypothesis", "torch", "anyaccel.backend", "anyaccel.registry", kit}}
     assert not heavy & set(sys.modules)
 """
 
@@ -175,13 +177,13 @@ sys.modules["pytest"] = sys.modules["_pytest"] = sys.modules["hypothesis"] = Non
 
 from anyaccel import hookimpl
 from anyaccel.registry import registry
-from anyaccel.testing import TinyBackend, entry, plugin_module, write_distribution
+from anyaccel.plugin_testing import TinyBackend, entry, plugin_module, write_distribution
 
 phases = []
 registry().register(plugin_module("mine", phase_start=lambda phase: phases.append(phase)), "mine")
 assert registry().find("numpy") and entry("tiny", TinyBackend).name == "tiny"
 try:
-    from anyaccel.testing import suite
+    from anyaccel_devtools.testing import suite
 except ImportError as error:
     print("the kit needs", error.name)
 """

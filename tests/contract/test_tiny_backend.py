@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anyaccel.testing import Subject, TinyBackend, suite
+from anyaccel.plugin_testing import TinyBackend
+from anyaccel_devtools.testing import Subject, suite
 
 
 class Tiny(Subject):

@@ -15,7 +15,7 @@ from anyaccel.numpy_backend import Activation, BatchNorm, Dense, Module, Sequent
 from anyaccel.numpy_backend.transfers import moved
 from anyaccel.segment import ParameterGroup
 from anyaccel.specs import Loss, Optimizer
-from anyaccel.testing import suite
+from anyaccel_devtools.testing import suite
 
 from .program_history import CPU, ROWS, SegmentBuilder, assert_same_history, device_of
 from .subjects import CpuSubject, SimulatedSubject

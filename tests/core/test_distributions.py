@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import anyaccel as aa
 from anyaccel import distributions, install_hints
 from anyaccel.cli.main import group as command_line
-from anyaccel.distributions import COMMANDS, NAMES, SETTINGS, MissingDistributionError
+from anyaccel.distributions import COMMANDS, MODULES, NAMES, OFFERED, SETTINGS, MissingDistributionError
 from anyaccel.errors import AnyaccelError, DeviceParseError, PluginError
 from anyaccel.extensions import extensions
 from anyaccel.phases.measured_work import measured_work
@@ -115,6 +115,44 @@ def test_what_is_not_installed_says_where_it_is_and_how_to_install_it() -> None:
     status, output = run("gauge", "--json")
     assert (status, json.loads(output)["error"]["type"]) == (2, "MissingDistributionError")
     assert "gauge" not in run("--help")[1]
+
+
+EVERYTHING = [
+    (group, home, name) for group, homes in OFFERED.items() for home, names in homes.items() for name in names.split()
+]
+
+
+@pytest.mark.parametrize(("group", "home", "name"), EVERYTHING, ids=lambda value: str(value))
+def test_each_thing_that_is_elsewhere_says_where_if_it_is_not_installed(
+    group: str, home: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributions, "entry_points", lambda group: ())
+    monkeypatch.delitem(vars(aa), name, raising=False)
+    with pytest.raises(MissingDistributionError, match=f"{home}, not installed here") as caught:
+        getattr(aa, name) if group == NAMES else distributions.load(group, name)
+    assert f"plugins/{home.removeprefix('anyaccel-')}" in caught.value.hint
+    if group == COMMANDS:
+        status, output = run(name, "--any", "thing")
+        assert status == 2 and home in output
+
+
+@pytest.mark.parametrize("name", [name for name, module in MODULES.items() if not module.startswith("anyaccel.")])
+def test_each_module_that_has_moved_says_where_it_is_if_it_is_not_installed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = MODULES[name].partition(".")[0]
+
+    def find_spec(wanted: str, *_: object) -> None:
+        if wanted.partition(".")[0] == package:
+            raise ModuleNotFoundError(name=package)
+
+    for loaded in [each for each in sys.modules if each.partition(".")[0] == package or each == f"anyaccel.{name}"]:
+        monkeypatch.delitem(sys.modules, loaded)
+    finder = type("WithoutPackage", (), {"find_spec": staticmethod(find_spec)})
+    monkeypatch.setattr(sys, "meta_path", [distributions.MovedModules, finder, *sys.meta_path])
+    home = package.replace("_", "-")
+    with pytest.raises(MissingDistributionError, match=rf"^anyaccel\.{name} is in {home}, not installed here"):
+        importlib.import_module(f"anyaccel.{name}")
 
 
 def test_a_name_that_nobody_offers_is_none_of_anyaccel() -> None:

@@ -54,11 +54,6 @@ def planned_blocks() -> planner.BlockPlan:
     return planner.plan_blocks([planner.Block(name="b")], [planner.DeviceSpec(name="d")])
 
 
-def counted() -> aa.Ledger:
-    with aa.ledger() as moved:
-        return moved
-
-
 class Halves:
     """A transform that learns nothing."""
 
@@ -372,10 +367,6 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"label": "f", "data": "val", "nodes": ["fit"], "batch_size": 4, **PHASE, **MODES},
     ),
     "FitPhase.from_split": lambda: (aa.FitPhase.from_split, {"label": "f", "split": "val"}),
-    "ledger": lambda: (aa.ledger, {}),
-    "Ledger.by": lambda: (counted().by, {"key": "line"}),
-    "Ledger.totals": lambda: (counted().totals, {"kind": None}),
-    "no_transfers": lambda: (aa.no_transfers, {"frameworks": ["numpy"], "partial": True}),
     "IterableSource": lambda: (
         aa.IterableSource,
         {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0, "pad": None},
@@ -607,7 +598,6 @@ CALLS: dict[str, Callable[[], Call]] = {
 CONTRACT = ("Backend", "Compute", "Exchange", "Memory", "MultiStepProgram", "Program", "Callback", "Progress")
 """Classes whose methods others write and core calls."""
 RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "FitResults", "Plan")
-RECORDS += ("Ledger",)
 """What core or a plugin makes and a user reads."""
 UNCHECKED = {
     *(*CONTRACT, *RECORDS, "TrainResults", "BatchSource", "PairCondition", "Sampler", "Source"),  # abstract, too

@@ -414,7 +414,7 @@ from contextlib import contextmanager
 
 from anyaccel.adapter.framework_settings import HasSettings
 from anyaccel.registry import registry
-from anyaccel.testing import plugin_module
+from anyaccel.plugin_testing import plugin_module
 
 
 class Errors(HasSettings):

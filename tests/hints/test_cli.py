@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import anyaccel as aa
-from anyaccel.cli.conform import find_plugin
-from anyaccel.cli.new_plugin.base_backend import import_base
+from anyaccel_devtools.commands.conform import find_plugin
+from anyaccel_devtools.commands.new_plugin.base_backend import import_base
 
 SCRIPT = """
 import numpy as np

@@ -8,7 +8,7 @@ import numpy as np
 
 import anyaccel as aa
 from anyaccel.numpy_backend import Conv2d, Dense, NumpyBackend, Sequential
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype("float32")
 

@@ -22,18 +22,17 @@ from anyaccel.adapter.outer_contexts import LeavesContexts, OuterContexts
 from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import DeviceInfo
 from anyaccel.capability import capability_name
-from anyaccel.cli.conform import find_plugin
 from anyaccel.distributions import CAPABILITIES
 from anyaccel.errors import CapabilityError, StateError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.capabilities import NumpyPrecision, NumpyTransfers
 from anyaccel.plugin_loader import Plugin
+from anyaccel.plugin_testing import TinyBackend, entry, write_distribution
 from anyaccel.precision import ComputesPrecision
 from anyaccel.registry import Registry
-from anyaccel.testing import Subject
-from anyaccel.testing.fake_plugins import entry, write_distribution
-from anyaccel.testing.subject_selection import select_subject
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel_devtools.commands.conform import find_plugin
+from anyaccel_devtools.testing import Subject
+from anyaccel_devtools.testing.subject_selection import select_subject
 from anyaccel_distributed.launch_options import find_launcher
 
 ROOT = Path(__file__).parents[2]
@@ -241,9 +240,9 @@ def test_frameworks_of_the_demo(hint: Any, serve: Any, cli: Any) -> None:
 
 
 def test_subjects_of_the_kit(hint: Any) -> None:
-    with hint("derive the class from anyaccel.testing.Subject"):
+    with hint("derive the class from anyaccel_devtools.testing.Subject"):
         select_subject("numpy", 0, "pathlib:Path", "")
-    derived = select_subject("numpy", 0, "anyaccel.numpy_backend.subject:NumpySubject", "")
+    derived = select_subject("numpy", 0, "anyaccel_devtools.numpy_subject:NumpySubject", "")
     assert issubclass(derived, Subject)
 
 
@@ -320,10 +319,10 @@ def test_loss_scales_between_frameworks(hint: Any, serve: Any) -> None:
 
 def test_subjects_that_cannot_be_imported(hint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = (
-        "from anyaccel import hookimpl\nfrom anyaccel.testing.tiny import TinyBackend\n\n\n"
+        "from anyaccel import hookimpl\nfrom anyaccel.plugin_testing import TinyBackend\n\n\n"
         "contract = 2\n\n@hookimpl\ndef backends():\n    return [TinyBackend('odd')]\n"
     )
-    right = "from anyaccel.testing.subject_selection import DerivedSubject as OddSubject\n"
+    right = "from anyaccel_devtools.testing.subject_selection import DerivedSubject as OddSubject\n"
     modules = {"odd_plugin": plugin, "odd_kit": "raise ImportError('no kit')"}
     write_distribution(tmp_path, "anyaccel-odd", entry_points={"odd": "odd_plugin"}, modules=modules)
     with (tmp_path / "anyaccel_odd-0.1.dist-info/entry_points.txt").open("a") as file:
@@ -383,7 +382,7 @@ class Leaves(LeavesContexts):
 
 CHIP = """
 from anyaccel import hookimpl
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 {}
 
 @hookimpl

@@ -9,13 +9,13 @@ import os
 
 import numpy as np
 import pytest
+from broken_plugins import broken_plugins
 
 import anyaccel as aa
 from anyaccel import registry as registry_module
 from anyaccel.device import Device
 from anyaccel.plugin_loader import built_in_backend, installed
 from anyaccel.registry import Registry, registry
-from anyaccel.testing.broken_plugins import broken_plugins
 
 SAMPLE = ("brk_conflict", "brk_roots_of_another", "brk_owns_all", "brk_everything_raises", "brk_import_exits")
 NAMES = tuple(broken_plugins("any")) if os.environ.get("ANYACCEL_TEST_FULL") else SAMPLE

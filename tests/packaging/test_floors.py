@@ -44,13 +44,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("numpy_backend", "registry"),
     ("accelerator",),
     ("placement",),
-    ("data", "metrics", "transfer_ledger"),
-    ("graph", "doctor"),
+    ("data", "metrics", "plugin_testing"),
+    ("graph",),
     ("results",),
     ("phases",),
     ("experiment",),
     ("fitting",),
-    ("testing",),
     ("cli",),
     ("", "__main__"),
 )
@@ -97,6 +96,7 @@ BESIDE_THE_KERNEL = {
         "launched",
         "user_level",
         "experiment",
+        "plugin_testing",
     ),
     *("", "__main__"),
 }
@@ -118,14 +118,11 @@ LEVEL = {name: level for level, floor in enumerate(FLOORS) for name in floor}
 ENTRY_POINTS = {
     "distributions": "machine.system_devices",  # of version 0.1 in requests
     "plugin_loader": "numpy_backend.plugin",
-    "testing.subject_selection": "numpy_backend.subject",
 }
 
 # Packages that can be left out, with a name of each that then is an ImportError.
 FEATURES = {
-    "doctor": "",
-    "transfer_ledger": "ledger",
-    "testing": "",
+    "plugin_testing.py": "",
     "cli": "",
     "results/plots.py": "",
 }
@@ -135,9 +132,6 @@ LOOP_FEATURES = (
     *("checkpointing", "process_groups", "progress", "callbacks", "compile_policy", "profile", "nan_check"),
     *("oom_recovery", "oom_report", "step_listeners", "loss_scale_report", "weight_averaging", "plateau"),
 )
-
-# The Subject of NumPy is published to the kit and imported by it alone, as that of any plugin: it stands on `testing`.
-PUBLISHED = {"numpy_backend.subject"}
 
 
 @dataclass(frozen=True)
@@ -225,7 +219,7 @@ def imports(sources: Mapping[str, str]) -> list[Import]:
 def goes_up(found: Import) -> bool:
     """Whether an import breaks the order of the floors."""
     low, high = found.ends
-    if low == high or low not in LEVEL or found.source in PUBLISHED or ENTRY_POINTS.get(found.source) == found.target:
+    if low == high or low not in LEVEL or ENTRY_POINTS.get(found.source) == found.target:
         return False
     if low in ONLY:
         return high not in ONLY[low]
@@ -287,7 +281,7 @@ def test_the_numpy_backend_is_reached_as_a_plugin_alone(core_sources: dict[str, 
     users = {each.source for each in imports(core_sources) if each.target.startswith("numpy_backend")}
     outside = {name for name in users if not name.startswith("numpy_backend")}
     of_numpy = {source for source, target in ENTRY_POINTS.items() if target.startswith("numpy_backend")}
-    assert outside == {"", *of_numpy, "cli.new_plugin.project_files"}
+    assert outside == {"", *of_numpy}
 
 
 def test_the_loop_and_the_executor_import_no_feature_of_training(core_sources: dict[str, str]) -> None:
@@ -396,9 +390,7 @@ def test_every_package_says_what_it_offers_and_what_it_stands_on(core_sources: d
     assert all(len(text) > 40 for text in docstrings.values())
     unnamed = {
         f"{source} stands on {target}"
-        for source, target in (
-            it.ends for it in imports(core_sources) if it.when != "text" and it.source not in PUBLISHED
-        )
+        for source, target in (it.ends for it in imports(core_sources) if it.when != "text")
         if source in docstrings and target in docstrings and source != target
         if not re.search(rf"\b{target}\b|all\s+other\s+packages", stands_on(docstrings[source]))
     }

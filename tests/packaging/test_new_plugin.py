@@ -41,10 +41,10 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def test_the_wheel_of_core_contains_the_templates() -> None:
-    wheel = next(each for each in Path(FOLDER).glob("anyaccel-*.whl"))
+def test_the_wheel_contains_the_templates() -> None:
+    wheel = next(each for each in Path(FOLDER).glob("anyaccel_devtools-*.whl"))
     with ZipFile(wheel) as archive:
-        templates = [each for each in archive.namelist() if each.startswith("anyaccel/cli/templates/")]
+        templates = [each for each in archive.namelist() if each.startswith("anyaccel_devtools/commands/templates/")]
     assert {each.split("/")[3] for each in templates} == {"chip", "common", "framework"}
     assert all(each.endswith(".tmpl") for each in templates)
 

@@ -58,9 +58,8 @@ def test_a_wheel_contains_no_tests_and_caches(wheel: Path) -> None:
     assert not [each for each in names_in(wheel) if "__pycache__" in each or Path(each).name.startswith("test_")]
 
 
-def test_the_wheel_of_core_contains_the_kit_and_its_data() -> None:
+def test_the_wheel_of_core_contains_its_data() -> None:
     names = names_in(core_wheel())
-    assert "anyaccel/testing/pytest_plugin.py" in names
     assert [each for each in names if each.startswith("anyaccel/data/") and not each.endswith(".py")]
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_origin
 
+from anyaccel.distributions import MODULES
+
 HERE = Path(__file__).parent
 CONTRACT_MODULES = (
     "anyaccel.adapter",
@@ -28,7 +30,7 @@ CONTRACT_MODULES = (
     "anyaccel.segment",
 )
 CAPABILITIES = (
-    *("anyaccel.machine.ExpectedDevices", "anyaccel.doctor.HealthChecks"),
+    "anyaccel.machine.ExpectedDevices",
     *("anyaccel.precision.ComputesPrecision", "anyaccel.precision.ScalesLosses"),
     *("anyaccel.Backend", "anyaccel.Compute", "anyaccel.Exchange", "anyaccel.Memory", "anyaccel.AsyncCopy"),
     *("anyaccel.Program", "anyaccel.MultiStepProgram", "anyaccel.CompileEstimate", "anyaccel.hookimpl"),
@@ -43,8 +45,9 @@ def lines(package: str) -> list[str]:
     module = importlib.import_module(package)
     seen: dict[int, str] = {}
     face = [*_of_module(module, seen)]
-    if package != "anyaccel":
-        return sorted(face)
+    if package != "anyaccel":  # what was public as a package of anyaccel is so where it is now
+        moved = [name for name in MODULES.values() if name.startswith(f"{package}.")]
+        return sorted([*face, *(line for name in moved for line in _of_module(importlib.import_module(name), seen))])
     for part in pkgutil.iter_modules(module.__path__):
         name = f"anyaccel.{part.name}"
         if name in CONTRACT_MODULES or (part.ispkg and hasattr(importlib.import_module(name), "__all__")):

@@ -95,9 +95,9 @@ if TYPE_CHECKING:
     from anyaccel.specs import Loss as Loss
     from anyaccel.specs import Optimizer as Optimizer
     from anyaccel.specs import Schedule as Schedule
-    from anyaccel.transfer_ledger import Ledger as Ledger
-    from anyaccel.transfer_ledger import ledger as ledger
-    from anyaccel.transfer_ledger import no_transfers as no_transfers
+    from anyaccel_devtools.transfer_ledger import Ledger as Ledger
+    from anyaccel_devtools.transfer_ledger import ledger as ledger
+    from anyaccel_devtools.transfer_ledger import no_transfers as no_transfers
     from anyaccel_resources import DeviceRequest as DeviceRequest
     from anyaccel_resources import Inventory as Inventory
 
@@ -115,8 +115,6 @@ _NAMES = {
     "fitting": "FittedModel find_learning_rate fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
-    "transfer_ledger.counting": "ledger no_transfers",
-    "transfer_ledger": "Ledger",
     "metrics": "Metric",
     "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase FrameworkSettings Profile Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",

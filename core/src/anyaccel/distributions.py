@@ -32,9 +32,18 @@ NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.set
 CAPABILITIES, EXTENSIONS = "anyaccel.capabilities", "anyaccel.extension_points"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
-    NAMES: {"anyaccel-resources": "DeviceRequest Inventory"},
-    COMMANDS: {"anyaccel-distributed": "run", "anyaccel-offload": "device-map", "anyaccel-resources": "resolve"},
+    NAMES: {
+        "anyaccel-devtools": "Ledger ledger no_transfers",
+        "anyaccel-resources": "DeviceRequest Inventory",
+    },
+    COMMANDS: {
+        "anyaccel-devtools": "conform doctor env new-plugin",
+        "anyaccel-distributed": "run",
+        "anyaccel-offload": "device-map",
+        "anyaccel-resources": "resolve",
+    },
     SETTINGS: {
+        "anyaccel-devtools": "ModelGraph.visualize.svg",
         "anyaccel-distributed": (
             "EvalPhase.replicas ModelNode.sharding TrainPhase.deterministic TrainPhase.per_replica TrainPhase.replicas "
             "TrainPhase.sharding TrainPhase.sync_batchnorm"
@@ -46,6 +55,9 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
 MODULES: Mapping[str, str] = {
+    "doctor": "anyaccel_devtools.doctor",
+    "testing": "anyaccel_devtools.testing",
+    "transfer_ledger": "anyaccel_devtools.transfer_ledger",
     "planner": "anyaccel_offload.planner",
     "replicas": "anyaccel_distributed",
     "requests": "anyaccel_resources",

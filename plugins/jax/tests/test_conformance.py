@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import anyaccel_jax as ours
-from anyaccel.testing import Subject, model_suite, suite
-from anyaccel.testing.replica_tests import run_scenarios
+from anyaccel_devtools.testing import Subject, model_suite, suite
+from anyaccel_devtools.testing.replica_tests import run_scenarios
 from anyaccel_jax import Function, compute
 from anyaccel_jax.conformance import JaxSubject
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import Machine, SystemDevice
+from anyaccel_devtools.doctor import HealthChecks
 from anyaccel_jax import JaxBackend
 
 GPU = SystemDevice(kind="gpu", name="NVIDIA H100", vendor="nvidia")

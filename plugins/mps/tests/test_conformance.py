@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anyaccel.testing import suite
+from anyaccel_devtools.testing import suite
 from anyaccel_mps.conformance import MpsSubject
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from anyaccel.device import Device
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import Machine, SystemDevice
+from anyaccel_devtools.doctor import HealthChecks
 from anyaccel_mps import MpsBackend
 
 APPLE = SystemDevice(kind="mps", name="Apple GPU", vendor="apple")

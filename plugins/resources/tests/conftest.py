@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from anyaccel.cli.main import group
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.plugin_testing import plugin_module
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import plugin_module
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from anyaccel import DeviceRequest
 from anyaccel.errors import DeviceParseError
+from anyaccel.plugin_testing import TinyBackend, plugin_module
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import plugin_module
-from anyaccel.testing.tiny import TinyBackend
 from anyaccel_resources import RequestEntry, products
 from anyaccel_resources.grammar import KINDS, LONGEST
 from anyaccel_resources.products import capabilities

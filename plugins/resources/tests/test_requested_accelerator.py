@@ -11,8 +11,8 @@ import pytest
 import anyaccel as aa
 from anyaccel.backend import DeviceInfo
 from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError
+from anyaccel.plugin_testing import TinyBackend
 from anyaccel.registry import Registry
-from anyaccel.testing.tiny import TinyBackend
 from anyaccel_resources import RequestedAccelerator, machine_of
 
 
@@ -122,20 +122,6 @@ def test_a_machine_of_several_frameworks_has_what_all_of_them_use():
 def test_a_request_for_one_device_is_for_as_many_as_there_are_replicas(asked, replicas, found):
     devices = aa.Accelerator(asked).requested_devices(["cards"], replicas=replicas)
     assert " ".join(map(str, devices)) == found
-
-
-@pytest.mark.parametrize(("size", "rank", "device"), [(3, 0, None), (2, 0, "sim:0"), (2, 1, "sim:1")])
-def test_a_count_is_one_device_for_each_process(monkeypatch, size, rank, device):
-    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": 29500}
-    for name, value in {**place, "MASTER_ADDR": "127.0.0.1"}.items():
-        monkeypatch.setenv(name, str(value))
-    with aa.simulate(2):
-        if device is None:
-            problem = r"'sim:0\+1' is for 2 devices, one for each replica; this is one of 3 processes\."
-            with pytest.raises(ConfigError, match=problem):
-                experiment().plan(train(accelerator="sim:0+1"))
-        else:
-            assert str(experiment().plan(train(accelerator="sim:0+1")).device("net")) == device
 
 
 # -- in phases ---------------------------------------------------------------------------------------------------------

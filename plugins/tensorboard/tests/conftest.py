@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import anyaccel as aa
 import anyaccel_tensorboard
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.plugin_testing import entry
 from anyaccel.registry import Registry
-from anyaccel.testing import entry
 from anyaccel_tensorboard import log_to, switch
 
 

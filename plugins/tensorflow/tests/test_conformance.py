@@ -8,8 +8,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from anyaccel.testing import Subject, model_suite, suite
-from anyaccel.testing.replica_tests import run_scenarios
+from anyaccel_devtools.testing import Subject, model_suite, suite
+from anyaccel_devtools.testing.replica_tests import run_scenarios
 from anyaccel_tensorflow.conformance import TensorFlowSubject
 from anyaccel_tensorflow.ops import TensorFlowOps
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import Machine, SystemDevice
+from anyaccel_devtools.doctor import HealthChecks
 from anyaccel_tensorflow import TensorFlowBackend
 
 NVIDIA = SystemDevice(kind="gpu", name="NVIDIA H100", vendor="nvidia")

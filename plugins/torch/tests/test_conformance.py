@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from anyaccel.testing import Subject, model_suite, suite
-from anyaccel.testing.replica_tests import run_scenarios
+from anyaccel_devtools.testing import Subject, model_suite, suite
+from anyaccel_devtools.testing.replica_tests import run_scenarios
 from anyaccel_torch.conformance import TorchSubject
 
 

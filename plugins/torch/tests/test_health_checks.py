@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from anyaccel.device import Device
-from anyaccel.doctor import HealthChecks, worst
 from anyaccel.machine import Machine, SystemDevice
+from anyaccel_devtools.doctor import HealthChecks, worst
 from anyaccel_torch import TorchBackend
 from anyaccel_torch.health_checks import architecture_check, machine_checks
 from anyaccel_torch.installed_build import build_facts

@@ -12,7 +12,7 @@ import torch
 import anyaccel as aa
 from anyaccel.errors import PhaseError
 from anyaccel.phases.planning.advice import advise
-from anyaccel.testing import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 from anyaccel_torch.settings import BOOLEANS
 
 X = np.ones((8, 3, 4, 4), "float32")

@@ -48,7 +48,7 @@ def run_tests(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 def test_torch_passes_the_conformance_kit_on_two_simulated_devices(tmp_path: Path) -> None:
     """With two devices, only tests of autocast and of processes, which are not simulated, and of blocks are skipped."""
     card = tmp_path / "card"
-    run_tests("test_simulated_kit.py", "-p", "anyaccel.testing.json_report", f"--anyaccel-report={card}")
+    run_tests("test_simulated_kit.py", "-p", "anyaccel_devtools.testing.json_report", f"--anyaccel-report={card}")
     lines = [json.loads(line) for line in card.read_text("utf-8").splitlines()]
     facts = next(line for line in lines if "backend" in line)
     assert (facts["framework"], facts["devices"]) == ("torch", ["sim:0", "sim:1"])

@@ -25,8 +25,8 @@ from torch import nn
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError
 from anyaccel.specs import Optimizer
-from anyaccel.testing import ComputeTests, ExchangeTests, MultiStepTests
-from anyaccel.testing.harness import Harness
+from anyaccel_devtools.testing import ComputeTests, ExchangeTests, MultiStepTests
+from anyaccel_devtools.testing.harness import Harness
 from anyaccel_torch import (
     TorchBackend,
     forward_plan,

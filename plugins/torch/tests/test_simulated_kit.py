@@ -12,7 +12,7 @@ import pytest
 if not os.environ.get("ANYACCEL_TORCH_SIMULATE"):
     pytest.skip("run by test_simulated.py, in a process of its own", allow_module_level=True)
 
-from anyaccel.testing import suite
+from anyaccel_devtools.testing import suite
 from anyaccel_torch.simulated.conformance import SimulatedSubject
 
 

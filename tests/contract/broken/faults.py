@@ -19,9 +19,9 @@ from anyaccel.numpy_backend import NumpyBackend, simulate, zeros
 from anyaccel.numpy_backend.layers import Activation, BatchNorm, Dense
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.numpy_backend.sequential import Sequential
-from anyaccel.numpy_backend.subject import squared_error
 from anyaccel.segment import Segment
-from anyaccel.testing import Subject
+from anyaccel_devtools.numpy_subject import squared_error
+from anyaccel_devtools.testing import Subject
 from anyaccel_distributed import ShardParameters
 
 from .in_place_models import CopyingBackend, mutating_model
@@ -184,7 +184,7 @@ class BrokenSubject(Subject):
 
     @pytest.fixture
     def replica_folder(self, harness, tmp_path_factory):
-        from anyaccel.testing.replica_tests import save_start
+        from anyaccel_devtools.testing.replica_tests import save_start
 
         from .replicas import Threads, perform
 

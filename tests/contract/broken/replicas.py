@@ -13,8 +13,8 @@ from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.numpy_backend.ops import NumpyOps
 from anyaccel.segment import NodeState
-from anyaccel.testing import replica_scenarios as scenarios
-from anyaccel.testing.harness import GROUP, Harness
+from anyaccel_devtools.testing import replica_scenarios as scenarios
+from anyaccel_devtools.testing.harness import GROUP, Harness
 from anyaccel_distributed import ReplicaGroup, ShardParameters
 
 from .faults import fault

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyaccel.testing import suite
+from anyaccel_devtools.testing import suite
 
 from .faults import BrokenSubject, all_faults
 

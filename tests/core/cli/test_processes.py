@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anyaccel.testing.fake_plugins import write_distribution
+from anyaccel.plugin_testing import write_distribution
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|38|9[0-7])[;\dm]")
 
@@ -260,10 +260,10 @@ def test_backends_of_one_framework_are_asked_each_in_a_process_of_its_own(tmp_pa
     assert lines[-1] == "  Hint: update or uninstall anyaccel-chip, or leave it out with ANYACCEL_PLUGINS"
 
 
-def test_a_wrong_answer_is_shown_by_plugins_devices_and_env(tmp_path, spawn):
+def test_a_wrong_answer_is_shown_by_plugins_and_devices(tmp_path, spawn):
     odd(tmp_path, "wrong", "return [Device('cpu')]")
     cause = "devices() of its backend for wrong returned (Device(kind='cpu', index=0),), not devices of its kinds"
-    for command, status in (("plugins", 1), ("devices", 0), ("env", 0)):
+    for command, status in (("plugins", 1), ("devices", 0)):
         answer = spawn(command, ANYACCEL_PLUGINS="wrong")
         assert (answer.returncode, answer.stderr) == (status, "")
         assert cause in answer.stdout, command
@@ -298,7 +298,7 @@ def test_other_output_of_a_framework_is_ignored(tmp_path, spawn):
     assert [listings[name][0]["device"] for name in names] == ["gpu:0"] * len(OTHER_OUTPUT)
 
 
-@pytest.mark.parametrize("command", [("plugins",), ("devices",), ("env",), ("demo", "--epochs", "1")])
+@pytest.mark.parametrize("command", [("plugins",), ("devices",), ("demo", "--epochs", "1")])
 def test_output_of_a_plugin_is_not_in_the_json(command, tmp_path, spawn):
     write_distribution(tmp_path, "anyaccel-loud", entry_points={"loud": "loud"}, modules={"loud": "print('hello')"})
     answer = spawn(*command, "--json", ANYACCEL_PLUGINS="loud")
@@ -423,19 +423,3 @@ def test_a_full_standard_error_leaves_output_and_status_as_they_are(environment,
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, env=environment(), check=False)
     assert answer.returncode == usual.returncode == status and answer.stdout == usual.stdout
-
-
-@pytest.mark.parametrize("command", [("new-plugin", "chip"), ("conform", "numpy")])
-def test_a_deleted_working_folder_is_an_error_with_a_hint(python, tmp_path, command):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    answer = python(RUN.format("os.rmdir(os.getcwd())"), *command, cwd=gone)
-    assert answer.stderr.startswith("error: the working folder cannot be read: ")
-    assert "Hint: change to a folder that exists." in answer.stderr and answer.returncode == 2
-
-
-@pytest.mark.parametrize("seconds", ["nan", "inf"])
-def test_a_timeout_that_is_no_number_is_a_usage_error(spawn, seconds):
-    answer = spawn("conform", "numpy", "--timeout", seconds)
-    assert answer.returncode == 2 and f"{seconds} is not a number of seconds" in answer.stderr
-    assert "Traceback" not in answer.stderr

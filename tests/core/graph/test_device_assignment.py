@@ -11,9 +11,8 @@ from anyaccel import Accelerator, AppliedLoss, ConcatNode, FeatureSet, ModelGrap
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
 from anyaccel.graph import Plan, PolicyNode, Request, precedence, resolve
+from anyaccel.plugin_testing import TinyBackend, plugin_module
 from anyaccel.registry import registry
-from anyaccel.testing.fake_plugins import plugin_module
-from anyaccel.testing.tiny import TinyBackend
 
 CPU, SIM0, SIM1 = Device("cpu"), Device("sim", 0), Device("sim", 1)
 

@@ -10,7 +10,7 @@ import pytest
 import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SequentialMLP
 from anyaccel.errors import DeviceUnavailableError, FrameworkError
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 
 
 def data():

@@ -19,7 +19,7 @@ from anyaccel.cli.main import group
 from anyaccel.distributions import SETTINGS, MissingDistributionError
 from anyaccel.graph.nodes import LAYOUT_SETTINGS, Layout
 from anyaccel.graph.plan_entries import Section
-from anyaccel.testing.fake_plugins import entry
+from anyaccel.plugin_testing import entry
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
 MISSING = r"is in anyaccel-offload, not installed here"

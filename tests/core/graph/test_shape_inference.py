@@ -20,8 +20,8 @@ from anyaccel.errors import (
 )
 from anyaccel.install_hints import install_line
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, Sequential
+from anyaccel.plugin_testing import TinyBackend
 from anyaccel.segment import TensorSpec
-from anyaccel.testing.tiny import TinyBackend
 
 
 def spec(*shape: int, dtype: str = "float32") -> TensorSpec:

@@ -15,7 +15,7 @@ from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
 from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")
 
@@ -493,4 +493,4 @@ def test_a_fitted_estimator_stays_on_the_device_of_its_phase() -> None:
 
     graph = ModelGraph([ModelNode("mean", Mean(), source.reference())])
     Experiment("e", graph, progress="none").run_phase(FitPhase("fit", data="all"))
-    assert 'data-anyaccel-device="cpu:0"' in graph.visualize("svg")
+    assert '<br/>cpu:0<br/>frozen"]' in graph.visualize()

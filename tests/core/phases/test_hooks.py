@@ -17,8 +17,8 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import HOOKS, hookimpl
 from anyaccel.numpy_backend import Dense, NumpyBackend, simulate
 from anyaccel.phases import Callback, FitPhase, Run, TrainPhase
+from anyaccel.plugin_testing import plugin_module
 from anyaccel.specs import Optimizer
-from anyaccel.testing.fake_plugins import plugin_module
 
 BEFORE_LOOP = ["phase_start", "before_placement", "after_placement", "after_loading"]
 

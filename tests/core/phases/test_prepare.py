@@ -27,8 +27,8 @@ from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
 from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
+from anyaccel.plugin_testing import TinyBackend
 from anyaccel.specs import Optimizer
-from anyaccel.testing.tiny import TinyBackend
 
 MSE = AppliedLoss("mse", on="net")
 BY_CLASS = AppliedLoss("cross_entropy", on="sort", inputs=["outputs", "data.c"])

@@ -10,7 +10,7 @@ from anyaccel.adapter.step_profiler import ProfilesSteps, read_trace, trace_name
 from anyaccel.errors import PhaseError
 from anyaccel.numpy_backend.capabilities import NumpyProfiler
 from anyaccel.phases.profile import _RECORDING
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 
 X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
 ROWS = aa.FeatureSet.from_dict("d", {"x": X, "y": X[:, :1]}, ["x"], ["y"])

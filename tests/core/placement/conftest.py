@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from anyaccel import accelerator, placement
+from anyaccel.plugin_testing import TinyBackend, plugin_module
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import plugin_module
-from anyaccel.testing.tiny import TinyBackend
 
 
 @pytest.fixture

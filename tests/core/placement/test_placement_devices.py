@@ -10,7 +10,7 @@ import pytest
 from anyaccel import Accelerator, best_device, device_of, devices, devices_or_cpu, scope
 from anyaccel.device import Device
 from anyaccel.errors import DeviceMismatchError, DeviceParseError, FrameworkError, NoBackendError
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 
 
 @dataclass

@@ -13,9 +13,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multipl
 from anyaccel import accelerator, placement
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, DeviceMismatchError
+from anyaccel.plugin_testing import Cell, TinyBackend, plugin_module
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import plugin_module
-from anyaccel.testing.tiny import Cell, TinyBackend
 
 SIMS = ("sim:0", "sim:1", "sim:2")
 

@@ -24,7 +24,7 @@ from anyaccel.errors import (
     NoBackendError,
 )
 from anyaccel.placement import move, place
-from anyaccel.testing.tiny import Cell, TinyBackend
+from anyaccel.plugin_testing import Cell, TinyBackend
 
 SIM = Device("sim", 1)
 

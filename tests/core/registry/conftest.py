@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from anyaccel.plugin_loader import SWITCH
+from anyaccel.plugin_testing import FakeEntryPoint, TinyBackend
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import FakeEntryPoint
-from anyaccel.testing.tiny import TinyBackend
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from broken_plugins import broken_plugins
 
 import anyaccel as aa
 from anyaccel import registry as registry_module
 from anyaccel.device import Device
 from anyaccel.numpy_backend import NumpyBackend, SequentialMLP
 from anyaccel.registry import Registry
-from anyaccel.testing.broken_plugins import broken_plugins
 
 BROKEN = broken_plugins("numpy")
 del BROKEN["brk_conflict"]  # numpy is core's own, so that this is `brk_shadow`

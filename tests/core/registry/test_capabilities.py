@@ -17,9 +17,8 @@ from anyaccel.device import Device
 from anyaccel.distributions import CAPABILITIES
 from anyaccel.errors import CapabilityError, PluginError
 from anyaccel.numpy_backend import NumpyBackend
+from anyaccel.plugin_testing import TinyBackend, entry, plugin_module, write_distribution
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import entry, plugin_module, write_distribution
-from anyaccel.testing.tiny import TinyBackend
 from anyaccel_distributed import Replicate, ShardParameters
 
 CPU = Device("cpu")

@@ -13,8 +13,7 @@ from anyaccel.backend import Backend
 from anyaccel.device import Device
 from anyaccel.errors import DeviceUnavailableError, FrameworkError, PluginError
 from anyaccel.hookspecs import hookimpl
-from anyaccel.testing.fake_plugins import entry, plugin_module
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend, entry, plugin_module
 
 
 class Lacking(Backend):

@@ -17,9 +17,8 @@ from anyaccel.errors import FrameworkError
 from anyaccel.install_hints import install_line
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.plugin_loader import SWITCH
+from anyaccel.plugin_testing import TinyBackend, entry, plugin_module, write_distribution
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import entry, plugin_module, write_distribution
-from anyaccel.testing.tiny import TinyBackend
 
 
 def offering(framework: str, *devices: str, **facts):
@@ -136,7 +135,7 @@ def test_an_interrupted_load_can_be_repeated(make):
 
 GOOD = """
 from anyaccel.hookspecs import hookimpl
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 
 contract = 2
 
@@ -179,7 +178,7 @@ def in_a_clean_process(folder, question: str) -> str:
     code = (
         "from importlib.metadata import distributions\n"
         "import anyaccel.registry as r\n"
-        "from anyaccel.testing.tiny import TinyBackend\n"
+        "from anyaccel.plugin_testing import TinyBackend\n"
         f"points = lambda: [e for d in distributions(path=[{str(folder)!r}]) for e in d.entry_points]\n"
         "registry = r.Registry(lambda: TinyBackend('numpy'), points)\n"
         f"try:\n    print({question})\nexcept Exception as error:\n    print(type(error).__name__, error)\n"

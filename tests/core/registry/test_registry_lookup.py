@@ -20,8 +20,7 @@ from anyaccel.errors import (
     PluginError,
 )
 from anyaccel.install_hints import install_line
-from anyaccel.testing.fake_plugins import entry, plugin_module
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend, entry, plugin_module
 
 
 def offering(*backends: TinyBackend):

@@ -9,9 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, FrameworkError, NoBackendError
+from anyaccel.plugin_testing import TinyBackend, entry, plugin_module
 from anyaccel.registry import Registry
-from anyaccel.testing.fake_plugins import entry, plugin_module
-from anyaccel.testing.tiny import TinyBackend
 
 FRAMEWORKS = ("a", "b", "c")
 KINDS = ("cpu", "gpu", "mps")

@@ -234,21 +234,6 @@ def read_failed(folder: Path) -> dict[str, Any]:
     return values
 
 
-def write_ledger(folder: Path) -> None:
-    with aa.ledger() as counts:
-        one_node(data()).run(training(losses=[aa.AppliedLoss("mse")]), progress="none")
-    (folder / "ledger.json").write_text(counts.to_json())
-
-
-def read_ledger(folder: Path) -> dict[str, Any]:
-    """Nothing here reads such a file, programs of others do: what was written then is written today."""
-    write_ledger(folder.parent)
-    old, new = (json.loads((place / "ledger.json").read_text()) for place in (folder, folder.parent))
-    assert set(old) <= set(new) and set(old["totals"]) <= set(new["totals"]) and old["schema"] == new["schema"]
-    assert all(set(old_row) <= set(new["rows"][0]) for old_row in old["rows"])
-    return {"keys": sorted(old), "keys of totals": sorted(old["totals"]), "rows": len(old["rows"]) > 0}
-
-
 # -- fit ---------------------------------------------------------------------------------------------------------------
 
 TABLE = {"a": X[:, 0].tolist(), "b": X[:, 1].tolist(), "c": X[:, 2].tolist()}
@@ -643,7 +628,6 @@ CASES: dict[str, tuple[Any, Any]] = {
     "optimizers": (write_optimizers, read_optimizers),
     "experiment": (write_experiment, read_experiment),
     "failed": (write_failed, read_failed),
-    "ledger": (write_ledger, read_ledger),
     "fit": (write_fit, read_fit),
     "epoch_end": (write_epoch_end, read_epoch_end),
     "plans": (write_plans, read_plans),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anyaccel import Accelerator, Device
 from anyaccel.errors import ConfigError, DeviceParseError, DeviceUnavailableError, FrameworkError, PluginError
-from anyaccel.testing.tiny import TinyBackend
+from anyaccel.plugin_testing import TinyBackend
 
 spellings = st.sampled_from(
     ["cpu", "cuda", "cuda:0", "GPU", "gpu:1", "rocm:1", "mps", "metal", "mps:0", "xpu:3", "my_chip"]

@@ -1,4 +1,4 @@
-"""The command line: `anyaccel demo`, `devices`, `plugins`, `conform`, `new-plugin`, `env` and `completion`.
+"""The command line: core's commands, and those of installed distributions.
 
 `main` declares the commands, `console` prints, and each command has a module (or package) of its own. Stands on all
 other packages; needs no framework. Importing it loads none of them, so that the commands' child processes start fast.

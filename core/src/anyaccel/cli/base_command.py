@@ -13,6 +13,13 @@ import click
 from anyaccel.errors import AnyaccelError, ConfigError
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+PLUGIN_TIMEOUT = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    help="Seconds for each plugin; one that takes longer is called slow.",
+)
 
 
 class Command(click.Command):

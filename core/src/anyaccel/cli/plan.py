@@ -10,7 +10,7 @@ from typing import Any
 
 from anyaccel.cli.console import print_json, print_line, print_table
 from anyaccel.cli.module_object import load_object
-from anyaccel.distributions import NAMES, load
+from anyaccel.distributions import NAMES, MissingDistributionError, load
 from anyaccel.errors import ConfigError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
@@ -96,7 +96,7 @@ def run_plan(target: PlanTarget, output: Output) -> int:
     if output.save is not None:
         _write(output.save, plan.to_json())
     if output.html is not None:
-        _write(output.html, plan.to_html(graph.visualize("svg", plan=plan)))
+        _write(output.html, plan.to_html(_drawing(graph, plan)))
     if output.as_json:
         document: dict[str, Any] = {"plan": plan.to_dict(), "not_covered": list(plan.not_covered), "fits": plan.fits}
         document |= {"advice": [each.to_dict() for each in advice]} if output.advise else {}
@@ -111,6 +111,15 @@ def run_plan(target: PlanTarget, output: Output) -> int:
         print_line(f"\nbeside the plan in {output.compare}:")
         print_line(str(difference))
     return _conclusion(plan)
+
+
+def _drawing(graph: ModelGraph, plan: Plan) -> str | None:
+    """The drawing of a graph; None, which is said, where what draws is not installed."""
+    try:
+        return graph.visualize("svg", plan=plan)
+    except MissingDistributionError as error:
+        print_line(f"the page has no drawing of the graph: {error}", stderr=True)
+        return None
 
 
 def run_explain(target: PlanTarget, node: str, as_json: bool) -> int:

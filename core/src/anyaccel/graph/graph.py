@@ -300,6 +300,7 @@ class ModelGraph(AttributeHints):
 
         Raises:
             GraphError: an unknown format, or the plan of another graph.
+            MissingDistributionError: `"svg"`, and `anyaccel-devtools`, which draws it, is not installed.
         """
         return mermaid.draw(self.label, self._nodes, self._shapes, plan, registry(), format)
 

@@ -11,7 +11,7 @@ from anyaccel_mlx import MlxBackend
 from anyaccel_mlx.conformance import MlxSubject
 
 from anyaccel import Backend, Device
-from anyaccel.testing import Subject, suite
+from anyaccel_devtools.testing import Subject, suite
 
 
 class Mlx(MlxSubject):

@@ -12,7 +12,7 @@ from anyaccel_abacus.backend import AbacusBackend
 from anyaccel_abacus.placement import AbacusPlacement
 
 from anyaccel import Backend
-from anyaccel.testing import BackendTests, Subject, suite
+from anyaccel_devtools.testing import BackendTests, Subject, suite
 
 
 class TestPlacement(BackendTests):

@@ -14,13 +14,11 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.precision import ComputesPrecision
 from anyaccel_jax.compute import JaxCompute, JaxMemoryFigures, JaxPrecision
 from anyaccel_jax.device_info import JaxExpectedDevices
 from anyaccel_jax.exchange import JaxExchange
-from anyaccel_jax.health_checks import JaxHealthChecks
 from anyaccel_jax.memory import JaxMemory
 
 
@@ -51,7 +49,7 @@ class JaxBackend(JaxExchange, JaxCompute):
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_jax.device_replicas:JaxReplicas"),
         "anyaccel_distributed.ShardParameters": lazy("anyaccel_jax.sharding:JaxSharding"),
         ExpectedDevices: JaxExpectedDevices,
-        HealthChecks: JaxHealthChecks,
+        "anyaccel_devtools.HealthChecks": lazy("anyaccel_jax.health_checks:JaxHealthChecks"),
     }
 
     def devices(self) -> Sequence[Device]:

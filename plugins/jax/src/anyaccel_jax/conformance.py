@@ -13,7 +13,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from anyaccel.backend import Backend
-from anyaccel.testing import Subject
+from anyaccel_devtools.testing import Subject
 from anyaccel_jax import Function
 from anyaccel_jax.backend import JaxBackend
 

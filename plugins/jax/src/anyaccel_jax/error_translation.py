@@ -67,7 +67,7 @@ def _raise_translated(error: Exception, subject: str) -> None:
     if any(words in message for words in _OUT_OF_MEMORY):
         raise out_of_memory(subject, first_line(error)) from error
     if "incompatible devices" in message:
-        from anyaccel.transfer_ledger import mixed_tensors  # where nothing goes wrong, it is not needed
+        from anyaccel.adapter.mixed_tensors import mixed_tensors  # where nothing goes wrong, it is not needed
 
         hint = "create arrays on the device of the inputs, or move them to one device with anyaccel.move(obj, device)"
         mixed = mixed_tensors(error, _device_of, ("jax", "jaxlib", "flax", "keras", "equinox", "haiku", "optax"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anyaccel.doctor import Check, HealthChecks, cuda_driver_checks
 from anyaccel.machine import Machine
+from anyaccel_devtools.doctor import Check, HealthChecks, cuda_driver_checks
 
 _PLUGINS = {"nvidia": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "amd": ("jax-rocm7-plugin", "jax-rocm60-plugin")}
 _EXTRAS = {"nvidia": 'python -m pip install "jax[cuda13]"', "amd": "install JAX for ROCm, as JAX's own page says"}

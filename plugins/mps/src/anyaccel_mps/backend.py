@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from anyaccel.backend import AsyncCopy, DeviceInfo, Memory, MemoryInfo, Program
-from anyaccel.capability import Capabilities
+from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.segment import Segment
 from anyaccel_mps import device_info
 from anyaccel_mps.dtype_support import check_array, check_tensors
-from anyaccel_mps.health_checks import MpsHealthChecks
 from anyaccel_torch import TorchBackend
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ class MpsBackend(TorchBackend):
         **TorchBackend.capabilities,
         Memory: MpsMemory,
         ExpectedDevices: MpsExpectedDevices,
-        HealthChecks: MpsHealthChecks,
+        "anyaccel_devtools.HealthChecks": lazy("anyaccel_mps.health_checks:MpsHealthChecks"),
     }
 
     def unavailable_reason(self, device: Device) -> str:

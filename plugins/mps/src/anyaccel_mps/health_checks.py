@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anyaccel.doctor import Check, HealthChecks
 from anyaccel.machine import Machine
+from anyaccel_devtools.doctor import Check, HealthChecks
 
 
 class MpsHealthChecks(HealthChecks):

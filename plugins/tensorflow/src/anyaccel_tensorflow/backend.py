@@ -16,12 +16,10 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
 from anyaccel.device import Device
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices, Machine
 from anyaccel.precision import ComputesPrecision
 from anyaccel_tensorflow.compute import TensorFlowCompute, TensorFlowMemoryFigures, TensorFlowPrecision
 from anyaccel_tensorflow.exchange import TensorFlowExchange
-from anyaccel_tensorflow.health_checks import TensorFlowHealthChecks
 from anyaccel_tensorflow.installed_build import TensorFlowExpectedDevices
 from anyaccel_tensorflow.memory import TensorFlowMemory
 
@@ -51,7 +49,7 @@ class TensorFlowBackend(TensorFlowExchange, TensorFlowCompute):
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_tensorflow.device_replicas:TensorFlowReplicas"),
         "anyaccel_distributed.Replicate": lazy("anyaccel_tensorflow.replicas:TensorFlowReplicate"),
         ExpectedDevices: TensorFlowExpectedDevices,
-        HealthChecks: TensorFlowHealthChecks,
+        "anyaccel_devtools.HealthChecks": lazy("anyaccel_tensorflow.health_checks:TensorFlowHealthChecks"),
     }
 
     def devices(self) -> Sequence[Device]:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from anyaccel.backend import Backend
-from anyaccel.testing import Subject
+from anyaccel_devtools.testing import Subject
 from anyaccel_tensorflow.backend import TensorFlowBackend
 from anyaccel_tensorflow.ops import TensorFlowOps
 

@@ -42,7 +42,7 @@ def first_line(error: BaseException) -> str:
 
 def _mismatch(error: Exception, subject: str, message: str) -> DeviceMismatchError:
     """Names the node, the line, its tensors, and the devices that TensorFlow's message has."""
-    from anyaccel.transfer_ledger import mixed_tensors  # where nothing goes wrong, it is not needed
+    from anyaccel.adapter.mixed_tensors import mixed_tensors  # where nothing goes wrong, it is not needed
 
     mixed = mixed_tensors(error, _eager_device, ("tensorflow", "keras"))
     match = _CONFLICT.search(message)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anyaccel.doctor import Check, HealthChecks
 from anyaccel.machine import Machine
+from anyaccel_devtools.doctor import Check, HealthChecks
 from anyaccel_tensorflow.installed_build import CPU_BUILDS, CUDA_LIBRARIES
 
 

@@ -18,12 +18,10 @@ from anyaccel.adapter.transfer_observer import ObservesTransfers
 from anyaccel.adapter.weight_files import WeightFiles
 from anyaccel.backend import Memory
 from anyaccel.capability import Capabilities, lazy
-from anyaccel.doctor import HealthChecks
 from anyaccel.machine import ExpectedDevices
 from anyaccel.precision import ComputesPrecision
 from anyaccel_torch.compute import TorchCompute, TorchWeightFiles
 from anyaccel_torch.exchange import TorchExchange
-from anyaccel_torch.health_checks import TorchHealthChecks
 from anyaccel_torch.installed_build import TorchExpectedDevices
 from anyaccel_torch.memory import TorchMemory
 from anyaccel_torch.settings import TorchSettings
@@ -52,7 +50,7 @@ class TorchBackend(TorchExchange, TorchCompute):
         "anyaccel_distributed.DeviceReplicas": lazy("anyaccel_torch.device_replicas:TorchReplicas"),
         "anyaccel_distributed.ShardParameters": lazy("anyaccel_torch.sharding:TorchSharding"),
         ExpectedDevices: TorchExpectedDevices,
-        HealthChecks: TorchHealthChecks,
+        "anyaccel_devtools.HealthChecks": lazy("anyaccel_torch.health_checks:TorchHealthChecks"),
     }
 
     def thread_rng(self, key: int | None) -> AbstractContextManager[Any]:

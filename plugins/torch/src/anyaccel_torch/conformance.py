@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from anyaccel.backend import Backend
-from anyaccel.testing import Subject
+from anyaccel_devtools.testing import Subject
 from anyaccel_torch import keras
 from anyaccel_torch.backend import TorchBackend
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from anyaccel.adapter.mixed_tensors import MixedTensors
+from anyaccel.adapter.mixed_tensors import mixed_tensors as read_mixed_tensors
 from anyaccel.adapter.out_of_memory import out_of_memory
 from anyaccel.errors import AnyaccelError, DeviceMismatchError, FrameworkError, MoveError, PhaseError, SpecError
-from anyaccel.transfer_ledger import MixedTensors
-from anyaccel.transfer_ledger import mixed_tensors as read_mixed_tensors
 
 _KERAS_FRAME = re.compile(r"^Exception encountered when calling [^\n]*\n+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

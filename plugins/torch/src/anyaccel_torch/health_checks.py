@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from anyaccel.device import Device
-from anyaccel.doctor import Check, HealthChecks, cuda_driver_checks
 from anyaccel.machine import Machine
+from anyaccel_devtools.doctor import Check, HealthChecks, cuda_driver_checks
 from anyaccel_torch.installed_build import build_facts
 
 _NAMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anyaccel.testing import suite
+from anyaccel_devtools.testing import suite
 from anyaccel_torch.conformance import TorchSubject, train_step
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")

@@ -15,8 +15,8 @@ from anyaccel import hookimpl
 from anyaccel.data import IterableSource, suggested_num_workers
 from anyaccel.data.streaming import dataloader_workers as module
 from anyaccel.errors import SourceError
+from anyaccel.plugin_testing import TinyBackend
 from anyaccel.registry import Registry
-from anyaccel.testing.tiny import TinyBackend
 
 FORK = "fork" in multiprocessing.get_all_start_methods()
 

@@ -1,4 +1,4 @@
-"""Drawings of graphs as Mermaid, SVG and notebook HTML, from one description (`diagram`).
+"""Drawings of graphs as Mermaid and notebook HTML, from one description (`diagram`).
 
-Stands on the nodes, shapes and plans of `graph`.
+SVG is drawn by `anyaccel-devtools`. Stands on the nodes, shapes and plans of `graph`.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import GraphError
 from anyaccel.graph.drawing.diagram import Box, Diagram, NodePlace, build_diagram, node_places
-from anyaccel.graph.drawing.svg import svg
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, model_name
 from anyaccel.graph.plan import Plan, number_of, table
 from anyaccel.graph.shape_inference import Shapes
@@ -64,6 +64,7 @@ def draw(
 
     Raises:
         GraphError: unknown format, or the plan of another graph.
+        MissingDistributionError: `"svg"`, and what draws it is not installed.
     """
     if format not in FORMATS:
         raise GraphError(
@@ -77,6 +78,16 @@ def draw(
         )
     diagram = build_diagram(label, nodes, shapes, plan, registry)
     return svg(diagram) if format == "svg" else mermaid(diagram)
+
+
+def svg(diagram: Diagram) -> Markup:
+    """The diagram as a self-contained SVG document.
+
+    Raises:
+        MissingDistributionError: what draws is not installed.
+    """
+    drawn: Markup = load(SETTINGS, "ModelGraph.visualize.svg")(diagram)
+    return drawn
 
 
 # -- Mermaid -----------------------------------------------------------------------------------------------------------

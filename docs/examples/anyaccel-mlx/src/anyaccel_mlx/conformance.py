@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from anyaccel import Backend
-from anyaccel.testing import Subject
+from anyaccel_devtools.testing import Subject
 from anyaccel_mlx.backend import MlxBackend
 
 Make = Callable[[], Any]

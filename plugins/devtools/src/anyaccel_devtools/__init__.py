@@ -1,0 +1,31 @@
+"""Tools for anyaccel: conformance kit, transfer ledger, doctor, drawings and projects for plugins.
+
+- `testing`: the conformance kit, which a plugin's author runs over a backend.
+- `transfer_ledger`: what moves between devices and where the host waits; also `anyaccel.ledger` and `no_transfers`.
+- `doctor`: checks of a machine, and the capability `HealthChecks` with which backends add theirs.
+- `drawing`: graphs as SVG.
+
+The commands `conform`, `doctor`, `env` and `new-plugin` of `anyaccel` are in `cli`. Names are imported on first use;
+importing this package imports none of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from anyaccel.lazy_attributes import lazy_attributes
+
+if TYPE_CHECKING:
+    from anyaccel_devtools.doctor import Check as Check
+    from anyaccel_devtools.doctor import HealthChecks as HealthChecks
+    from anyaccel_devtools.transfer_ledger import Ledger as Ledger
+    from anyaccel_devtools.transfer_ledger import ledger as ledger
+    from anyaccel_devtools.transfer_ledger import no_transfers as no_transfers
+
+__all__ = ["Check", "HealthChecks", "Ledger", "ledger", "no_transfers"]
+
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        **dict.fromkeys(("Check", "HealthChecks"), ".doctor"),
+        **dict.fromkeys(("Ledger", "ledger", "no_transfers"), ".transfer_ledger"),
+    },
+)

@@ -1,0 +1,15 @@
+"""Doctor: checks of a machine and of what is installed on it, each with the command that mends it.
+
+Offers `Check`, what a check says; `check_machine`; and what the backends of plugins use: the capability `HealthChecks`,
+to add checks of their own, and `cuda_driver_checks` for those that use CUDA. `Machine` and `ExpectedDevices` are those
+of `anyaccel.machine`.
+Imports no framework. Stands on `machine` and the kernel.
+"""
+
+from anyaccel.machine import ExpectedDevices, Machine
+from anyaccel_devtools.doctor.capability import HealthChecks
+from anyaccel_devtools.doctor.check import Check, worst
+from anyaccel_devtools.doctor.checkup import check_machine
+from anyaccel_devtools.doctor.cuda_driver import cuda_driver_checks
+
+__all__ = ["Check", "ExpectedDevices", "HealthChecks", "Machine", "check_machine", "cuda_driver_checks", "worst"]

@@ -1,0 +1,24 @@
+"""Ledger: counts transfers between devices and waits of the host, around any code.
+
+Offers `ledger`, which counts inside a block, and `no_transfers`, which raises at the first; `Ledger`, what was counted,
+with its rows and totals; `register_running`, by which a module says which phases are
+running; and for errors `last_mover`, which has moved a tensor. `mixed_tensors` is that of `anyaccel.adapter`.
+"""
+
+from anyaccel.adapter.mixed_tensors import MixedTensors, mixed_tensors
+from anyaccel_devtools.transfer_ledger.call_site import CallSite, register_running
+from anyaccel_devtools.transfer_ledger.counting import Ledger, LedgerRow, Totals, ledger, no_transfers
+from anyaccel_devtools.transfer_ledger.observation import last_mover
+
+__all__ = [
+    "CallSite",
+    "Ledger",
+    "LedgerRow",
+    "MixedTensors",
+    "Totals",
+    "last_mover",
+    "ledger",
+    "mixed_tensors",
+    "no_transfers",
+    "register_running",
+]

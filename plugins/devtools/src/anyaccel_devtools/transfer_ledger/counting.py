@@ -1,0 +1,357 @@
+"""ledger and no_transfers: count what moves inside a block, or raise at the first."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from anyaccel import arguments
+from anyaccel.adapter.transfer_observer import TRANSFER_KINDS, TransferEvent
+from anyaccel.call_hints import call_hints, class_hints
+from anyaccel.errors import CapabilityError, ConfigError, TransferError
+from anyaccel.html import Markup, badge, faint, guarded, line, page, row, size, table
+from anyaccel.registry import registry
+from anyaccel_devtools.transfer_ledger.call_site import CallSite
+from anyaccel_devtools.transfer_ledger.observation import observation
+
+
+@call_hints
+@contextmanager
+def ledger() -> Iterator[Ledger]:
+    """Count every transfer between devices, and every wait of the host, inside the block.
+
+    In every framework whose plugin can tell, and in every thread. Import the frameworks before: what could not be seen
+    is in `not_covered`, never counted wrong.
+
+    Returns:
+        a context manager that gives a `Ledger`, which may be read inside the block and after it.
+    """
+    counter = Counter()
+    unseen: list[list[str]] = []
+    with observation.listening(counter.add):
+        try:
+            yield Ledger(counter.rows, lambda: unseen[0] if unseen else observation.not_covered())
+        finally:
+            unseen.append(observation.not_covered())
+
+
+@call_hints
+def no_transfers(frameworks: Iterable[str] | None = None, *, partial: bool = False) -> AbstractContextManager[None]:
+    """Raise at the first transfer, or wait of the host, inside the block; where possible before it happens.
+
+    Args:
+        frameworks: only of these; by default of all that are imported.
+        partial: also where not every transfer can be seen: what is seen raises, and nothing more is promised.
+
+    Raises:
+        ConfigError: `frameworks` is not a list of names, or `partial` no bool.
+        FrameworkError: no plugin runs one of them.
+        TransferError: (inside the block) something was moved, or the host waited; names what, where, and what to do.
+        CapabilityError: (inside the block) transfers of one cannot all be seen, so that nothing could be promised; or,
+            with `partial`, none of them.
+    """
+    arguments.flag(ConfigError, "no_transfers: ", "partial", partial)
+    return _refusing(_checked(frameworks), partial)
+
+
+@contextmanager
+def _refusing(names: tuple[str, ...] | None, partial: bool) -> Iterator[None]:
+    def refuse(framework: str, event: TransferEvent, site: CallSite) -> None:
+        if names is None or framework in names:
+            raise transfer_error(framework, event, site)
+
+    with observation.listening(refuse):
+        _check_covered(names, partial)
+        yield
+        _check_covered(names, partial)
+
+
+def transfer_error(framework: str, event: TransferEvent, site: CallSite) -> TransferError:
+    """What is wrong with an event, where no transfer is allowed."""
+    places = [f"{word} {name!r}" for word, name in (("phase", site.phase), ("node", site.node)) if name]
+    where = " of ".join([*([site.edge] if site.edge else []), *reversed(places)])
+    what = f"the host waits for {event.source}"
+    if event.kind != "wait":
+        what = f"{event.nbytes} bytes go from {event.source} to {event.target} ({event.kind})"
+    return TransferError(
+        f"{what} in {framework}'s {event.operation} at {site.line}{f', in {where}' if where else ''}",
+        hint=_HINTS[event.kind],
+    )
+
+
+_HINTS = {
+    "host to device": "put it on the device before the block, or create it there",
+    "device to host": "keep it on the device, and read it after the block",
+    "device to device": "compute both on one device",
+    "wait": "do not look at values inside the block: keep them on the device, and read them after it",
+}
+
+
+def _checked(frameworks: Iterable[str] | None) -> tuple[str, ...] | None:
+    if frameworks is None:
+        return None
+    given = list(frameworks) if isinstance(frameworks, (list, tuple, set, frozenset)) else []
+    names = tuple(name for name in given if isinstance(name, str))
+    if not names or len(names) < len(given):
+        problem = f"no_transfers(frameworks={frameworks!r:.80}) is not a list of names"
+        available, hint = ", ".join(registry().frameworks), "write no_transfers(frameworks=['numpy'])"
+        raise ConfigError(problem, available=available, hint=hint)
+    for name in names:
+        registry().kinds(name)
+    return names
+
+
+def _check_covered(names: tuple[str, ...] | None, partial: bool) -> None:
+    unseen = observation.not_covered(names, observed_too=not partial)
+    if unseen:
+        partial_helps = not partial and not observation.not_covered(names, observed_too=False)
+        raise CapabilityError(
+            f"no_transfers cannot promise anything: {'; '.join(unseen)}",
+            hint="name the frameworks that are to be checked, no_transfers(frameworks=[...]), or import them before"
+            + ("; no_transfers(partial=True) checks what can be seen" if partial_helps else ""),
+        )
+
+
+# -- ledger: what was counted, by where it happened; its totals, a table, a page for notebooks, and JSON ---------------
+
+
+Key = Literal["kind", "framework", "node", "edge", "phase", "line", "operation", "source", "target"]
+KEYS: tuple[Key, ...] = get_args(Key)
+_HEAD = ("what", "from", "to", "times", "bytes", "waits", "by", "phase", "node or edge", "line")
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over rows.
+
+    Attributes:
+        transfers: how many transfers.
+        nbytes: how much they moved.
+        waits: how often the host waited: in transfers that it waits for, and otherwise.
+    """
+
+    transfers: int = 0
+    nbytes: int = 0
+    waits: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """Equal events at one place.
+
+    Attributes:
+        kind: `"host to device"`, `"device to host"`, `"device to device"`, or `"wait"`.
+        framework: which did it.
+        source, target: devices, as text.
+        operation: in the framework's words.
+        line: `file:line` of the innermost code that is neither anyaccel's nor a framework's.
+        node, edge, phase: as far as it happened in one; else `""`.
+        number: how often.
+        nbytes: of all together.
+        waits: in how many of them the host waited.
+    """
+
+    kind: str
+    framework: str
+    source: str
+    target: str
+    operation: str
+    line: str
+    node: str
+    edge: str
+    phase: str
+    number: int
+    nbytes: int
+    waits: int
+
+
+@dataclass(slots=True)
+class _Sum:
+    number: int = 0
+    nbytes: int = 0
+    waits: int = 0
+
+
+@dataclass(slots=True)
+class Counter:
+    """Adds up events; thread-safe."""
+
+    sums: dict[tuple[Any, ...], _Sum] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, framework: str, event: TransferEvent, site: CallSite) -> None:
+        """One more."""
+        key = (event.kind, framework, event.source, event.target, event.operation, site)
+        with self.lock:
+            total = self.sums.get(key)
+            if total is None:
+                total = self.sums[key] = _Sum()
+            total.number += 1
+            total.nbytes += event.nbytes
+            total.waits += event.waits or event.kind == "wait"
+
+    def rows(self) -> Iterator[LedgerRow]:
+        """One row for each place, in the order of their first events."""
+        with self.lock:
+            sums = list(self.sums.items())
+        for (kind, framework, source, target, operation, site), total in sums:
+            yield LedgerRow(
+                kind=kind,
+                framework=framework,
+                source=str(source),
+                target=str(target),
+                operation=operation,
+                line=site.line,
+                node=site.node,
+                edge=site.edge,
+                phase=site.phase,
+                number=total.number,
+                nbytes=total.nbytes,
+                waits=total.waits,
+            )
+
+
+@class_hints
+class Ledger:
+    """What was counted inside a `with anyaccel.ledger() as moved` block; may be read inside it, and after it.
+
+    Args:
+        rows: gives the rows so far.
+        not_covered: gives what could not be seen.
+    """
+
+    def __init__(self, rows: Callable[[], Iterator[LedgerRow]], not_covered: Callable[[], Sequence[str]]) -> None:
+        self._rows, self._not_covered = rows, not_covered
+
+    @property
+    def rows(self) -> tuple[LedgerRow, ...]:
+        """Where transfers and waits happened, in the order of their first."""
+        return tuple(self._rows())
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What could not be seen, a sentence each: frameworks whose plugins cannot tell, and what others cannot."""
+        return tuple(self._not_covered())
+
+    @property
+    def transfers(self) -> int:
+        """How many transfers."""
+        return self.totals().transfers
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they moved."""
+        return self.totals().nbytes
+
+    @property
+    def waits(self) -> int:
+        """How often the host waited for a device, in a transfer or otherwise."""
+        return self.totals().waits
+
+    def totals(self, kind: str | None = None) -> Totals:
+        """Sums over everything, or of one kind.
+
+        Raises:
+            ConfigError: there is no such kind.
+        """
+        if kind is not None and not (isinstance(kind, str) and kind in TRANSFER_KINDS):
+            available = ", ".join(map(repr, TRANSFER_KINDS))
+            problem = f"totals({kind!r:.80}) is not a kind of transfer"
+            raise ConfigError(problem, available=available, hint="give one of these, or nothing for all")
+        return _sum([each for each in self._rows() if kind in (None, each.kind)])
+
+    def by(self, key: Key) -> dict[str, Totals]:
+        """Sums by `"kind"`, `"node"`, `"edge"`, `"phase"`, `"line"`, or another attribute of the rows.
+
+        Raises:
+            ConfigError: there is no such attribute.
+        """
+        if not isinstance(key, str) or key not in KEYS:
+            problem = f"by({key!r:.80}): rows of a ledger have no such key"
+            raise ConfigError(problem, available=", ".join(map(repr, KEYS)), hint="write by('line')")
+        groups: dict[str, list[LedgerRow]] = {}
+        for each in self._rows():
+            groups.setdefault(getattr(each, key), []).append(each)
+        return {name: _sum(rows) for name, rows in groups.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        rows = self.rows
+        return {
+            "schema": _SCHEMA,
+            "totals": asdict(_sum(rows)),
+            "rows": [asdict(each) for each in rows],
+            "not_covered": list(self.not_covered),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __rich__(self) -> Table:
+        """A table for a terminal."""
+        shown = Table(title=self._title(), title_justify="left", box=None, pad_edge=False)
+        for name in _HEAD:
+            shown.add_column(name, justify="right" if name in ("times", "bytes", "waits") else "left", overflow="fold")
+        for each in self._rows():
+            shown.add_row(*(Text(cell) for cell in _cells(each)))
+        shown.caption = "\n".join(f"not covered: {each}" for each in self.not_covered) or None
+        shown.caption_justify = "left"
+        return shown
+
+    def __str__(self) -> str:
+        """The table, without colours and 160 characters wide."""
+        console = Console(file=io.StringIO(), width=160, no_color=True, highlight=False)
+        console.print(self)
+        return "\n".join(text.rstrip() for text in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"<Ledger: {self._title()}>"
+
+    def _repr_html_(self) -> str:
+        return guarded(self, self._page)
+
+    def _page(self) -> Markup:
+        return page(
+            "Ledger",
+            self._title(),
+            table(_HEAD, self.rows, _html_row),
+            *(line("not covered: ", faint(each)) for each in self.not_covered),
+        )
+
+    def _title(self) -> str:
+        total = self.totals()
+        return f"{_counted(total.transfers, 'transfer')} of {size(total.nbytes)}, {_counted(total.waits, 'wait')}"
+
+
+def _sum(rows: Sequence[LedgerRow]) -> Totals:
+    return Totals(
+        transfers=sum(each.number for each in rows if each.kind != "wait"),
+        nbytes=sum(each.nbytes for each in rows),
+        waits=sum(each.waits for each in rows),
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _cells(each: LedgerRow) -> list[str]:
+    figures = [f"{each.number:,}", size(each.nbytes) if each.kind != "wait" else "", f"{each.waits:,}"]
+    by = f"{each.framework} {each.operation}"
+    return [each.kind, each.source, each.target, *figures, by, each.phase, each.edge or each.node, each.line]
+
+
+def _html_row(each: LedgerRow) -> Markup:
+    what, source, target, *others = _cells(each)
+    return row([what, badge(source), badge(target), *others])
