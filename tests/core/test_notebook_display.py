@@ -26,6 +26,7 @@ from anyaccel import (
 )
 from anyaccel import registry as registry_module
 from anyaccel.device import Device
+from anyaccel.errors import MissingDistributionError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.plugin_testing import TinyBackend, plugin_module
 from anyaccel.registry import Registry
@@ -257,7 +258,7 @@ def test_a_graph_is_a_table_where_nothing_draws_it_and_says_so(data):
     shown = Shown(graph_of(data))
     wanted = "not drawn: ModelGraph.visualize.svg is in anyaccel-devtools, not installed here. Hint: "
     assert wanted in shown.text and "pip install" in shown.text and "SequentialMLP" in shown.text
-    with pytest.raises(distributions.MissingDistributionError, match="anyaccel-devtools"):
+    with pytest.raises(MissingDistributionError, match="anyaccel-devtools"):
         graph_of(data).visualize("svg")
     assert "flowchart" in graph_of(data).visualize()
 

@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.errors import PluginError
+from anyaccel.errors import MissingDistributionError, PluginError
 from anyaccel.install_hints import DISTRIBUTIONS, install_line
 from anyaccel.version import __version__
 
@@ -67,12 +67,6 @@ MODULES: Mapping[str, str] = {
 
 _found: dict[Any, Any] = {}  # of one `sys.path`: all entry points, those of each group, and what each has given
 _lock = threading.Lock()
-
-
-class MissingDistributionError(PluginError, ModuleNotFoundError):
-    """A name, command or setting is in a distribution that is not installed."""
-
-    __str__ = Exception.__str__
 
 
 def entry_points(group: str) -> Sequence[EntryPoint]:
