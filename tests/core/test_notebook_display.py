@@ -16,7 +16,6 @@ from anyaccel import (
     EvalPhase,
     Experiment,
     FeatureSet,
-    FitPhase,
     ModelGraph,
     ModelNode,
     SequentialMLP,
@@ -332,21 +331,6 @@ def test_an_evaluation_shows_figures_and_the_first_predictions(run):
     ):
         assert told in shown
     assert "site 35" not in shown
-
-
-def test_a_fit_shows_the_nodes_that_were_fitted(data):
-    class Mean:
-        def fit(self, x, y):
-            self.mean_ = y.mean()
-
-        def predict(self, x):
-            return np.full(len(x), self.mean_)
-
-    ours = Experiment("e", ModelGraph([ModelNode("mean", Mean(), data.reference())]), progress="none")
-    ours.run_phase(FitPhase("fit", data="train"))
-    text = Shown(ours.last_run).text
-    for told in ("FitResults", "mean", "Mean", " 30 "):
-        assert told in text
 
 
 def test_an_experiment_shows_its_runs(run, data):
