@@ -103,6 +103,7 @@ TESTED_WITH = {
     **dict.fromkeys(("torch", "jax", "tensorflow", "mps"), tuple(FEATURES)),
     "ray": ("torch", *FEATURES),
     "offload": ("torch", "jax", *FEATURES),
+    "tensorboard": ("sklearn",),
 }
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),
@@ -395,8 +396,9 @@ def backend(session: nox.Session, plugin: str) -> None:
     One without a backend, or with another plugin's framework, is tested by its own tests alone: the graphs would be
     the same.
     """
-    libraries = ("models-sample",) if plugin == "torch" else ()
-    install(session, *editable(plugin, *TESTED_WITH.get(plugin, ())), *group("test", "guests", plugin, *libraries))
+    libraries = ("models-sample",) if plugin in ("torch", "offload") else ()
+    used = (plugin, *TESTED_WITH.get(plugin, ()))
+    install(session, *editable(*used), *group("test", "guests", *used, *libraries))
     # Two processes: the integration tests need all 64 bits, which is a setting of a whole process in JAX.
     env = {**ONE_THREAD, **compiled_once(session)}
     session.run("pytest", f"plugins/{plugin}/tests", *spread(), *session.posargs, env=env)

@@ -71,10 +71,8 @@ FLOORS = (
     ("graph", "nodes, shapes, plans, segments"),
     ("data", "feature sets, samplers, sources"),
     ("metrics", "measures by name"),
-    ("replicas", "processes that train one model"),
-    ("plugin_testing", "fakes for tests of plugins"),
-    ("requests", "which devices are asked for"),
     ("estimators", "objects in the scikit-learn style"),
+    ("machine", "what the system tells of its devices"),
     ("precision", "dtypes, and scaled losses"),
     ("saved_folder", "a manifest and safetensors"),
 )
@@ -85,7 +83,7 @@ KERNEL = (
     ("hookspecs, backend, program, segment", "the contract of plugins"),
     ("specs, device, errors", "values"),
 )
-BESIDE = (("numpy_backend", "built in"), ("adapter", "programs from few functions"), ("plugins", "torch, JAX, ..."))
+BESIDE = (("numpy_backend", "built in"), ("adapter", "programs from few functions"), ("plugins", "backends and features"))
 
 
 def floors() -> str:

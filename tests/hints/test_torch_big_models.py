@@ -216,7 +216,7 @@ def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
     graph = graph_of(model := empty())
     with hint(
         "load the model first, with load_checkpoint_and_dispatch(model, 'model.safetensors', device_map={'': 'cpu'}) "
-        "of anyaccel_offload.torch"
+        "of anyaccel_torch.big_models"
     ):
         graph.state()
     load_checkpoint_and_dispatch(model, folder / "model.safetensors", device_map={"": "cpu"})
@@ -224,7 +224,7 @@ def test_models_without_values(hint: Any, folder: Path, tmp_path: Path) -> None:
     graph = graph_of(model := empty())
     with hint(
         "make it where values are, without torch.device('meta'); or load it, with load_checkpoint_and_dispatch(model, "
-        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_offload.torch; model.to_empty() leaves garbage "
+        "'model.safetensors', device_map={'': 'cpu'}) of anyaccel_torch.big_models; model.to_empty() leaves garbage "
         "in buffers that no file has"
     ):
         graph.run(EVAL, progress="none")

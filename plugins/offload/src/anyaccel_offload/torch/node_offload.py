@@ -16,12 +16,12 @@ from anyaccel.errors import CapabilityError, ConfigError
 from anyaccel.host_memory import host_memory
 from anyaccel_offload.planner import OffloadModels, OffloadPlan, OffloadRequest, PlacedBlock
 from anyaccel_offload.torch.auto_device_map import DeviceMap, planned_map
-from anyaccel_offload.torch.block_order import BlockOrder
 from anyaccel_offload.torch.block_placement import placed_blocks
 from anyaccel_offload.torch.copy_rates import Rate, copy_rate, disk_rate, rates_note, weight_rate
 from anyaccel_offload.torch.device_map import DISK, checked_map
 from anyaccel_offload.torch.dispatch import put_blocks
 from anyaccel_offload.torch.empty_modules import init_empty_weights
+from anyaccel_offload.torch.execution_order import BlockOrder
 from anyaccel_offload.torch.model_blocks import check_values, find_blocks, places, shared_tensors
 from anyaccel_offload.torch.offload import BlockPlace, offload_of, remove_offload
 from anyaccel_offload.torch.offload_folder import is_unwritten
