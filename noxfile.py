@@ -103,6 +103,7 @@ TESTED_WITH = {
     **dict.fromkeys(("torch", "jax", "tensorflow", "mps"), tuple(FEATURES)),
     "ray": ("torch", *FEATURES),
     "offload": ("torch", "jax", *FEATURES),
+    "tensorboard": ("sklearn",),
 }
 OF_NO_FRAMEWORK = (
     *("tests/integration/test_interrupts.py", "tests/integration/test_kills.py"),

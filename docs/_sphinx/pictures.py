@@ -64,7 +64,6 @@ def terminal(*parts: tuple[str, str]) -> str:
 
 FLOORS = (
     ("cli", "the command line"),
-    ("testing", "the conformance kit"),
     ("fitting", "fit: one call on a table"),
     ("experiment", "phases over one graph"),
     ("phases", "train, evaluate, fit: load, run, recover"),
@@ -72,11 +71,8 @@ FLOORS = (
     ("graph", "nodes, shapes, plans, segments"),
     ("data", "feature sets, samplers, sources"),
     ("metrics", "measures by name"),
-    ("replicas", "processes that train one model"),
-    ("doctor", "checks of the machine"),
-    ("transfer_ledger", "what moves, and who waits"),
-    ("requests", "which devices are asked for"),
     ("estimators", "objects in the scikit-learn style"),
+    ("machine", "what the system tells of its devices"),
     ("precision", "dtypes, and scaled losses"),
     ("saved_folder", "a manifest and safetensors"),
 )
@@ -87,7 +83,7 @@ KERNEL = (
     ("hookspecs, backend, program, segment", "the contract of plugins"),
     ("specs, device, errors", "values"),
 )
-BESIDE = (("numpy_backend", "built in"), ("adapter", "programs from few functions"), ("plugins", "torch, JAX, ..."))
+BESIDE = (("numpy_backend", "built in"), ("adapter", "programs from few functions"), ("plugins", "backends and features"))
 
 
 def floors() -> str:

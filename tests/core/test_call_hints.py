@@ -19,7 +19,7 @@ CONTRACTS = {
 }
 NO_ARGUMENTS = {"errors", "hookimpl", "Callback", "Progress", "Sampler"}  # pluggy's; and bases without a constructor
 CLASSES_OF_USERS = [aa.FeatureSet, aa.FeatureSetView, aa.ModelGraph, aa.Experiment, aa.FittedModel, aa.Plan]
-CLASSES_OF_USERS += [aa.TrainResults, aa.EvalResults, aa.FitResults, aa.Comparison]
+CLASSES_OF_USERS += [aa.TrainResults, aa.EvalResults, aa.Comparison]
 
 
 def callables():

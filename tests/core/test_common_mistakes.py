@@ -177,23 +177,6 @@ def test_a_negative_seed_is_restored_from_the_state() -> None:
     assert made.load_state(made.state()).seed == -5
 
 
-class OnlyFit:
-    """An estimator without partial_fit."""
-
-    def fit(self, x, y=None):
-        self.mean_ = x.mean(axis=0)
-
-    def predict(self, x):
-        return x - self.mean_
-
-
-class WithPartialFit(OnlyFit):
-    """An estimator with partial_fit."""
-
-    def partial_fit(self, x, y=None):
-        self.fit(x)
-
-
 def experiment(*nodes: aa.ModelNode) -> aa.Experiment:
     return aa.Experiment("e", aa.ModelGraph(list(nodes), "adam"), progress="none")
 
@@ -201,28 +184,6 @@ def experiment(*nodes: aa.ModelNode) -> aa.Experiment:
 def test_a_single_loss_needs_no_list() -> None:
     assert aa.TrainPhase("t", data="train", losses=LOSS).losses == (LOSS,)
     assert aa.EvalPhase("e", data="train", losses=LOSS).losses == (LOSS,)
-
-
-def test_a_plan_of_a_fit_phase_says_what_is_fitted_in_which_order() -> None:
-    data = source()
-    runner = experiment(aa.ModelNode("cls", OnlyFit(), "sc"), aa.ModelNode("sc", OnlyFit(), data.reference()))
-    note = "fits sc (OnlyFit), then cls (OnlyFit), on the host"
-    assert note in runner.plan(aa.FitPhase("f", data="train")).notes
-    assert "fits cls" in " ".join(runner.run_phase(aa.FitPhase("f", data="train")).plan.notes)
-
-
-def test_estimators_without_partial_fit_are_refused_in_a_train_phase() -> None:
-    data, train = source(), aa.TrainPhase("t", data="train")
-    with pytest.raises(PhaseError, match=r"has no loss.*Hint: 'cls' has no partial_fit: run a FitPhase"):
-        experiment(aa.ModelNode("cls", OnlyFit(), data.reference())).run_phase(train)
-    fitted = experiment(aa.ModelNode("cls", WithPartialFit(), data.reference()))
-    fitted.run_phase(aa.FitPhase("f", data="train"))
-    with pytest.raises(PhaseError, match=r"Hint: 'cls' is frozen: graph.unfreeze\('cls'\)\.$"):
-        fitted.run_phase(train)
-    for first in (OnlyFit(), WithPartialFit()):
-        two = experiment(aa.ModelNode("sc", first, data.reference()), aa.ModelNode("cls", WithPartialFit(), "sc"))
-        with pytest.raises(PhaseError, match=r"FitPhase\('fit', data=..., nodes='sc'\)"):
-            two.run_phase(train)
 
 
 def test_a_metric_that_fits_only_one_of_several_nodes_gives_a_hint() -> None:

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 import anyaccel as aa
 from anyaccel import distributions, install_hints
 from anyaccel.cli.main import group as command_line
-from anyaccel.distributions import COMMANDS, MODULES, NAMES, OFFERED, SETTINGS, MissingDistributionError
-from anyaccel.errors import AnyaccelError, DeviceParseError, PluginError
+from anyaccel.distributions import COMMANDS, MODULES, NAMES, OFFERED, SETTINGS
+from anyaccel.errors import AnyaccelError, DeviceParseError, MissingDistributionError, PluginError
 from anyaccel.extensions import extensions
 from anyaccel.phases.measured_work import measured_work
 

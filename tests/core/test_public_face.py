@@ -50,7 +50,6 @@ SIGNATURES = {
     "TrainPhase": "label * data losses sampler schedule n_epochs validation validate_every accumulate microbatching "
     "accelerator strict policy callbacks final_device compile residency",
     "EvalPhase": "label * data metrics outputs batch_size sampler losses accelerator callbacks",
-    "FitPhase": "label * data nodes batch_size accelerator callbacks",
     "fit": "model data * loss target features validation metrics epochs batch_size optimizer early_stopping scaler "
     "accelerator seed callbacks progress checkpoint resume",
     "prepare": "* accelerator",
@@ -65,7 +64,6 @@ SIGNATURES = {
     "Experiment.load": "folder * models feature_sets optimizer phases callbacks allow progress",
     "TrainResults.save": "folder",
     "EvalResults.load": "folder * allow",
-    "Estimator": "estimator method * output_dtype",
     "compare": "* figures",
     "TrainResults.plot": "* ax",
     "EvalResults.plot": "name ax * targets undo",
@@ -90,11 +88,9 @@ METHODS = {
     "ModelGraph": "build add_node replace_node remove_node freeze unfreeze summary visualize get_config from_config",
     "TrainPhase": "from_split get_config from_config",
     "EvalPhase": "from_split",
-    "FitPhase": "from_split",
     "Experiment": "run run_phase plan plot compare last_run get_config from_config save load",
     "TrainResults": "loss losses figure figures plot to_arrow to_pandas to_dict",
     "EvalResults": "prediction plot to_arrow to_pandas to_dict",
-    "FitResults": "fitted nodes to_arrow to_pandas to_dict",
 }
 
 

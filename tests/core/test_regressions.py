@@ -81,20 +81,6 @@ def test_the_sample_order_differs_between_epochs() -> None:
     )
 
 
-def test_a_fit_phase_without_accelerator_needs_no_framework() -> None:
-    class Mean:
-        def fit(self, x: np.ndarray, y: np.ndarray) -> None:
-            self.mean_ = y.mean()
-
-        def predict(self, x: np.ndarray) -> np.ndarray:
-            return np.full(len(x), self.mean_)
-
-    graph = aa.ModelGraph([aa.ModelNode("mean", Mean(), data().reference())])
-    experiment = aa.Experiment("e", graph, progress="none")
-    experiment.run(aa.FitPhase("fit", data="train"), aa.EvalPhase("eval", data="val", metrics=["mse"]))
-    assert np.isfinite(experiment.last_run.metrics["mse"])
-
-
 def test_validation_inside_training_moves_no_model(sims: Any) -> None:
     source = data()
     graph = aa.ModelGraph([node("net", source.reference())], "adam")

@@ -66,16 +66,6 @@ class Halves:
         return x * 2
 
 
-class Mean:
-    """An estimator."""
-
-    def fit(self, x: Any, y: Any) -> None:
-        self.mean_ = y.mean()
-
-    def predict(self, x: Any) -> Any:
-        return np.full(len(x), self.mean_)
-
-
 class Rowwise:
     """A map-style data set."""
 
@@ -179,8 +169,7 @@ def planned(cls: type) -> Callable[..., Any]:
     """Makes a phase and plans it: what a phase cannot know by itself is checked with its graph."""
 
     def make(label: Any, **settings: Any) -> Any:
-        nodes = [node(), aa.ModelNode("fit", Mean(), data().reference())]
-        return aa.Experiment("e", aa.ModelGraph(nodes, "adam"), progress="none").plan(cls(label, **settings))
+        return aa.Experiment("e", aa.ModelGraph([node()], "adam"), progress="none").plan(cls(label, **settings))
 
     make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
     return make
@@ -269,7 +258,6 @@ CALLS: dict[str, Callable[[], Call]] = {
         {"monitor": "loss", "factor": 0.5, "patience": 5, "threshold": 0.0, "threshold_mode": "abs", "cooldown": 1}
         | {"min_factor": 0.1, "mode": "max"},
     ),
-    "Estimator": lambda: (aa.Estimator, {"estimator": Mean(), "method": "predict", "output_dtype": "float32"}),
     "EvalPhase": lambda: (
         planned(aa.EvalPhase),
         {"label": "v", "data": "val", "metrics": ["mse"], "outputs": ["net"], "batch_size": 8, "sampler": None}
@@ -358,11 +346,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     ),
     "FeatureSetView.split_random": lambda: (copied()["train"].split_random, SPLIT),
     "FeatureSetView.take": lambda: (data()["train"].take, {"positions": [0], "name": "n"}),
-    "FitPhase": lambda: (
-        planned(aa.FitPhase),
-        {"label": "f", "data": "val", "nodes": ["fit"], "batch_size": 4, **PHASE, **MODES},
-    ),
-    "FitPhase.from_split": lambda: (aa.FitPhase.from_split, {"label": "f", "split": "val"}),
     "IterableSource": lambda: (
         aa.IterableSource,
         {"label": "s", "source": batches, **COLUMNS, "steps": 1, "read_ahead": 0, "pad": None},
@@ -575,7 +558,7 @@ CALLS: dict[str, Callable[[], Call]] = {
 
 CONTRACT = ("Backend", "Compute", "Exchange", "Memory", "MultiStepProgram", "Program", "Callback", "Progress")
 """Classes whose methods others write and core calls."""
-RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "FitResults", "Plan")
+RECORDS = ("AsyncCopy", "CompileEstimate", "Comparison", "EpochOrders", "EvalResults", "Event", "Plan")
 """What core or a plugin makes and a user reads."""
 UNCHECKED = {
     *(*CONTRACT, *RECORDS, "TrainResults", "BatchSource", "PairCondition", "Sampler", "Source"),  # abstract, too
@@ -664,8 +647,7 @@ def configured() -> dict[str, Any]:
     pairs = aa.PairSampler(2, [aa.Same("k"), aa.Within("x", 1.0)])
     phases = [
         train(validation=aa.EvalPhase("v", data="val", metrics=["mse"])),
-        aa.EvalPhase("v", data={"data": "val"}, sampler=pairs),
-        aa.FitPhase("f", data="val", accelerator="cpu", final_device="cpu"),
+        aa.EvalPhase("v", data={"data": "val"}, sampler=pairs, accelerator="cpu", final_device="cpu"),
     ]
     return aa.Experiment("e", aa.ModelGraph(nodes, "adam"), phases).get_config()
 
@@ -709,7 +691,7 @@ def test_a_wrong_value_in_a_configuration_is_an_error_with_a_hint_or_valid() -> 
             r"node 'a': frozen='false' is not True or False. Hint: write frozen=True",
         ),
         (("phases", 0, "strict"), "no", r"phase 't': strict='no' is not True or False. Hint: write strict=True"),
-        (("phases", 2, "accelerator", "pin_memory"), 1, r"pin_memory must be True or False, got 1\."),
+        (("phases", 1, "accelerator", "pin_memory"), 1, r"pin_memory must be True or False, got 1\."),
         (("phases", 0, "sampler", "shuffle"), "false", r"shuffle='false' is not True or False"),
         (("graph", "nodes", 0, "optimizer", "nesterov"), "no", r"nesterov='no' is not True or False"),
     ],

@@ -340,8 +340,8 @@ TOYS = {
                     '        matmul_precision: Any = None,\n        priority: str = "low",\n    ) -> None:',
                 ),
                 (
-                    "        **REPLICATION,",
-                    '        "priority": Setting(choice("low", "high")),\n        **REPLICATION,',
+                    '        "replicas": Setting(',
+                    '        "priority": Setting(choice("low", "high")),\n        "replicas": Setting(',
                 ),
             )
         },
@@ -410,11 +410,17 @@ TOYS = {
         edits={},
         program=LINEAR
         + """
+import sys
+from pathlib import Path
+
+from anyaccel.plugin_testing import write_distribution
+
+MODULE = '''
 from contextlib import contextmanager
 
+import numpy as np
+
 from anyaccel.adapter.framework_settings import HasSettings
-from anyaccel.registry import registry
-from anyaccel.plugin_testing import plugin_module
 
 
 class Errors(HasSettings):
@@ -425,11 +431,16 @@ class Errors(HasSettings):
     def with_settings(self, values):
         with np.errstate(over=values["numpy.over"]):
             yield
-
-
-@aa.hookimpl
-def capabilities(backend):
-    return {HasSettings: Errors} if backend.framework == "numpy" else {}
+'''
+folder = Path("site").absolute()
+write_distribution(
+    folder,
+    "numpy-errors",
+    group="anyaccel.capabilities",
+    entry_points={"numpy.anyaccel.HasSettings": "numpy_errors:Errors"},
+    modules={"numpy_errors": MODULE},
+)
+sys.path.append(str(folder))
 
 
 def diverging(over):
@@ -437,7 +448,6 @@ def diverging(over):
     trained(aa.Optimizer("sgd", lr=1e9), on_nan="ignore", n_epochs=30, callbacks=callbacks)
 
 
-registry().register(plugin_module("mine", capabilities=capabilities), "mine")
 diverging("ignore")
 try:
     diverging("raise")

@@ -227,7 +227,7 @@ def test_settings_of_estimators(hint: Any) -> None:
         graph.run(aa.FitPhase("fit", data="all", nodes="first"), progress="none")
         return graph.run(train(), progress="none")
 
-    with hint("leave sharding out"):
+    with hint("leave {} out"):
         trained(sharding="full")
     with hint("leave precision out"):
         trained(precision="bf16-mixed")

@@ -11,8 +11,6 @@ import anyaccel as aa
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SimpleSampler, TrainPhase
 from anyaccel.graph.resolve import resolve
 from anyaccel.numpy_backend import BatchNorm, Dense, NumpyBackend, Sequential
-from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
-from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.plan_request import plan_request
 from anyaccel_distributed import ReplicaGroup
 from anyaccel_distributed import divided_parameters as sharding
@@ -161,15 +159,13 @@ def test_weights_of_several_replicas(hint: Any) -> None:
 
 
 def test_rows_that_all_replicas_have(hint: Any) -> None:
-    rows = {"data": features()}
     needed = GlobalBatches(allowed=True, needed=True)
     with hint(
         "draw batches of a multiple of {} rows from a FeatureSet, or write replicas=1 to train the whole of it in each "
         "process on its own"
     ):
-        needed.chosen("train", None, 2)  # of a source, whose rows are read as they are needed
-    drawn = TrainingEpochs("train", SampledBatches("train", SimpleSampler(8), ZIP_STRICT, rows), 1)
-    assert needed.chosen("train", drawn, 2).given and run(replicas=1, sampler=7).loss.size
+        needed.chosen("train", 2, in_memory=False, batches=False)
+    assert needed.chosen("train", 2, in_memory=True, batches=False).given and run(replicas=1, sampler=7).loss.size
     assert isinstance(features(), FeatureSet)
 
 

@@ -40,7 +40,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("program",),
     ("backend", "hookspecs"),
     ("adapter", "machine", "plugin_loader"),
-    ("estimators",),
     ("numpy_backend", "registry"),
     ("accelerator",),
     ("placement",),
@@ -107,7 +106,7 @@ ONLY: dict[str, set[str]] = {
         *("printable", "errors", "arguments", "suggestions", "call_hints", "host_memory", "install_hints"),
         *("device", "rng"),
         *("specs", "segment", "program", "precision"),
-        *("backend", "capability", "hookspecs", "adapter", "estimators"),
+        *("backend", "capability", "hookspecs", "adapter", "distributions"),
     },
 }
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from anyaccel.data import Within as Within
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
-    from anyaccel.estimators import Estimator as Estimator
     from anyaccel.experiment import Experiment as Experiment
     from anyaccel.experiment import ModelGraph as ModelGraph
     from anyaccel.fitting import FittedModel as FittedModel
@@ -72,7 +71,6 @@ if TYPE_CHECKING:
     from anyaccel.phases import EarlyStopping as EarlyStopping
     from anyaccel.phases import EvalPhase as EvalPhase
     from anyaccel.phases import Event as Event
-    from anyaccel.phases import FitPhase as FitPhase
     from anyaccel.phases import FrameworkSettings as FrameworkSettings
     from anyaccel.phases import Profile as Profile
     from anyaccel.phases import Progress as Progress
@@ -89,7 +87,6 @@ if TYPE_CHECKING:
     from anyaccel.precision import LossScale as LossScale
     from anyaccel.results import Comparison as Comparison
     from anyaccel.results import EvalResults as EvalResults
-    from anyaccel.results import FitResults as FitResults
     from anyaccel.results import TrainResults as TrainResults
     from anyaccel.results import compare as compare
     from anyaccel.specs import Loss as Loss
@@ -100,6 +97,9 @@ if TYPE_CHECKING:
     from anyaccel_devtools.transfer_ledger import no_transfers as no_transfers
     from anyaccel_resources import DeviceRequest as DeviceRequest
     from anyaccel_resources import Inventory as Inventory
+    from anyaccel_sklearn.estimators import Estimator as Estimator
+    from anyaccel_sklearn.fit_phase import FitPhase as FitPhase
+    from anyaccel_sklearn.fit_results import FitResults as FitResults
 
 _NAMES = {
     "accelerator": "Accelerator",
@@ -110,19 +110,18 @@ _NAMES = {
         "Where Within suggested_num_workers"
     ),
     "device": "Device",
-    "estimators": "Estimator",
     "experiment": "Experiment ModelGraph",
     "fitting": "FittedModel find_learning_rate fit load prepare",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "metrics": "Metric",
-    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FitPhase FrameworkSettings Profile Progress "
+    "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FrameworkSettings Profile Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",
     "specs": "Loss Optimizer Schedule",
     "numpy_backend": "SequentialCNN SequentialMLP simulate",
     "precision": "LossScale",
-    "results": "Comparison EvalResults FitResults TrainResults compare",
+    "results": "Comparison EvalResults TrainResults compare",
     "graph.weights": "copy_weights",
 }
 _MODULES = {name: f"anyaccel.{module}" for module, names in _NAMES.items() for name in names.split()}

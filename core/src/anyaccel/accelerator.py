@@ -14,13 +14,13 @@ from anyaccel.backend import Backend, Exchange
 from anyaccel.call_hints import constructor_hints
 from anyaccel.containers import leaves, map_leaves
 from anyaccel.device import REQUEST, USUAL, Device, spelling, vendor_of
-from anyaccel.distributions import MissingDistributionError, missing
+from anyaccel.distributions import missing
 from anyaccel.errors import (
     CapabilityError,
     ConfigError,
-    DeviceParseError,
     DeviceUnavailableError,
     FrameworkError,
+    MissingRequestsError,
     MoveError,
 )
 from anyaccel.extensions import extensions
@@ -30,10 +30,6 @@ from anyaccel.specs import assign_fields
 
 _SEVERAL = (list, tuple, set, frozenset)  # of texts: requests in order of preference, or whichever is best
 SCALARS = (str, bytes, bool, int, float, complex, type(None))  # on no device: `move` and `device_of` pass over them
-
-
-class MissingRequestsError(MissingDistributionError, DeviceParseError):
-    """A request for devices where the distribution of requests is not installed."""
 
 
 @constructor_hints

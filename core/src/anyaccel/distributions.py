@@ -6,6 +6,7 @@ Each group is a way to extend anyaccel; what an entry point names is imported wh
 - `anyaccel.commands`: `NAME = "module:command"`, a `click.Command`, gives `anyaccel NAME` in a terminal.
 - `anyaccel.settings`: `CLASS.NAME = "module:object"` gives an argument that core's signatures have and a feature uses.
 - `anyaccel.capabilities`: `FRAMEWORK.PACKAGE.CLASS = "module:class"` gives a backend a capability that it lacks.
+- `anyaccel.saved_kinds`: `WHAT.KIND = "module:class"` gives what a saved file names, such as `phase.fit`.
 - `anyaccel.extension_points`: `POINT = "module:object"`, see `anyaccel.extensions`.
 
 `OFFERED` says which of anyaccel's own distributions offers what, for the message where one is not installed.
@@ -15,13 +16,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.errors import PluginError
+from anyaccel.errors import MissingDistributionError, PluginError
 from anyaccel.install_hints import DISTRIBUTIONS, install_line
 from anyaccel.version import __version__
 
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 NAMES, COMMANDS, SETTINGS = "anyaccel.names", "anyaccel.commands", "anyaccel.settings"
-CAPABILITIES, EXTENSIONS = "anyaccel.capabilities", "anyaccel.extension_points"
+CAPABILITIES, EXTENSIONS, SAVED = "anyaccel.capabilities", "anyaccel.extension_points", "anyaccel.saved_kinds"
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
         "anyaccel-devtools": "Ledger ledger no_transfers",
         "anyaccel-resources": "DeviceRequest Inventory",
+        "anyaccel-sklearn": "Estimator FitPhase FitResults",
     },
     COMMANDS: {
         "anyaccel-devtools": "conform doctor env new-plugin",
@@ -51,10 +53,12 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         "anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload",
         "anyaccel-resources": "plan.inventory",
     },
+    SAVED: {"anyaccel-sklearn": "phase.fit results.fit"},
 }
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
 MODULES: Mapping[str, str] = {
+    "estimators": "anyaccel_sklearn.estimators",
     "doctor": "anyaccel_devtools.doctor",
     "testing": "anyaccel_devtools.testing",
     "transfer_ledger": "anyaccel_devtools.transfer_ledger",
@@ -67,12 +71,6 @@ MODULES: Mapping[str, str] = {
 
 _found: dict[Any, Any] = {}  # of one `sys.path`: all entry points, those of each group, and what each has given
 _lock = threading.Lock()
-
-
-class MissingDistributionError(PluginError, ModuleNotFoundError):
-    """A name, command or setting is in a distribution that is not installed."""
-
-    __str__ = Exception.__str__
 
 
 def entry_points(group: str) -> Sequence[EntryPoint]:
@@ -135,6 +133,24 @@ def loaded(entry: EntryPoint) -> Any:
         raise PluginError(problem, hint=f"update or uninstall {_identity(entry)[0] or entry.value}") from error
 
 
+def saved_names(what: str) -> list[str]:
+    """The kinds of `what` that installed distributions offer."""
+    names = (entry.name.partition(".") for entry in entry_points(SAVED))
+    return [kind for whose, _, kind in names if whose == what]
+
+
+def moved_names(package: str, names: str) -> Callable[[str], Any]:
+    """`__getattr__` of a package of version 0.1 of which names have moved into other distributions."""
+
+    def get(name: str) -> Any:
+        value = load(NAMES, name) if name in names.split() else None
+        if value is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+        return value
+
+    return get
+
+
 def home_of(group: str, name: str) -> str:
     """Which of anyaccel's own distributions offers a name, installed or not; `""` if none does."""
     offered = OFFERED.get(group, {})
@@ -188,7 +204,12 @@ class MovedModules:
         module.__spec__ = self._spec
 
 
-_DESCRIBED = {NAMES: "anyaccel.{}", COMMANDS: "the command anyaccel {}", SETTINGS: "{}"}
+_DESCRIBED = {
+    NAMES: "anyaccel.{}",
+    COMMANDS: "the command anyaccel {}",
+    SETTINGS: "{}",
+    SAVED: "what was saved as {}",
+}
 
 
 def _release(version: str) -> str:

@@ -71,6 +71,16 @@ class PluginError(AnyaccelError):
     """A plugin is installed but broken, is built for other names of the contract, or claims what another plugin has."""
 
 
+class MissingDistributionError(PluginError, ModuleNotFoundError):
+    """A name, command, argument or saved object is of a distribution of anyaccel that is not installed."""
+
+    __str__ = Exception.__str__
+
+
+class MissingRequestsError(MissingDistributionError, DeviceParseError):
+    """A request for devices where the distribution of requests is not installed."""
+
+
 class CapabilityError(AnyaccelError):
     """A backend does not declare the capability that an operation needs."""
 

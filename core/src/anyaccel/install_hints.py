@@ -15,6 +15,7 @@ HINTS = {root: (framework, f"anyaccel-{framework}") for framework, roots in _ROO
 
 BACKEND_PLUGINS = {**{framework: framework for framework in _ROOTS}, "mps": "torch"}
 """anyaccel's own plugins of frameworks by name, each with its framework: they are loaded when that is in use."""
+_ESTIMATORS = ("sklearn", "xgboost", "lightgbm")
 _FEATURES = ("devtools", "distributed", "offload", "resources", "sklearn", "tensorboard", "ray")
 DISTRIBUTIONS = frozenset(f"anyaccel-{name}" for name in (*BACKEND_PLUGINS, *_FEATURES))
 """anyaccel's own distributions beside core; all have the same version."""
@@ -30,6 +31,12 @@ def hint_of(cls: type) -> tuple[str, str, str] | None:
     name = config.backend() if config is not None else ""
     framework = name if name in HINTS else "tensorflow"
     return framework, distribution_for(framework), f"KERAS_BACKEND makes Keras compute with {framework} here"
+
+
+def is_like_an_estimator(obj: object) -> bool:
+    """Whether an object is of a library of estimators, or has their methods `fit` and `predict`."""
+    root = str(type(obj).__module__).partition(".")[0]
+    return root in _ESTIMATORS or all(callable(getattr(obj, name, None)) for name in ("fit", "predict"))
 
 
 def distribution_for(framework: str) -> str:

@@ -320,15 +320,6 @@ def test_a_step_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_an_estimator_that_learns() -> None:
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    rows = data()
-    nodes = [aa.ModelNode("net", aa.SequentialMLP((1,)), rows.reference())]
-    nodes.append(aa.ModelNode("sgd", linear_model.SGDRegressor(), rows.reference()))
-    graph = aa.ModelGraph(nodes, aa.Optimizer("sgd", lr=0.1))
-    refused(PhaseError, r"the estimator 'sgd' learns from each batch.*freeze it", graph, accelerator="sim", replicas=2)
-
-
 def test_a_loss_that_is_no_mean_over_rows() -> None:
     class Total:
         reduction = "sum"

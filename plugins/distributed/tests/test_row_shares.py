@@ -94,12 +94,13 @@ def test_feature_sets_that_cannot_be_shared_alike_are_refused() -> None:
 
 def test_the_shares_of_a_batch_are_all_of_its_rows() -> None:
     batch = {"x": np.arange(21).reshape(7, 3), "y": np.arange(7)}
-    seen: list[int] = []
-    parts = [BatchShare("train", "s", rank, 3, seen.append).of(batch) for rank in range(3)]
+    seen: list[tuple[int, int]] = []
+    shares = [BatchShare("train", "s", rank, 3, lambda *told: seen.append(told), list) for rank in range(3)]
+    parts = [share.of(batch) for share in shares]
     assert [len(part["y"]) for part in parts] == [2, 2, 3]
     for name, column in batch.items():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), column)
-    assert set(seen) == {fingerprint(batch)}
+    assert set(seen) == {(fingerprint(batch), 7)}
 
 
 def test_a_fingerprint_tells_rows_sizes_and_names() -> None:
@@ -111,7 +112,7 @@ def test_a_fingerprint_tells_rows_sizes_and_names() -> None:
 
 def test_a_batch_of_a_source_with_fewer_rows_than_replicas_is_refused() -> None:
     with pytest.raises(PhaseError, match=r"the source 's' gave a batch of 2 rows for 3 replicas.*drop_last=True"):
-        BatchShare("train", "s", 0, 3, lambda _: None).of({"x": np.zeros((2, 1))})
+        BatchShare("train", "s", 0, 3, lambda *_: None, list).of({"x": np.zeros((2, 1))})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

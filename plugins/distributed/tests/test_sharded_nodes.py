@@ -87,19 +87,6 @@ def test_an_unknown_sharding_of_a_node_is_refused() -> None:
         aa.ModelNode("net", aa.SequentialMLP(1), ROWS.reference(), sharding="half")
 
 
-def test_an_estimator_has_no_sharding() -> None:
-    linear = pytest.importorskip("sklearn.linear_model").LinearRegression()
-    linear.fit(ROWS.array("x"), ROWS.array("y"))
-    nodes = [
-        aa.ModelNode("fit", linear, ROWS.reference(), sharding="full"),
-        aa.ModelNode("net", aa.SequentialMLP(1), ROWS.reference()),
-    ]
-    graph = aa.ModelGraph(nodes, "adam")
-    losses = [aa.AppliedLoss("mse", on=label) for label in ("fit", "net")]
-    with pytest.raises(GraphError, match=r"node 'fit' has sharding='full', and is an estimator"):
-        aa.Experiment(graph).plan(aa.TrainPhase("train", data=ROWS, losses=losses))
-
-
 def test_nodes_that_share_a_model_have_one_sharding() -> None:
     model = aa.SequentialMLP(3)
     message = (

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import anyaccel as aa
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.phases.executor.pipeline import ChunkRunner
-from anyaccel.phases.loading.epoch_batches import ZIP_CYCLE, ZIP_STRICT, SampledBatches
-from anyaccel.phases.loading.epoch_plan import TrainingEpochs
 from anyaccel.phases.loop_extension import Call
 from anyaccel_distributed import Launched, ReplicaGroup
 from anyaccel_distributed.loop_extensions import SharedCalls
@@ -109,40 +106,28 @@ def test_the_error_of_a_lost_replica_names_the_steps_of_its_call() -> None:
         make(calls, Call(runner_of(Steps(fails=True)), 6, 4, 2, None, n_steps=1))
 
 
-def epochs_of(batch_size: int, other: int | None = None, accumulate: int = 1) -> TrainingEpochs:
-    """Of 27 rows; with `other`, of another feature set in the same steps, in batches of that size."""
-    x = np.zeros((27, 3), np.float32)
-    rows = {name: aa.FeatureSet.from_dict(name, {"x": x, "y": x[:, :1]}, "x", "y") for name in ("d", "e")}
-    samplers: Any = aa.SimpleSampler(batch_size)
-    if other is None:
-        del rows["e"]
-    else:
-        samplers = {"d": samplers, "e": aa.SimpleSampler(other)}
-    batches = SampledBatches("train", samplers, ZIP_STRICT if other is None else ZIP_CYCLE, rows)
-    return TrainingEpochs("train", batches, accumulate)
+@pytest.mark.parametrize(("in_memory", "batches"), [(True, False), (False, True), (False, False)])
+def test_steps_are_computed_together_unless_each_replica_reads_its_share(in_memory: bool, batches: bool) -> None:
+    where: Any = {"in_memory": in_memory, "batches": batches}
+    chosen = GlobalBatches(allowed=True).chosen("train", 2, **where)
+    assert (chosen.given, chosen.parts) == (in_memory or batches, batches)
+    assert not GlobalBatches().chosen("train", 2, **where).given
+    assert not GlobalBatches(given=True).chosen("train", 2, **where).parts  # divided parameters
+    if not chosen.given:
+        hint = r"normalizes by the rows of all.*Hint: draw batches of a multiple of 2 rows"
+        with pytest.raises(PhaseError, match=hint):
+            GlobalBatches(allowed=True, needed=True).chosen("train", 2, **where)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "given"),
-    [
-        (epochs_of(8), True),
-        (epochs_of(27), True),
-        (epochs_of(9), True),
-        (epochs_of(3, accumulate=2), True),
-        (epochs_of(8, 4), True),
-        (epochs_of(9, 3), False),
-    ],
-)
-def test_steps_that_a_program_divides_are_computed_together(epochs: TrainingEpochs, given: bool) -> None:
-    """Steps over several feature sets are no calls of it, and divided only evenly, but for a last one."""
-    assert GlobalBatches(allowed=True).chosen("train", epochs, 2).given == given
-    assert not GlobalBatches().chosen("train", epochs, 2).given
-    assert GlobalBatches(given=True).chosen("train", epochs, 2).given
-
-
-@pytest.mark.parametrize("epochs", [epochs_of(9, 3), None], ids=["odd steps of several sets", "read as needed"])
-def test_normalization_over_all_replicas_needs_whole_batches_in_each(epochs: TrainingEpochs | None) -> None:
-    asked = GlobalBatches(allowed=True, needed=True)
-    with pytest.raises(PhaseError, match=r"normalizes by the rows of all.*Hint: draw batches of a multiple of 2 rows"):
-        asked.chosen("train", epochs, 2)
-    assert asked.chosen("train", epochs_of(9), 2).given
+def test_a_replica_takes_its_part_of_batches_in_equal_parts_and_all_of_others() -> None:
+    """What is known of batches that were read ahead is forgotten when they are read again."""
+    rows = [{"x": np.arange(n)} for n in (8, 7)]
+    group = ReplicatedTraining(
+        "train", Launched(1, 2), {"numpy": FirstOf()}, global_batches=GlobalBatches(allowed=True)
+    )
+    group.choose_rows(in_memory=False, batches=True)
+    assert group.reads_all_rows and not group.random_key  # losses and random numbers are those of one process
+    share = group.share_batches("source")
+    for _ in range(2):
+        taken = [(position, batch["x"].tolist()) for position, batch in share(enumerate(rows))]
+    assert taken == [(0, [4, 5, 6, 7]), (1, list(range(7)))]

@@ -60,8 +60,9 @@ def trained(name: str, model: Any = None, optimizer: aa.Optimizer | None = None,
     graph = aa.ModelGraph([node], optimizer or aa.Optimizer("adam", lr=0.01, clip_norm=1.0), seed=3)
     loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"])
     judged = aa.EvalPhase("v", data=rows, batch_size=20, metrics=[aa.Metric("mae", targets="d.y")])
-    given = {"sampler": aa.SimpleSampler(16, shuffle=True), "n_epochs": 1, "losses": [loss], "validation": judged}
-    phase = aa.TrainPhase("train", data=rows, **{**given, **settings})
+    given = {"data": rows, "sampler": aa.SimpleSampler(16, shuffle=True), "n_epochs": 1}
+    given |= {"losses": [loss], "validation": judged}
+    phase = aa.TrainPhase("train", **{**given, **settings})
     experiment = aa.Experiment(graph, progress="none")
     results = experiment.run_phase(phase, resume="auto" if "checkpoint" in settings else "never")
     epochs = [[epoch.loss, epoch.validation["loss"], epoch.validation["mae"]] for epoch in results.epochs]
@@ -89,6 +90,13 @@ def weighed() -> None:
         sampler=aa.SimpleSampler(17, shuffle=True),
         losses=[aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")],
     )
+
+
+def sourced() -> None:
+    """Batches of a source, of which each process puts a part on its device; with dropout, and a ragged last one."""
+    source = aa.IterableSource("d", batches, features="x", targets="y", tags="w")
+    loss = aa.AppliedLoss("mse", "net", ["outputs", "d.y"], sample_weight="d.w")
+    trained("sourced", Net(), data={"d": source}, sampler=16, n_epochs=2, losses=[loss])
 
 
 def fixed() -> None:
@@ -296,6 +304,7 @@ if __name__ == "__main__":
     every = (
         plain,
         weighed,
+        sourced,
         accumulated,
         fixed,
         fail,

@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).with_name("replica_script.py")
 FULL = os.environ.get("ANYACCEL_TEST_FULL") == "1"
 SIZES = (2, 4) if FULL else (2,)
 TIMEOUT = 600 if FULL else 240  # four processes on two cores compile everything four times
-WAYS = "plain,weighed,fixed,accumulated" if FULL else "plain,weighed"
+WAYS = "plain,weighed,sourced,fixed,accumulated" if FULL else "plain,weighed,sourced"
 """Where everything is tested, `plain` has 105 steps."""
 DIVIDED = "divided,divided_calls,normalized,scaled" if FULL else "divided,scaled"
 

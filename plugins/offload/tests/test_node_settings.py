@@ -62,16 +62,6 @@ def graph_data(graph: aa.ModelGraph) -> Any:
     return graph["net"].upstreams[0].feature_set  # type: ignore[union-attr]
 
 
-def test_an_estimator_has_no_device_map() -> None:
-    linear = pytest.importorskip("sklearn.linear_model").LinearRegression()
-    data = aa.FeatureSet.from_dict("data", {"x": X, "y": X[:, :1]}, ["x"], ["y"])
-    graph = aa.ModelGraph([aa.ModelNode("line", linear, data.reference(), device_map={"": "cpu"})])
-    experiment = aa.Experiment("test", graph, progress="none")
-    experiment.run_phase(aa.FitPhase("fit", data=data, nodes="line"))
-    with pytest.raises(CapabilityError, match="has a device_map, and is an estimator"):
-        experiment.run_phase(aa.EvalPhase("eval", data=data))
-
-
 @pytest.mark.parametrize(("text", "nbytes"), [("20GiB", 20 * 2**30), ("1.5 kb", 1500), (7, 7), ("3B", 3)])
 def test_sizes_in_words(text: Any, nbytes: int) -> None:
     assert memory_size(GraphError, "", "size", text) == nbytes

@@ -68,17 +68,6 @@ class Halve:
         return x / 2
 
 
-class OnlyFit:
-    """An estimator."""
-
-    def fit(self, x: Any, y: Any) -> OnlyFit:
-        self.mean_ = y.mean(axis=0)
-        return self
-
-    def predict(self, x: Any) -> Any:
-        return np.full(len(x), self.mean_)
-
-
 class Nothing(aa.Callback):
     """A callback that does nothing."""
 
@@ -94,11 +83,6 @@ class Row(NamedTuple):
     wrong: Callable[[], Any]
     message: str
     right: Callable[[], Any]
-
-
-def fitted_then(phase: aa.EvalPhase) -> Any:
-    ours = experiment(graph(model=OnlyFit()))
-    return ours.run(aa.FitPhase("fit", data="train", nodes="net"), phase)
 
 
 def both_layers(second: str) -> aa.ModelGraph:

@@ -167,17 +167,3 @@ def test_losses_that_are_never_finite_are_told() -> None:
     graph = graph_of(huge)
     with pytest.raises(ResultError, match=r"0 losses, which is too few: the loss is not finite.*smaller min_lr"):
         aa.find_learning_rate(graph, aa.TrainPhase("t", data=huge, losses=LOSSES))
-
-
-def test_estimators_that_learn_are_to_be_frozen(data: aa.FeatureSet) -> None:
-    class Mean:
-        def partial_fit(self, x: Any, y: Any) -> None:
-            self.mean_ = y.mean()
-
-        def predict(self, x: Any) -> Any:
-            return np.full((len(x), 1), getattr(self, "mean_", 0.0), np.float32)
-
-    net = graph_of(data)["net"]
-    graph = aa.ModelGraph([net, aa.ModelNode("mean", Mean(), data.reference())], "adam")
-    with pytest.raises(PhaseError, match=r"'mean' would learn by partial_fit.*Hint: freeze it.*freeze\('mean'\)"):
-        aa.find_learning_rate(graph, phase())

@@ -88,23 +88,3 @@ class Parts(Module):
 @pytest.fixture
 def parts() -> type[Parts]:
     return Parts
-
-
-class Fitted:
-    """An estimator in the scikit-learn style: predicts the mean of what it was fitted to."""
-
-    def __init__(self, mean: float | None = None) -> None:
-        if mean is not None:
-            self.mean_ = np.float32(mean)
-
-    def fit(self, x, y=None):
-        self.mean_ = np.mean(x if y is None else y, dtype="float32")
-        return self
-
-    def predict(self, x):
-        return np.full(len(x), self.mean_, "float32")
-
-
-@pytest.fixture
-def estimator() -> type[Fitted]:
-    return Fitted

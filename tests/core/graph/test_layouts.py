@@ -16,7 +16,8 @@ from click.testing import CliRunner
 import anyaccel as aa
 from anyaccel import distributions
 from anyaccel.cli.main import group
-from anyaccel.distributions import SETTINGS, MissingDistributionError
+from anyaccel.distributions import SETTINGS
+from anyaccel.errors import MissingDistributionError
 from anyaccel.graph.nodes import LAYOUT_SETTINGS, Layout
 from anyaccel.graph.plan_entries import Section
 from anyaccel.plugin_testing import entry

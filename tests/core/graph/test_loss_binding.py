@@ -429,39 +429,6 @@ def test_gradients_flow_where_a_trained_node_comes_before(table, mlp):
     assert [op.trainable for op in made.segments[0].operations] == [False, True, True, False]
 
 
-def test_a_node_used_by_a_metric_only_is_not_trained_and_needs_no_optimizer(table, mlp, estimator):
-    nodes = [
-        ModelNode("a", mlp(3), table().reference(), optimizer="sgd"),
-        ModelNode("b", mlp(), "a", optimizer="sgd"),
-        ModelNode("c", mlp(), "a"),
-        ModelNode("e", estimator(1.0), "a"),
-    ]
-    made = training(ModelGraph(nodes), AppliedLoss("mse", on="b"), wants=("c", "e"))
-    assert {op.label: op.trainable for op in made.segments[0].operations} == {
-        "a": True,
-        "b": True,
-        "c": False,
-        "e": False,
-    }
-    assert [group.nodes for group in made.segments[0].groups] == [("a",), ("b",)]
-    assert made.live == {"a", "b"}
-
-
-def test_an_estimator_between_a_loss_and_a_trained_node_is_refused(table, mlp, estimator):
-    nodes = [ModelNode("a", mlp(3), table().reference()), ModelNode("e", estimator(1.0), "a")]
-    graph = ModelGraph(nodes, "sgd")
-    with pytest.raises(GraphError) as caught:
-        training(graph, AppliedLoss("mse", on="e"))
-    assert "node 'e' is not differentiable and is between a loss and a, which is trained" in str(caught.value)
-    assert "freeze what comes before it" in str(caught.value)
-
-
-def test_an_estimator_that_is_not_fitted_is_an_error(table, mlp, estimator):
-    graph = ModelGraph([ModelNode("e", estimator(), table().reference())])
-    with pytest.raises(PhaseError, match=r"phase 'p' needs 'e', an estimator that is not fitted. Hint: run a FitPhase"):
-        resolve(graph, Request("p", wants=("e",)))
-
-
 def test_every_mistake_is_an_error_of_anyaccel(table, mlp):
     """Whatever is written in inputs=, the answer is one of the documented errors."""
     graph = one(mlp(), table())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anyaccel import Accelerator, ConcatNode, Estimator, ModelGraph, ModelNode, Optimizer
+from anyaccel import Accelerator, ConcatNode, ModelNode, Optimizer
 from anyaccel.device import Device
 from anyaccel.errors import DeviceParseError, GraphError, SpecError
 
@@ -123,23 +123,3 @@ def test_nodes_show_what_they_are(mlp):
     assert repr(ModelNode("n", mlp(), "x", "cuda")) == "ModelNode('n', SequentialMLP on gpu:0)"
     assert repr(ModelNode("n", mlp(), "x")) == "ModelNode('n', SequentialMLP)"
     assert repr(ConcatNode("c", ["a", "b"])) == "ConcatNode('c', 2 inputs)"
-
-
-def test_a_node_is_named_after_the_wrapped_estimator(table):
-    class Search:
-        """It has an estimator, and is the model."""
-
-        estimator = object()
-
-        def fit(self, x):
-            return self
-
-        def predict(self, x):
-            return x.mean(axis=1)
-
-    node = ModelNode("a", Search(), table().reference())
-    graph = ModelGraph([node])
-    assert repr(node) == "ModelNode('a', Search)"
-    graph.build()
-    assert isinstance(node.model, Estimator) and repr(node) == "ModelNode('a', Search)"
-    assert "Search" in graph.summary() and "object" not in graph.summary()

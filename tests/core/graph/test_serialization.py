@@ -14,7 +14,6 @@ from anyaccel import (
     ConcatNode,
     EvalPhase,
     Experiment,
-    FitPhase,
     Metric,
     ModelGraph,
     ModelNode,
@@ -172,8 +171,6 @@ def test_a_train_phase_round_trips():
         EvalPhase("e", data="all", metrics=["accuracy"], outputs=["a", "b"], batch_size=7),
         EvalPhase("e", data="all", losses=[AppliedLoss("mae", on="a")], outputs=None),
         EvalPhase("e", data="all", outputs=[]),
-        FitPhase("f", data="all", nodes=["a"], batch_size=3, accelerator="gpu:0"),
-        FitPhase("f", data="all"),
         TrainPhase("t", data="all", losses=[AppliedLoss("ce", on="a")], validation="val", n_epochs=0),
     ],
 )

@@ -340,29 +340,6 @@ def test_an_array_is_no_model(table):
 # -- estimators --------------------------------------------------------------------------------------------------------
 
 
-def test_an_estimator_is_a_model_only_if_nobody_owns_it(serve, table, estimator, twin):
-    class Owned(Dense):
-        """A module that happens to have `fit` and `predict`."""
-
-        fit = predict = print
-
-    fs = table()
-    graph = ModelGraph([ModelNode("e", estimator(2.0), fs.reference()), ModelNode("m", Owned(2), fs.reference())])
-    assert graph.shapes.specs["e"] == spec()
-    assert graph.shapes.specs["m"] == spec(2)
-    assert type(graph["m"].model) is Owned
-
-
-def test_an_estimator_that_is_not_fitted_has_no_outputs(table, estimator, mlp):
-    graph = ModelGraph([ModelNode("e", estimator(), table().reference())])
-    assert graph.shapes.outputs["e"] == ()
-    graph.add_node(ModelNode("b", mlp(), "e"))
-    assert graph.shapes.outputs["b"] == graph.shapes.inputs["b"] == ()
-    assert graph.shapes.unfitted == ("e",)
-    graph["e"].model.fit([np.zeros((2, 1), "float32")], np.zeros(2, "float32"))
-    assert graph.shapes.unfitted == () and graph.shapes.outputs["b"] == ("b",)
-
-
 def test_of_many_columns_an_error_names_the_first(mlp):
     names = [f"c{i}" for i in range(60)]
     fs = FeatureSet.from_dict("fs", {name: np.zeros(4, "float32") for name in names}, names)

@@ -528,28 +528,6 @@ def test_a_failed_phase_leaves_a_state_that_loads(table):
 # -- estimators --------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_of_what_an_estimator_has_still_to_feed(table, estimator, mlp):
-    """The model behind an estimator that is not fitted may not be built yet, and is left out; nothing is guessed."""
-
-    data = table()
-
-    def make(*fitted):
-        nodes = [ModelNode("e", estimator(*fitted), data.reference()), ModelNode("b", mlp(), "e")]
-        return ModelGraph([*nodes, ModelNode("c", mlp(), data.reference())])
-
-    state, whole = make().state(), make(2.0).state()
-    assert {name.partition("/")[0] for name in state} == {"c", "seed"}
-    assert {name.partition("/")[0] for name in whole} == {"b", "c", "seed"}
-    assert make().load_state(state).shapes.unfitted == ("e",)
-    with pytest.raises(StateError) as caught:
-        make().load_state(whole)
-    assert str(caught.value) == (
-        "node 'b' is not built, because it depends on an estimator that is not fitted: e. "
-        "Hint: put the fitted estimator into the graph first: neither a state nor a configuration has it."
-    )
-    assert make(2.0).load_state(whole).state().keys() == whole.keys()
-
-
 @pytest.fixture
 def fs(table):
     return table(y=((1,), "float32"))

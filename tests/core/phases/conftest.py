@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 
 from anyaccel import AppliedLoss
 from anyaccel import registry as registry_module
+from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
-from anyaccel.graph import ModelGraph, ModelNode
+from anyaccel.graph import ModelGraph, ModelNode, topology
+from anyaccel.graph.model_kinds import ModelKind
 from anyaccel.hookspecs import HOOKS, hookimpl
-from anyaccel.numpy_backend import Dense, NumpyBackend, SimArray, Simulation, simulate
+from anyaccel.numpy_backend import Dense, Module, NumpyBackend, SimArray, Simulation, simulate
 from anyaccel.phases import Callback, EvalPhase, TrainPhase
+from anyaccel.phases.learners import Learners, Learning
 from anyaccel.registry import Registry
 from anyaccel.specs import Optimizer
 
@@ -70,6 +74,65 @@ def line(data: FeatureSet) -> Callable[..., ModelGraph]:
         return ModelGraph([node], optimizer or Optimizer("adam", lr=0.05))
 
     return make
+
+
+class Steps(Module, ModelKind):
+    """A model that learns from each step without gradients: it follows the mean of its input, and writes a diary."""
+
+    fixed = "a learner"
+    differentiable = False
+    computes_on_host = True
+    tries_other_inputs = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.diary: list[float] = []
+
+    @property
+    def learns_from_steps(self) -> bool:
+        return True
+
+    def apply(self, values: Any, inputs: Any, *, train: bool, key: int) -> VjpResult:
+        mean = np.float32(np.mean(self.diary or [0.0]))
+        return VjpResult((np.full((len(inputs[0]), 1), mean),), lambda cotangents: None)
+
+
+class StepLearners(Learners):
+    """The nodes of such models, each behind one node."""
+
+    def __init__(self, labels: Sequence[str], graph: ModelGraph, rows: Any, streams: Any) -> None:
+        self.labels, self.graph = tuple(labels), graph
+
+    @property
+    def upstreams(self) -> list[str]:
+        return topology.upstream_nodes(self.labels, self.graph.nodes)
+
+    def step(self, values: Any, span_of: Any, to_host: Any) -> None:
+        for label, name in zip(self.labels, self.upstreams, strict=True):
+            self.graph[label].model.diary.append(float(np.mean(to_host(name, values[name]))))
+
+    def snapshot(self) -> Any:
+        return [copy.deepcopy(self.graph[label].model.diary) for label in self.labels]
+
+    def restore(self, snapshot: Any) -> None:
+        for label, diary in zip(self.labels, snapshot, strict=True):
+            self.graph[label].model.diary[:] = diary
+
+
+class StepLearning(Learning):
+    """Finds them."""
+
+    learners = StepLearners
+
+    def nodes(self, phase_label: str, losses: Any, graph: ModelGraph) -> list[str]:
+        return [label for label in graph.shapes.order if graph[label].kind.learns_from_steps]
+
+
+@pytest.fixture
+def learner(monkeypatch: pytest.MonkeyPatch) -> type[Steps]:
+    """A model class that learns without gradients, as a distribution's extension lets it."""
+    monkeypatch.setattr("anyaccel.extensions._registered", {"learners": [StepLearning()]})
+    return Steps
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from anyaccel import (
     EvalPhase,
     Experiment,
     FeatureSet,
-    FitPhase,
     ModelGraph,
     ModelNode,
     SequentialMLP,
@@ -64,7 +63,7 @@ def test_a_phase_that_leaves_nothing_open_is_used_as_it_is():
 
 
 def test_labels_have_defaults():
-    assert [cls(data="all").label for cls in (TrainPhase, EvalPhase, FitPhase)] == ["train", "eval", "fit"]
+    assert [cls(data="all").label for cls in (TrainPhase, EvalPhase)] == ["train", "eval"]
     experiment = Experiment(ModelGraph([ModelNode(SequentialMLP(), data())], label="wine"), progress="none")
     assert experiment.label == "wine" and list(experiment.graph.nodes) == ["model"]
 
@@ -113,7 +112,7 @@ def test_auto_is_the_cpu_where_nothing_better_is():
     assert np.isfinite(results.figure("val_loss")).all()
 
 
-@pytest.mark.parametrize("cls", [TrainPhase, EvalPhase, FitPhase])
+@pytest.mark.parametrize("cls", [TrainPhase, EvalPhase])
 def test_every_setting_stands_in_the_signature_and_in_the_text(cls):
     parameters = inspect.signature(cls).parameters
     assert set(inspect.signature(Phase).parameters) <= set(parameters)

@@ -586,17 +586,7 @@ def test_a_step_end_hook_sees_every_step(speeds: Callable[..., SimpleNamespace],
     assert {count for _, count, *_ in programs.calls} == {1} and set(programs.offers) == {1}
 
 
-class Mean:
-    """An estimator that learns from every batch."""
-
-    def partial_fit(self, features: Any, targets: Any) -> None:
-        self.mean_ = targets.mean()
-
-    def predict(self, features: Any) -> Any:
-        return np.full(len(features), self.mean_)
-
-
-def test_several_programs_say_that_steps_are_not_compiled() -> None:
+def test_several_programs_say_that_steps_are_not_compiled(learner: Callable[[], Any]) -> None:
     data = numbers(12)
     nodes = [
         ModelNode("a", Dense(2, dtype="float64"), data.reference()),
@@ -604,7 +594,7 @@ def test_several_programs_say_that_steps_are_not_compiled() -> None:
     ]
     graph = ModelGraph(nodes, "adam")
 
-    graph.add_node(ModelNode("est", Mean(), "a"))
+    graph.add_node(ModelNode("est", learner(), "a"))
     for mode, expected in (
         ("steps", ["steps run one by one, uncompiled: no single program takes them whole"]),
         ("auto", []),
@@ -617,14 +607,17 @@ def test_several_programs_say_that_steps_are_not_compiled() -> None:
 
 @pytest.mark.parametrize("able", [True, False])
 def test_auto_says_that_no_single_program_takes_steps_whole_where_one_could_compile(
-    able: bool, speeds: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+    able: bool,
+    speeds: Callable[..., SimpleNamespace],
+    monkeypatch: pytest.MonkeyPatch,
+    learner: Callable[[], Any],
 ) -> None:
     speeds(computes=True)
     if not able:
         monkeypatch.setattr(Fake, "estimate_compile", MultiStepProgram.estimate_compile)
     data = numbers(12)
     graph = ModelGraph([ModelNode("net", Dense(1, dtype="float64"), data.reference())], "adam")
-    graph.add_node(ModelNode("est", Mean(), "net"))
+    graph.add_node(ModelNode("est", learner(), "net"))
     phase = TrainPhase("t", data="all", losses=MSE, sampler=4, n_epochs=2)
     result = Experiment("e", graph, progress="none").run_phase(phase)
     assert told(result) == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anyaccel import AppliedLoss
 from anyaccel.adapter import VjpResult
 from anyaccel.data import FeatureSet
-from anyaccel.errors import ColumnError, GraphError, PhaseError, ResultError, SpecError
+from anyaccel.errors import ColumnError, GraphError, ResultError, SpecError
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, Sequential, SequentialMLP
@@ -301,19 +301,6 @@ def test_data_without_targets_give_predictions_without_metrics(experiment):
         ours.run_phase(EvalPhase("e", data=rows, losses=[MSE]))
     with pytest.raises(ColumnError, match="the data that feed this node have no targets"):
         ours.run_phase(EvalPhase("e", data=rows, metrics=["mse"]))
-
-
-def test_an_estimator_that_was_not_fitted_cannot_be_evaluated(data, experiment):
-    class Mean:
-        def fit(self, features, targets):
-            self.mean_ = targets.mean()
-
-        def predict(self, features):
-            return np.full(len(features), self.mean_)
-
-    graph = ModelGraph([ModelNode("est", Mean(), data.reference(["x"], ["y"]))])
-    with pytest.raises(PhaseError, match=r"phase 'e' needs 'est', an estimator that is not fitted.* run a FitPhase"):
-        experiment(graph).run_phase(EvalPhase("e", data="val"))
 
 
 @pytest.mark.parametrize("label", ["loss", "loss.net"])

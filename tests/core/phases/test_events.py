@@ -11,18 +11,17 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from anyaccel.phases import Epoch, Progress
-from anyaccel.results import EvalResults, FitResults, TrainResults, eval_results
+from anyaccel.results import EvalResults, TrainResults, eval_results
 from anyaccel.results.events import KINDS, Event, log
 
 EPOCH = Epoch(0, 0.5, {"net": 0.5}, 4, 0.1)
 
 
 def results_of(*events):
-    """The three kinds of results of a run with these events."""
+    """The kinds of results of a run with these events."""
     return [
         TrainResults(label="t", epochs=(EPOCH,), events=events),
         eval_results("e", None, events=events),
-        FitResults(label="f", fitted=(), events=events),
     ]
 
 
@@ -100,12 +99,11 @@ def test_a_line_of_text_tells_of_memory_alone():
     assert all("compile" not in repr(one) and "memory" not in repr(one) for one in results_of(decided))
     assert repr(results_of(decided, short)[0]) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory)"
     assert repr(results_of(short)[1]) == "EvalResults('e', once short of memory)"
-    assert repr(results_of(short, short)[2]) == "FitResults('f', fitted nothing, 2 times short of memory)"
     ended = TrainResults(label="t", epochs=(EPOCH,), error=ValueError("no"), events=(short,))
     assert repr(ended) == "TrainResults('t', 1 epochs, loss 0.5, once short of memory, ended by ValueError)"
 
 
-@pytest.mark.parametrize("cls", [TrainResults, EvalResults, FitResults])
+@pytest.mark.parametrize("cls", [TrainResults, EvalResults])
 def test_a_notebook_shows_events_as_text(cls):
     (shown,) = [
         one._repr_html_() for one in results_of(Event(0, 3, "source", "<script>x</script>")) if type(one) is cls

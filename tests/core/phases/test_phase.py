@@ -15,7 +15,7 @@ from anyaccel.data import FeatureSet, SimpleSampler
 from anyaccel.device import Device
 from anyaccel.errors import ConfigError, GraphError, PhaseError, SamplerError, SpecError
 from anyaccel.metrics import Metric
-from anyaccel.phases import Callback, EvalPhase, FitPhase, Phase, TrainPhase, plan_of
+from anyaccel.phases import Callback, EvalPhase, Phase, TrainPhase, plan_of
 
 MSE = AppliedLoss("mse", on="net")
 
@@ -127,11 +127,10 @@ def test_the_name_of_a_split_is_a_validation_without_settings():
 
 def test_a_phase_of_a_split_says_so():
     assert train().data == TrainPhase.from_split("t", split="train", losses=[MSE]).data == "train"
-    assert FitPhase.from_split("f", split="train", accelerator="cpu").accelerator == Accelerator("cpu")
     assert repr(EvalPhase.from_split("e", split="val")) == "EvalPhase('e')"
 
 
-@pytest.mark.parametrize("kind", [TrainPhase, EvalPhase, FitPhase])
+@pytest.mark.parametrize("kind", [TrainPhase, EvalPhase])
 def test_a_phase_of_a_split_has_every_setting_in_its_signature_with_its_text(kind):
     """The settings, defaults and annotations are those of the constructor, with `split` in place of `data`."""
     own = dict(inspect.signature(kind).parameters)
@@ -168,8 +167,6 @@ def test_a_phase_of_a_split_passes_every_setting_on():
     assert not [name for name in settings if made[name] == plain[name]]
     settings = {"metrics": ["mse"], "outputs": ["net"], "batch_size": 3}
     assert EvalPhase.from_split(split="a", **settings).get_config() == EvalPhase(data="a", **settings).get_config()
-    settings = {"nodes": ["net"], "batch_size": 3}
-    assert FitPhase.from_split(split="a", **settings).get_config() == FitPhase(data="a", **settings).get_config()
 
 
 def test_a_subclass_with_a_step_of_its_own_is_made_of_a_split():
@@ -218,7 +215,6 @@ PHASES = [
         final_device="cpu",
     ),
     EvalPhase("e", data={"data": "val", "other": "all"}, outputs=["a", "b"], metrics=["accuracy"], losses=[MSE]),
-    FitPhase("f", data="train", nodes=["est"], batch_size=3, accelerator="mps"),
 ]
 
 
@@ -256,7 +252,7 @@ def test_functions_have_no_configuration():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("train", "unknown type of phase None. Available: eval, fit, train"),
+        ("train", "unknown type of phase None. Available: eval, "),
         ({}, "unknown type of phase None"),
         ({"type": "test"}, "unknown type of phase 'test'"),
         ({"type": ["train"]}, "unknown type of phase ['train']"),

@@ -26,7 +26,7 @@ from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
-from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
+from anyaccel.phases import EvalPhase, TrainPhase
 from anyaccel.plugin_testing import TinyBackend
 from anyaccel.specs import Optimizer
 
@@ -330,17 +330,6 @@ def test_training_without_an_optimizer_is_refused(data, experiment, train):
     graph = ModelGraph([ModelNode("net", Dense(1), data.reference(["x"], ["y"]))])
     with pytest.raises(PhaseError, match="node 'net' is trained and has no optimizer"):
         experiment(graph).run_phase(train())
-
-
-def test_fitting_a_model_that_is_not_an_estimator_is_refused(house):
-    house(
-        FitPhase("bad", data="train", nodes="net"),
-        PhaseError,
-        "node 'net' is not an estimator",
-        "train it in a TrainPhase",
-    )
-    house(FitPhase("bad", data="train", nodes=["nett"]), GraphError, "phase 'bad' fits the node 'nett'", "'net'")
-    house(FitPhase("bad", data="train"), PhaseError, "phase 'bad' has nothing to fit", "nodes=[...] to fit one again")
 
 
 # -- data of other units than the graph's ------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from anyaccel import AppliedLoss, EvalPhase, FitPhase, TrainPhase
+from anyaccel import AppliedLoss, EvalPhase, TrainPhase
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.phases import Phase
 from anyaccel.phases.setting import UNSAVED, Setting, integer, same
 
-KINDS = pytest.mark.parametrize("kind", [TrainPhase, EvalPhase, FitPhase])
+KINDS = pytest.mark.parametrize("kind", [TrainPhase, EvalPhase])
 
 
 def parameters(function: Any, *left_out: str) -> list[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 import anyaccel
-from anyaccel import AppliedLoss, EvalPhase, Experiment, FitPhase, Metric, ModelGraph, ModelNode, TrainPhase, compare
+from anyaccel import AppliedLoss, EvalPhase, Experiment, Metric, ModelGraph, ModelNode, TrainPhase, compare
 from anyaccel.errors import ResultError
 from anyaccel.phases import Epoch
-from anyaccel.results import EvalResults, FitResults, TrainResults
+from anyaccel.results import EvalResults, TrainResults
 from anyaccel.results.comparison import Comparison
 
 LOSS = AppliedLoss("mse", on="guess")
@@ -69,13 +68,10 @@ def test_runs_of_several_experiments_have_names_of_ones_own():
 
 def test_every_kind_of_results_is_taken_and_failures_are_told():
     failed = run_of("t", {}, error=RuntimeError("no"))
-    fitted, seen = (
-        FitResults(label="f", fitted=()),
-        EvalResults(label="e", loss=2.0, losses={"n": 2.0}, metrics={"accuracy": 0.5}),
-    )
-    table = compare(failed, fitted, seen)
-    assert table.column("kind") == ["train (RuntimeError)", "fit", "eval"]
-    assert table.column("loss") == [9.0, None, 2.0] and table.column("accuracy") == [None, None, 0.5]
+    seen = EvalResults(label="e", loss=2.0, losses={"n": 2.0}, metrics={"accuracy": 0.5})
+    table = compare(failed, seen)
+    assert table.column("kind") == ["train (RuntimeError)", "eval"]
+    assert table.column("loss") == [9.0, 2.0] and table.column("accuracy") == [None, 0.5]
 
 
 def test_a_comparison_is_text_and_html():
@@ -90,7 +86,7 @@ def test_a_comparison_is_text_and_html():
 
 
 def test_a_comparison_is_a_table():
-    table = compare(run_of("t", {"accuracy": 0.25}), FitResults(label="f", fitted=())).to_arrow()
+    table = compare(run_of("t", {"accuracy": 0.25}), EvalResults(label="e")).to_arrow()
     assert table.column_names == ["run", "phase", "kind", "epochs", "loss", "val_accuracy"]
     assert table.schema.field("loss").type == pa.float64() and table.column("loss").to_pylist() == [9.0, None]
 
@@ -129,20 +125,6 @@ def test_an_experiment_that_ran_nothing_has_nothing_to_compare(data):
     empty = Experiment("e", ModelGraph([ModelNode("n", SequentialMLP(), data.reference())]))
     with pytest.raises(ResultError, match="there is no run to compare"):
         empty.compare()
-
-
-def test_fits_are_compared_in_an_experiment(data):
-    class Mean:
-        def fit(self, x, y):
-            self.mean_ = y.mean(dtype="float32")
-
-        def predict(self, x):
-            return np.full(len(x), self.mean_, "float32")
-
-    ours = Experiment("e", ModelGraph([ModelNode("m", Mean(), data.reference())]))
-    ours.run(FitPhase("f", data="all"), EvalPhase("e", data="all", metrics=["mse", "r2"]))
-    assert ours.compare("mse").column("mse")[1] == ours.last_run.metrics["mse"]
-    assert ours.compare("mse").columns == ("run", "phase", "kind", "seconds", "mse")
 
 
 def test_one_figure_may_be_named_alone(experiment):

@@ -12,7 +12,6 @@ from anyaccel import (
     EvalPhase,
     Experiment,
     FeatureSet,
-    FitPhase,
     ModelGraph,
     ModelNode,
     SequentialMLP,
@@ -22,17 +21,6 @@ from anyaccel.errors import GraphError, PhaseError, ResultError, SplitError
 from anyaccel.results import EvalResults, TrainResults
 
 LOSS = AppliedLoss("mse", on="guess")
-
-
-class Mean:
-    """An estimator that predicts the mean of its targets."""
-
-    def fit(self, x, y):
-        self.mean_ = y.mean()
-        return self
-
-    def predict(self, x):
-        return np.full(len(x), self.mean_)
 
 
 def test_runs_are_kept_in_their_order(experiment):
@@ -137,21 +125,6 @@ def test_predictions_of_different_numbers_of_rows_are_no_table(data):
     )
 
 
-def test_fitting_gives_a_result_too(data):
-    class Mean:
-        def fit(self, x, y):
-            self.mean_ = y.mean(dtype="float32")
-
-        def predict(self, x):
-            return np.full(len(x), self.mean_, "float32")
-
-    experiment = Experiment("e", ModelGraph([ModelNode("m", Mean(), data.reference())]))
-    fitted, seen = experiment.run(FitPhase("f", data="all"), EvalPhase("p", data="last"))
-    assert fitted.error is None and fitted.predictions == {}
-    assert seen.prediction("m").tolist() == [2.5, 2.5]
-    assert experiment.graph.frozen == ("m",)
-
-
 def test_the_graph_goes_on_from_phase_to_phase(experiment):
     phase = TrainPhase("t", data="all", losses=[LOSS], n_epochs=2)
     first, second = experiment.run(phase, phase)
@@ -187,12 +160,6 @@ def test_phases_before_one_with_a_callback_are_checked(experiment):
         first = TrainPhase("a", data="all", losses=[LOSS], callbacks=[EarlyStopping("loss")])
         experiment.run(first, wrong, own)
     assert experiment.history == []
-
-
-def test_phases_after_a_fit_are_checked_when_it_has_ended(data):
-    nodes = [ModelNode("guess", Mean(), data.reference())]
-    fitted = Experiment("e", ModelGraph(nodes), progress="none")
-    assert len(fitted.run(FitPhase("f", data="all"), EvalPhase("e", data="last", metrics=["mse"]))) == 2
 
 
 # -- a graph runs phases itself ----------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from anyaccel import (
     Callback,
     EvalPhase,
     FeatureSet,
-    FitPhase,
     Metric,
     ModelGraph,
     ModelNode,
@@ -28,7 +27,7 @@ from anyaccel import (
 from anyaccel.errors import ResultError, SpecError
 from anyaccel.experiment import Experiment
 from anyaccel.numpy_backend import Activation
-from anyaccel.results import EvalResults, FitResults, TrainResults, eval_results
+from anyaccel.results import EvalResults, TrainResults, eval_results
 
 
 @pytest.fixture
@@ -358,32 +357,6 @@ def test_names_that_meet_after_all_are_counted(data):
 
 
 # -- fitting -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_fit_tells_which_nodes_to_how_many_rows(data):
-    class Mean:
-        def fit(self, x, y):
-            self.mean_ = y.mean(dtype="float32")
-
-        def predict(self, x):
-            return np.full(len(x), self.mean_, "float32")
-
-    graph = ModelGraph([ModelNode("m", Mean(), data.reference()), ModelNode("k", Mean(), data.reference())])
-    result = Experiment("e", graph).run_phase(FitPhase("f", data="last"))
-    assert type(result) is FitResults and repr(result) == "FitResults('f', fitted m, k)"
-    assert [(one.node, one.estimator, one.rows) for one in result.fitted] == [("m", "Mean", 2), ("k", "Mean", 2)]
-    assert result.nodes == ("m", "k") and all(one.seconds >= 0 for one in result.fitted)
-    table = result.to_arrow()
-    assert table.column_names == ["node", "estimator", "rows", "seconds"] and table.num_rows == 2
-    told = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert told["fitted"][0]["node"] == "m" and told["number"] == 0 and told["error"] is None
-    assert math.isnan(result.loss) and not result.losses and not result.metrics and not result.predictions
-
-
-def test_a_fit_is_a_data_frame():
-    pytest.importorskip("pandas")
-    frame = FitResults(label="f", fitted=()).to_pandas()
-    assert list(frame) == ["node", "estimator", "rows", "seconds"] and len(frame) == 0
 
 
 # -- kept per run ------------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from .cases import CASES
+from .cases import CASES, OF_ESTIMATORS
 
 HERE = Path(__file__).parent
 CLOSE = 1e-4 if int(np.__version__.partition(".")[0]) >= 2 else 1e-2
@@ -20,7 +21,11 @@ CLOSE = 1e-4 if int(np.__version__.partition(".")[0]) >= 2 else 1e-2
 def test_it_is_read_and_gives_what_it_gave(name, tmp_path):
     if name == "fit":
         pytest.importorskip("sklearn")  # whose scalers the folder names
+    if name in OF_ESTIMATORS:
+        pytest.importorskip("anyaccel_sklearn")  # in whose tests it is read again
     expected = json.loads((HERE / name / "expected.json").read_text())["values"]
+    if find_spec("anyaccel_sklearn") is None:
+        expected.pop("phase fit", None)
     values = CASES[name][1](Path(shutil.copytree(HERE / name, tmp_path / name)))
     assert expected and values.keys() == expected.keys()
     for key, value in expected.items():

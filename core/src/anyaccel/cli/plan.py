@@ -10,8 +10,8 @@ from typing import Any
 
 from anyaccel.cli.console import print_json, print_line, print_table
 from anyaccel.cli.module_object import load_object
-from anyaccel.distributions import NAMES, MissingDistributionError, load
-from anyaccel.errors import ConfigError
+from anyaccel.distributions import NAMES, load
+from anyaccel.errors import ConfigError, MissingDistributionError
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.plan import LARGEST, activation_line, covered

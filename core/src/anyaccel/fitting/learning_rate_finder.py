@@ -18,7 +18,6 @@ from anyaccel.errors import PhaseError, ResultError
 from anyaccel.experiment import Experiment, ModelGraph
 from anyaccel.graph import ModelNode
 from anyaccel.phases import Callback, Run, TrainPhase
-from anyaccel.phases.estimator_partial_fit import learning_nodes
 from anyaccel.phases.finished_steps import FinishedSteps
 from anyaccel.specs import Optimizer, Schedule, assign_fields
 
@@ -196,7 +195,7 @@ def _check(graph: Any, phase: Any, min_lr: Any, max_lr: Any) -> None:
     if not _optimizers(graph):
         raise PhaseError(f"{_WHERE}graph {graph.label!r} has no optimizer", hint="write ModelGraph(nodes, 'adam')")
     graph.build()
-    learning = learning_nodes(phase.label, phase.losses, graph)
+    learning = phase.learners(graph)
     if learning:
         problem = f"{_WHERE}{', '.join(map(repr, learning))} would learn by partial_fit, and keep what it has learned"
         raise PhaseError(problem, hint=f"freeze it for the test: graph.freeze({learning[0]!r})")

@@ -1,7 +1,7 @@
 """Graphs: models of any framework connected to data and to each other, and the plan of a phase over them.
 
 Offers ModelGraph with its nodes, `resolve` from a graph and a phase's request to a Plan, and weights in files and
-copied. Stands on `data`, `requests`, `saved_folder`, `adapter`, `estimators`,
+copied. Stands on `data`, `requests`, `saved_folder`, `adapter`,
 `precision` and the kernel.
 """
 

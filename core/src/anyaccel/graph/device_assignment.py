@@ -14,8 +14,14 @@ from dataclasses import dataclass, replace
 from anyaccel.accelerator import Accelerator
 from anyaccel.arguments import shown
 from anyaccel.device import USUAL, Device
-from anyaccel.distributions import MissingDistributionError
-from anyaccel.errors import DeviceParseError, DeviceUnavailableError, FrameworkError, GraphError, PluginError
+from anyaccel.errors import (
+    DeviceParseError,
+    DeviceUnavailableError,
+    FrameworkError,
+    GraphError,
+    MissingDistributionError,
+    PluginError,
+)
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import LAYOUT_SETTINGS, ModelNode, Node
 from anyaccel.graph.plan_entries import LEVELS, Assignment, Rejection

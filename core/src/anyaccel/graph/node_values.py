@@ -9,7 +9,6 @@ from anyaccel.adapter.call_layout import batch_axes_of, is_positional
 from anyaccel.backend import ComputingBackend
 from anyaccel.data import Reference, joined_spec
 from anyaccel.errors import GraphError
-from anyaccel.estimators import Estimator
 from anyaccel.graph import topology
 from anyaccel.graph.nodes import ModelNode, Node, column_name, shown_name
 from anyaccel.segment import Path, TensorSpec
@@ -80,7 +79,7 @@ def _column(node: Node, upstream: Reference, specs: dict[str, TensorSpec]) -> st
 
 def _refuse_joined_integers(node: Node, upstream: Reference) -> None:
     """Several vectors of integers (ids, masks) in one reference would become one long vector of ids."""
-    if isinstance(getattr(node, "model", None), Estimator):
+    if node.kind.joins_integers:
         return
     specs = {name: upstream.feature_set.spec(name) for name in upstream.features}
     vectors = [name for name, spec in specs.items() if spec.shape and "int" in spec.dtype]
@@ -121,8 +120,7 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
         GraphError: the backend has no keywords, the model has no such argument, or a column would be taken as another
             argument than that of its name.
     """
-    if isinstance(node.model, Estimator):
-        _refuse_ragged(node)
+    node.kind.check_inputs(node)
     by_name = node.arguments and not is_positional(node.arguments)
     if any(batch_axes_of(node.arguments)) and not getattr(backend, "moves_batch_axis", False):
         raise GraphError(
@@ -156,22 +154,6 @@ def check_call(node: ModelNode, backend: ComputingBackend) -> None:
             )
     elif signature is not None:
         _check_positions(node, signature)
-
-
-def _refuse_ragged(node: ModelNode) -> None:
-    """An estimator is fitted to so many numbers a row; a batch that is padded to its own length has others."""
-    columns = [
-        (each.feature_set, name) for each in node.upstreams if isinstance(each, Reference) for name in each.features
-    ]
-    for feature_set, name in columns:
-        if feature_set.is_ragged(name):
-            longest = feature_set.spec(name).shape[0]
-            raise GraphError(
-                f"node {node.label!r}: an estimator takes rows of one length, and those of {name!r} of "
-                f"{feature_set.label!r} differ",
-                available="columns of one shape per sample",
-                hint=f"pad all to one length: pad={{{name!r}: Pad(0, length={longest})}}",
-            )
 
 
 def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:

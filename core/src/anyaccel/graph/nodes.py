@@ -20,7 +20,7 @@ from anyaccel.data.roles import brief
 from anyaccel.device import Device
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.errors import GraphError
-from anyaccel.estimators import Estimator
+from anyaccel.graph.model_kinds import ModelKind, kind_of
 from anyaccel.precision import checked_precision
 from anyaccel.segment import Path
 from anyaccel.specs import Optimizer, is_own_optimizer
@@ -205,6 +205,11 @@ class ModelNode(AttributeHints):
         where = f" on {self.accelerator}" if self.accelerator else ""
         return f"ModelNode({self.label!r}, {model_name(self.model)}{where})"
 
+    @property
+    def kind(self) -> ModelKind:
+        """How a graph and its phases treat the model."""
+        return kind_of(self.model)
+
     def reference(self, output: str | None = None) -> str:
         """What another node takes as `upstream_ref`: the label, or `LABEL.OUTPUT` for one of several outputs."""
         if output is None:
@@ -245,6 +250,11 @@ class ConcatNode:
     def __repr__(self) -> str:
         return f"ConcatNode({self.label!r}, {len(self.upstreams)} inputs)"
 
+    @property
+    def kind(self) -> ModelKind:
+        """As of a node with a model that has nothing to train."""
+        return kind_of(None)
+
     def reference(self) -> str:
         """What another node takes as `upstream_ref`: the label."""
         return self.label
@@ -254,8 +264,21 @@ Node = ModelNode | ConcatNode
 
 
 def model_name(model: Any) -> str:
-    """The class name of a model; of an Estimator that of the object that it wraps."""
-    return model.name if isinstance(model, Estimator) else type(model).__name__
+    """The name of a model for people: mostly that of its class."""
+    return kind_of(model).shown_name(model)
+
+
+def refuse_settings(node: ModelNode, *names: str) -> None:
+    """Refuse settings for a model that is computed as it is.
+
+    Raises:
+        GraphError: one is set.
+    """
+    for name in names:
+        value = getattr(node, name)
+        if value is not None:
+            problem = f"node {node.label!r} has {name}={value!r}, and is {node.kind.fixed}"
+            raise GraphError(problem, hint=f"leave {name} out")
 
 
 def _outputs(label: str, given: Any) -> tuple[str, ...]:

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from anyaccel.arguments import shown
-from anyaccel.errors import CapabilityError, GraphError, PhaseError
-from anyaccel.estimators import Estimator
-from anyaccel.graph.nodes import ModelNode, Node
+from anyaccel.errors import CapabilityError, PhaseError
+from anyaccel.graph.nodes import ModelNode, Node, refuse_settings
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.resolution import Request
 from anyaccel.precision import ComputesPrecision, NodePrecision, SegmentPrecision
@@ -22,13 +21,13 @@ def with_precision(node: Node, assignment: Assignment, request: Request) -> Assi
 
     Raises:
         CapabilityError: the framework, the model or the device cannot do it.
-        GraphError: it is asked of an estimator.
+        GraphError: it is asked of a model that is computed as it is.
         PhaseError: the phase has a step of the user's own.
     """
     if not isinstance(node, ModelNode):
         return assignment
-    if isinstance(node.model, Estimator):
-        _refuse_settings(node)
+    if node.kind.fixed:
+        refuse_settings(node, "precision", "remat")
         return assignment
     if request.custom_step and (node.precision or node.remat):
         raise PhaseError(
@@ -41,15 +40,6 @@ def with_precision(node: Node, assignment: Assignment, request: Request) -> Assi
         _check_precision(node, assignment, name)
         assignment = replace(assignment, precision=name, precision_reason=reason)
     return replace(assignment, recomputed=_recomputed(node, assignment)) if node.remat else assignment
-
-
-def _refuse_settings(node: ModelNode) -> None:
-    for name in ("precision", "remat"):
-        if getattr(node, name) is not None:
-            raise GraphError(
-                f"node {node.label!r} has {name}={getattr(node, name)!r}, and is an estimator",
-                hint=f"leave {name} out",
-            )
 
 
 def _check_precision(node: ModelNode, assignment: Assignment, name: str) -> None:

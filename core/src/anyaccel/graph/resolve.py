@@ -10,14 +10,13 @@ from typing import Any
 from anyaccel.data import Reference
 from anyaccel.device import Device
 from anyaccel.errors import GraphError, PhaseError
-from anyaccel.estimators import Estimator
 from anyaccel.graph import input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.device_assignment import DeviceAssigner
 from anyaccel.graph.graph import ModelGraph
 from anyaccel.graph.input_columns import ColumnSelection, ColumnTable
 from anyaccel.graph.loss_binding import LossBinder, check_patterns, check_supported
-from anyaccel.graph.nodes import ModelNode, Node, layout_of
+from anyaccel.graph.nodes import ModelNode, Node, layout_of, refuse_settings
 from anyaccel.graph.plan import Plan
 from anyaccel.graph.plan_entries import Assignment, Column, Part
 from anyaccel.graph.precision_assignment import (
@@ -154,14 +153,13 @@ class _Resolver:
 
     def _training_hint(self) -> str:
         """What to do where there is neither a loss nor an estimator that learns."""
-        models = {label: model for label in self._nodes if isinstance(model := self._model(label), Estimator)}
-        frozen = [label for label, model in models.items() if model.has_partial_fit]
+        models = [label for label, node in self._nodes.items() if node.kind.fixed]
+        frozen = [label for label in models if self._nodes[label].kind.learns_from_steps]
         loss = "give losses=[AppliedLoss('mse', on='NODE')]" if len(models) < len(self._nodes) else ""
         if frozen:
             return " or ".join(filter(None, (f"{frozen[0]!r} is frozen: graph.unfreeze({frozen[0]!r})", loss)))
         if models:
-            label = next(iter(models))
-            return " or ".join(filter(None, (f"{label!r} has no partial_fit: run a FitPhase for it", loss)))
+            return " or ".join(filter(None, (f"{models[0]!r} has no partial_fit: run a FitPhase for it", loss)))
         return loss
 
     def _loss_nodes(self) -> list[str]:
@@ -639,15 +637,12 @@ def with_sharding(node: Node, assignment: Assignment, request: Request) -> Assig
     """The assignment of a node of a training with what is asked of its parameters.
 
     Raises:
-        GraphError: it is asked of an estimator.
+        GraphError: it is asked of a model that is computed as it is.
     """
     if not isinstance(node, ModelNode):
         return assignment
-    if isinstance(node.model, Estimator):
-        if node.sharding is not None:
-            raise GraphError(
-                f"node {node.label!r} has sharding={node.sharding!r}, and is an estimator", hint="leave sharding out"
-            )
+    if node.kind.fixed:
+        refuse_settings(node, "sharding")
         return assignment
     name, reason = (node.sharding, "node") if node.sharding else (request.sharding, "phase")
     return replace(assignment, sharding=name, sharding_reason=reason) if name else assignment

@@ -12,6 +12,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.adapter.outer_contexts import left_contexts
 from anyaccel.backend import Compute, ComputingBackend
+from anyaccel.distributions import NAMES, home_of, missing, named
 from anyaccel.errors import (
     ENVIRONMENT_ERRORS,
     AmbiguousOwnerError,
@@ -23,7 +24,7 @@ from anyaccel.errors import (
     NoBackendError,
     ShapeError,
 )
-from anyaccel.estimators import Estimator, is_estimator, is_fittable, no_predict_error
+from anyaccel.extensions import extensions
 from anyaccel.graph import node_values, topology
 from anyaccel.graph.memory_sharing import share_while_building
 from anyaccel.graph.nodes import ConcatNode, ModelNode, Node, shown_name
@@ -34,7 +35,7 @@ from anyaccel.graph.training_outputs import (
     named_beyond,
     with_examples,
 )
-from anyaccel.install_hints import hint_of
+from anyaccel.install_hints import hint_of, is_like_an_estimator
 from anyaccel.registry import Registry
 from anyaccel.segment import OutputSpec, Path, TensorSpec
 
@@ -116,8 +117,7 @@ def is_floating(dtype: str) -> bool:
 
 def unfitted(nodes: Mapping[str, Node]) -> tuple[str, ...]:
     """Labels of the estimators that are not fitted."""
-    models = {label: getattr(node, "model", None) for label, node in nodes.items()}
-    return tuple(label for label, model in models.items() if isinstance(model, Estimator) and not model.is_fitted)
+    return tuple(label for label, node in nodes.items() if not node.kind.has_outputs)
 
 
 def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
@@ -126,7 +126,8 @@ def infer(nodes: Mapping[str, Node], registry: Registry, seed: int) -> Shapes:
     Raises:
         ShapeError: a model does not accept what feeds it; names the node and both shapes.
         NoBackendError, AmbiguousOwnerError, FrameworkError: a model's framework is unknown; names the node.
-        EstimatorError: an object that can be fitted has no `predict`.
+        MissingDistributionError: what makes a model of an estimator is not installed.
+        AnyaccelError: an object of which no model can be made.
     """
     order = topology.topological(nodes)
     frameworks = _frameworks(nodes, order, registry)
@@ -146,8 +147,8 @@ def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Regis
     for label in order:
         node = nodes[label]
         if isinstance(node, ModelNode):
-            if node.framework is None and _is_estimator(node.model, registry):
-                node.model = Estimator(node.model)
+            if node.framework is None:
+                node.model = _model_for(node, registry)
             frameworks[label] = _framework(node, registry)
     for label in reversed(order):
         if label not in frameworks:
@@ -160,9 +161,22 @@ def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Regis
     return frameworks
 
 
-def _is_estimator(model: Any, registry: Registry) -> bool:
-    """Models of known frameworks may have a `fit` too and are no estimators, whether a plugin is installed or not."""
-    return is_estimator(model) and not registry.owners(model) and hint_of(type(model)) is None
+def _model_for(node: ModelNode, registry: Registry) -> Any:
+    """The model of a node, for an object that no framework owns what an extension makes of it.
+
+    Models of known frameworks may have a `fit`, too, whether a plugin is installed or not.
+    """
+    if registry.owners(node.model) or hint_of(type(node.model)) is not None:
+        return node.model
+    try:
+        made = (make(node.model) for make in extensions("node_models"))
+        model = next((model for model in made if model is not None), None)
+    except AnyaccelError as error:
+        raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
+    if model is None and is_like_an_estimator(node.model) and not named(NAMES, "Estimator"):
+        what = f"node {node.label!r}: what fits and predicts with a {type(node.model).__name__}"
+        raise missing(home_of(NAMES, "Estimator"), what)
+    return node.model if model is None else model
 
 
 def _framework(node: ModelNode, registry: Registry) -> str:
@@ -171,9 +185,7 @@ def _framework(node: ModelNode, registry: Registry) -> str:
             return registry.owner(node.model)
         registry.kinds(node.framework)
     except NoBackendError as error:
-        incomplete = is_fittable(node.model) and hint_of(type(node.model)) is None
-        cause: AnyaccelError = no_predict_error(node.model) if incomplete else error
-        raise type(cause)(f"node {node.label!r}: {cause.problem}", available=cause.available, hint=cause.hint) from None
+        raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
     except (AmbiguousOwnerError, FrameworkError) as error:
         raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
     return node.framework
@@ -311,7 +323,7 @@ class _Inference:
         try:
             return self._lifted_if_needed(label, node)
         except ShapeError:
-            if not isinstance(node, ModelNode) or isinstance(node.model, Estimator):
+            if not isinstance(node, ModelNode) or not node.kind.tries_other_inputs:
                 raise
             self._examples[label] = example_columns(node)
             if not self._examples[label]:
@@ -325,7 +337,7 @@ class _Inference:
         try:
             return self._given(label, node, lift=False)
         except ShapeError as refused:
-            if not scalars or not isinstance(node, ModelNode) or isinstance(node.model, Estimator):
+            if not scalars or not isinstance(node, ModelNode) or not node.kind.tries_other_inputs:
                 raise
             try:
                 results = self._given(label, node, lift=True)
@@ -359,9 +371,10 @@ class _Inference:
         dtype = self._dtypes[label]
         for other in topology.parents(self._nodes[label], self._nodes):
             spec = self._specs.get(other)
-            is_estimators = isinstance(getattr(self._nodes[other], "model", None), Estimator)
-            if is_estimators and spec is not None and is_floating(spec.dtype) and dtype not in (None, spec.dtype):
-                return f"let {other!r} give the dtype of this node: Estimator(..., output_dtype={dtype!r})"
+            if spec is not None and is_floating(spec.dtype) and dtype is not None and dtype != spec.dtype:
+                hint = self._nodes[other].kind.dtype_hint(other, dtype)
+                if hint:
+                    return hint
         return ""
 
 

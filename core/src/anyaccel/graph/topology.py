@@ -100,6 +100,11 @@ def parents(node: Node, nodes: Mapping[str, Node]) -> list[str]:
     return labels
 
 
+def upstream_nodes(labels: Iterable[str], nodes: Mapping[str, Node]) -> list[str]:
+    """Labels of the nodes whose outputs these nodes take, each once."""
+    return list(dict.fromkeys(label for each in labels for label in parents(nodes[each], nodes)))
+
+
 def unknown_node(problem: str, label: object, nodes: Iterable[str]) -> GraphError:
     """The error for a label that no node has; its hint suggests the closest one."""
     labels = list(nodes)

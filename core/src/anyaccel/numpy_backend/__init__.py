@@ -1,12 +1,11 @@
 """The NumPy backend: models in plain NumPy with written-out gradients, on the CPU and on simulated devices.
 
 It offers the layers, `SequentialMLP`, `SequentialCNN`, and `simulate`, which makes devices with memory of their own.
-It stands on the kernel, `adapter` and `precision`; `Estimator`, of `estimators`, is here under its first name only.
+It stands on the kernel, `adapter` and `precision`.
 """
 
-from typing import Any
-
 from anyaccel.adapter import VjpResult
+from anyaccel.distributions import moved_names
 from anyaccel.numpy_backend.array_creation import array, zeros
 from anyaccel.numpy_backend.backend import NumpyBackend
 from anyaccel.numpy_backend.builtin_models import SequentialCNN, SequentialMLP
@@ -22,7 +21,6 @@ __all__ = [
     "Conv2d",
     "Dense",
     "Dropout",
-    "Estimator",
     "Flatten",
     "MaxPool2d",
     "Module",
@@ -39,10 +37,4 @@ __all__ = [
     "zeros",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Estimator":
-        from anyaccel.estimators import Estimator
-
-        return Estimator
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = moved_names(__name__, "Estimator")

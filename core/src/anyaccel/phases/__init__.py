@@ -1,13 +1,13 @@
 """Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
 
-Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `estimators`, `adapter`,
+Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `adapter`,
 `precision`, `transfer_ledger` and the kernel.
 """
 
+from anyaccel.distributions import moved_names
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
-from anyaccel.phases.fit_phase import FitPhase
 from anyaccel.phases.framework_settings import FrameworkSettings
 from anyaccel.phases.model_placement import place
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
@@ -30,7 +30,6 @@ __all__ = [
     "EvalPhase",
     "EvaluationValues",
     "Event",
-    "FitPhase",
     "Fitted",
     "FrameworkSettings",
     "HTMLProgress",
@@ -50,3 +49,5 @@ __all__ = [
     "plan_of",
     "progress_for",
 ]
+
+__getattr__ = moved_names(__name__, "FitPhase")

@@ -28,8 +28,8 @@ from anyaccel.errors import (
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.metrics import METRICS, SYNONYMS, BoundMetric, Metric
-from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.executor.pipeline import Pipeline
+from anyaccel.phases.learners import Learners
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loop_extension import LoopExtension
@@ -170,7 +170,7 @@ class Evaluation:
         metrics: those wanted.
         keep: labels of nodes whose outputs are kept.
         value_names: names of each node's values.
-        learners: estimators that are learning; their metrics are computed on the host.
+        learners: nodes that learn in each step; their metrics are computed on the host.
         group: the processes that compute some batches each.
         log_event: receives which metrics are not defined, each once.
     """
@@ -185,7 +185,7 @@ class Evaluation:
         metrics: Sequence[BoundMetric],
         keep: Sequence[str],
         value_names: Mapping[str, Sequence[str]],
-        learners: PartialFitEstimators,
+        learners: Learners,
         group: ProcessGroup,
         log_event: LogEvent = discard_event,
     ) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from anyaccel.data import RaggedColumn, Rows, joined_array
 from anyaccel.errors import NaNWarning
-from anyaccel.estimators import Estimator
 from anyaccel.graph import Column, Plan
+from anyaccel.graph.model_kinds import kind_of
 from anyaccel.phases.loading.host_columns import HostColumn
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.printable import printable
@@ -27,7 +27,7 @@ def notes(
 ) -> tuple[str, ...]:
     """A note for each column whose NaN would reach what a TrainPhase trains by gradients.
 
-    Features count unless an estimator, which may handle NaN, comes before the node that is trained; targets count if a
+    Features count unless a model that may handle NaN comes before the node that is trained; targets count if a
     named loss takes them: a custom loss may leave out what is NaN.
 
     Args:
@@ -62,7 +62,7 @@ def _reached(segments: Sequence[Segment]) -> set[str]:
     reached: set[str] = set()
     for operation in operations:
         inputs = {name for value in operation.inputs for name in origins.get(value, {value})}
-        origins.update(dict.fromkeys(operation.outputs, set() if isinstance(operation.model, Estimator) else inputs))
+        origins.update(dict.fromkeys(operation.outputs, inputs if kind_of(operation.model).passes_nan_on else set()))
         reached |= inputs if operation.label in trained else set()
     for term in (term for segment in segments for term in segment.losses if term.loss.own is None):
         taken = term.inputs[:1] + term.inputs[2:] if term.inputs[2:] else term.inputs  # weights may leave NaN out

@@ -12,7 +12,6 @@ from anyaccel.graph import ModelGraph, Plan, Request, Resolution, resolve, topol
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.graph.training_outputs import training_only_inputs
 from anyaccel.metrics import BoundMetric
-from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.evaluation import bind_metrics, measured_losses
 from anyaccel.phases.outer_contexts import check_precision
 from anyaccel.phases.process_groups import process_groups
@@ -69,7 +68,7 @@ def plan_request(phase: PhaseSettings, graph: ModelGraph, done: Collection[str] 
         AnyaccelError: metrics, estimators or outputs that do not fit the graph.
     """
     learners = phase.learners(graph)
-    wants = dict.fromkeys(upstream_nodes(learners, graph))
+    wants = dict.fromkeys(topology.upstream_nodes(learners, graph.nodes))
     for part in phase.parts:
         wants.update(dict.fromkeys(part.kept_nodes(graph, done) if part is phase else _checked_outputs(part, graph)))
         judged = (metric.node for metric in metrics_of(phase, part, graph))

@@ -101,7 +101,8 @@ def prepare(
     if group.size == 1 and phase.trains and phase.step is None:
         _check_single_rows(phase, resolution, graph, parts[0])
     if phase.trains:
-        group.choose_rows(parts[0].epochs if parts[0].data.source is None else None)
+        source = parts[0].data.source
+        group.choose_rows(in_memory=source is None, batches=isinstance(source, BatchSource) and phase.accumulate == 1)
     return [
         PreparedPart(
             part=drawn.part,

@@ -54,8 +54,8 @@ class ProcessGroup(ABC):
     # -- the rows of this process ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def choose_rows(self, epochs: EpochPlan | None) -> None:
-        """Decide whether each is given all rows of a step; `epochs` is None where rows are read as they are needed."""
+    def choose_rows(self, *, in_memory: bool, batches: bool) -> None:
+        """Decide whether each is given all rows of a step: all have them in memory, or a source gives its batches."""
 
     @abstractmethod
     def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
@@ -160,7 +160,7 @@ class SingleProcess(ProcessGroup):
     reads_all_rows = True
     random_key = ()
 
-    def choose_rows(self, epochs: EpochPlan | None) -> None:
+    def choose_rows(self, *, in_memory: bool, batches: bool) -> None:
         pass
 
     def share_epochs(self, epochs: EpochPlan) -> EpochPlan:

@@ -27,12 +27,12 @@ from anyaccel.phases import nan_check, running
 from anyaccel.phases.bound_phase import bound
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointers_for
-from anyaccel.phases.estimator_partial_fit import PartialFitEstimators
 from anyaccel.phases.evaluation import Evaluation, trained_as
 from anyaccel.phases.executor.custom_step import CustomStep
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.executor.stage import PipelineStage
 from anyaccel.phases.hooks import HookCaller
+from anyaccel.phases.learners import Learners, learning_in
 from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
@@ -265,7 +265,7 @@ class PhasePrograms:
         policies: for each part, its rows and what is done when they do not fit.
         evaluations: of those parts that are evaluated: the phase itself, or its validation.
         pipeline: the programs.
-        learners: estimators that learn from every step.
+        learners: nodes that learn from every step without gradients.
         nan_in_data: whether there was a warning of NaN in the data.
     """
 
@@ -278,7 +278,7 @@ class PhasePrograms:
     policies: Sequence[OutOfMemoryRecovery]
     evaluations: Sequence[Evaluation]
     pipeline: Pipeline
-    learners: PartialFitEstimators
+    learners: Learners
     nan_in_data: bool
 
 
@@ -334,7 +334,7 @@ class PhaseExecution:
             self._settings.enter_context(backend.matmul_precision(value))
         first = parts[0]
         run.rows, run.batch_size = first.evaluated.rows, first.factory.batch_size
-        learners = PartialFitEstimators(labels, graph, first.rows, streams_of(phase, graph))
+        learners = learning_in(graph).learners(labels, graph, first.rows, streams_of(phase, graph))
         nan_notes = nan_check.notes(phase, run.plan, resolution.segments, first.rows, first.factory.arrays)
         shares = groups.notes(phase, resolution, first.factory.batch_size)
         plan = run.plan = replace(run.plan, notes=(*run.plan.notes, *shares, *nan_notes))
@@ -477,7 +477,7 @@ def _given_sources(phase: PhaseSettings) -> Iterator[BatchSource]:
         yield from (value for value in values if isinstance(value, BatchSource))
 
 
-def _couplings(part: PhaseSettings, pipeline: Pipeline, learners: PartialFitEstimators) -> list[str]:
+def _couplings(part: PhaseSettings, pipeline: Pipeline, learners: Learners) -> list[str]:
     """Why the steps of a phase, or of its validation, may not be computed in micro-batches."""
     if not part.trains:
         return custom_losses(pipeline.stages)
@@ -493,7 +493,7 @@ def _build_pipeline(
     resolution: Resolution,
     graph: ModelGraph,
     phase: PhaseSettings,
-    learners: PartialFitEstimators,
+    learners: Learners,
     log_event: LogEvent,
     group: ProcessGroup,
 ) -> Pipeline:
@@ -503,7 +503,7 @@ def _build_pipeline(
         resolution: the segments, and what computes each.
         graph: whose models and optimizer states they are of.
         phase: how they train.
-        learners: estimators that learn from every step.
+        learners: nodes that learn from every step without gradients.
         log_event: is told what programs have to tell.
         group: the processes that compute the phase.
     """

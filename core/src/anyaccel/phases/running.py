@@ -8,7 +8,6 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from anyaccel.errors import PhaseError
-from anyaccel.estimators import Estimator
 from anyaccel.extensions import extend
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.phases.run import Run
@@ -71,7 +70,7 @@ def _models(graph: ModelGraph) -> Iterator[tuple[int, tuple[Any, str]]]:
     """The models of a graph by id; plain functions, which hold no values, may be used by several phases."""
     for label, node in graph.nodes.items():
         if isinstance(node, ModelNode) and not isinstance(node.model, (FunctionType, BuiltinFunctionType, type(None))):
-            model = node.model.estimator if isinstance(node.model, Estimator) else node.model
+            model = node.kind.held_by(node.model)
             yield id(model), (model, label)
 
 

@@ -15,6 +15,7 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import call_hints, constructor_hints
 from anyaccel.data import Rows
 from anyaccel.device import Device
+from anyaccel.distributions import SAVED, load, saved_names
 from anyaccel.errors import ConfigError, PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -429,8 +430,11 @@ class PhaseSettings(AttributeHints, Runnable):
             ConfigError: malformed, or an unknown type.
         """
         kind = config.get("type") if isinstance(config, Mapping) else None
+        if isinstance(kind, str) and kind not in PhaseSettings.kinds:
+            load(SAVED, f"phase.{kind}")  # its class registers itself
         if not isinstance(kind, str) or kind not in PhaseSettings.kinds:
-            available, hint = ", ".join(sorted(PhaseSettings.kinds)), "give the dict that get_config() of a phase made"
+            known = sorted({*PhaseSettings.kinds, *saved_names("phase")})
+            available, hint = ", ".join(known), "give the dict that get_config() of a phase made"
             raise ConfigError(f"unknown type of phase {shown(kind)}", available=available, hint=hint)
         settings = {key: value for key, value in config.items() if key != "type"}
         for key in settings:

@@ -15,9 +15,9 @@ from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.callbacks import Callback, EarlyStopping, unknown_mode
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.estimator_partial_fit import learning_nodes
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.evaluation import trained_as
+from anyaccel.phases.learners import learning_in
 from anyaccel.phases.loading.epoch_batches import ZIP_STRICT, SampledBatches
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
@@ -354,7 +354,7 @@ class TrainPhase(Phase):
         return self.sampler
 
     def learners(self, graph: ModelGraph) -> list[str]:
-        return learning_nodes(self.label, self.losses, graph)
+        return learning_in(graph).nodes(self.label, self.losses, graph)
 
     def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
         batches = SampledBatches(self.label, self.sampler, self.schedule or ZIP_STRICT, rows)

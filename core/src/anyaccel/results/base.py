@@ -17,6 +17,7 @@ from anyaccel.attribute_hints import AttributeHints
 from anyaccel.call_hints import class_hints
 from anyaccel.data import SavedRows, saved_rows
 from anyaccel.data.transforms.plain_state import NotPlainError, PlainReader, plain
+from anyaccel.distributions import SAVED, load, saved_names
 from anyaccel.errors import ConfigError, ResultError
 from anyaccel.graph import Plan
 from anyaccel.graph.serialization import checked_classes
@@ -179,11 +180,13 @@ def read_results(parts: Any, arrays: Mapping[str, np.ndarray], allow: Iterable[t
 
     Raises:
         ConfigError: malformed.
+        MissingDistributionError: results of a kind whose distribution is not installed.
     """
     kind = parts.get("kind") if isinstance(parts, Mapping) else None
-    cls = KINDS.get(kind) if isinstance(kind, str) else None
+    cls = KINDS.get(kind) or load(SAVED, f"results.{kind}") if isinstance(kind, str) else None
     if cls is None:
-        raise ConfigError(f"{shown(parts)} are not saved results", available=", ".join(sorted(KINDS)), hint=_HINT)
+        known = sorted({*KINDS, *saved_names("results")})
+        raise ConfigError(f"{shown(parts)} are not saved results", available=", ".join(known), hint=_HINT)
     reader = FieldReader(arrays, allow)
     try:
         return cls(**{name: reader.field(name, value) for name, value in parts["fields"].items()})

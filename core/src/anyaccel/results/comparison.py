@@ -16,11 +16,11 @@ from anyaccel.metrics import is_higher_better
 from anyaccel.results import formatting
 from anyaccel.results.base import PhaseResults, kind_of
 from anyaccel.results.evaluation import EvalResults
-from anyaccel.results.fit import FitResults
 from anyaccel.results.saved_errors import class_name
 from anyaccel.results.train import TrainResults
 
-Results = TrainResults | EvalResults | FitResults
+Results = TrainResults | EvalResults | Any
+"""What a phase returns; kinds of phases of other distributions return other results, such as FitResults."""
 
 _FACTS = ("run", "phase", "kind", "epochs", "seconds")
 

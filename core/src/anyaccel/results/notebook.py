@@ -24,15 +24,15 @@ def train_html(results: Any) -> str:
 
 def _train(results: Any) -> Markup:
     names, hidden = results.figures[:_MAX_COLUMNS], len(results.figures[_MAX_COLUMNS:])
-    facts = [f"{len(results.epochs):,} epochs", _duration(results.seconds), results.stop_reason]
-    facts += [f"and {hidden:,} more figures"] if hidden else []
+    texts = [f"{len(results.epochs):,} epochs", duration(results.seconds), results.stop_reason]
+    texts += [f"and {hidden:,} more figures"] if hidden else []
 
     def epoch_row(epoch: Any) -> Markup:
         values = [number(float(epoch.figures[name])) if name in epoch.figures else "" for name in names]
         return row([epoch.number, epoch.steps, f"{epoch.seconds:.3g}", *values])
 
     epochs = table(("epoch", "steps", "seconds", *names), results.epochs, epoch_row, last=_LAST_EPOCHS)
-    return page("TrainResults", results.label, _facts(facts), *_outcome(results), epochs)
+    return page("TrainResults", results.label, facts(texts), *outcome(results), epochs)
 
 
 def eval_html(results: Any) -> str:
@@ -44,8 +44,8 @@ def _eval(results: Any) -> Markup:
     losses = {"loss": results.loss, **{f"loss.{name}": value for name, value in results.losses.items()}}
     values = {**(losses if results.losses else {}), **results.metrics}
     parts = [
-        _facts([_duration(results.seconds)]),
-        *_outcome(results),
+        facts([duration(results.seconds)]),
+        *outcome(results),
         table(("figure", "value"), list(values.items()), _value_row) if values else None,
         _predictions(results) if results.predictions else None,
     ]
@@ -73,29 +73,16 @@ def _first_samples(array: Any) -> list[str]:
     return [sample(array[i : i + 1]) for i in range(min(len(array), _PREDICTION_ROWS))]
 
 
-def fit_html(results: Any) -> str:
-    """The fitted nodes. Never raises."""
-    return guarded(results, lambda: _fit(results))
-
-
-def _fit(results: Any) -> Markup:
-    def node_row(entry: Any) -> Markup:
-        return row([entry.node, entry.estimator, f"{entry.rows:,}", f"{entry.seconds:.3g}"])
-
-    nodes = table(("node", "estimator", "rows", "seconds"), results.fitted, node_row)
-    return page("FitResults", results.label, _facts([_duration(results.seconds)]), *_outcome(results), nodes)
-
-
 def runs_html(experiment: Any) -> str:
     """The runs of an experiment, one row each. Never raises."""
     return guarded(experiment, lambda: _runs(experiment))
 
 
 def _runs(experiment: Any) -> Markup:
-    facts = _facts([f"{len(experiment.history):,} runs over {experiment.graph.label}"])
+    said = facts([f"{len(experiment.history):,} runs over {experiment.graph.label}"])
     history = list(enumerate(experiment.history))
     runs = table(("run", "phase", "kind", "results", ""), history, _run_row, last=_LAST_EPOCHS)
-    return page("Experiment", experiment.label, facts, runs if history else None)
+    return page("Experiment", experiment.label, said, runs if history else None)
 
 
 def _run_row(numbered: tuple[int, Any]) -> Markup:
@@ -114,15 +101,17 @@ def _finite_loss(results: Any) -> Mapping[str, float]:
     return {"loss": loss} if isinstance(loss, float) and not math.isnan(loss) else {}
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A duration as text; `""` where it is not known."""
     return "" if math.isnan(seconds) else f"{seconds:.3g} s"
 
 
-def _facts(parts: Iterable[str]) -> Markup:
+def facts(parts: Iterable[str]) -> Markup:
+    """A line of short texts."""
     return line(faint(", ".join(filter(None, parts))))
 
 
-def _outcome(results: Any) -> Iterator[Markup]:
+def outcome(results: Any) -> Iterator[Markup]:
     """What ended the run, and its events."""
     if results.error is not None:
         yield line("ended by ", element("code", prose(error_text(results.error))))

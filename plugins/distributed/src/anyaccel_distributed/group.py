@@ -123,6 +123,13 @@ class ReplicaGroup(ABC):
         Needed where parameters are divided: there the gradients of each part are summed over all replicas at once.
         """
 
+    def begin_parts(self, program: Program, n_replicas: int) -> None:
+        """The rows of the next steps of a program of `build_together` are those of so many replicas put together.
+
+        1 where each gives all rows, as where it is not called. Needed where a backend `computes_together`.
+        """
+        raise NotImplementedError
+
     def abandon(self, programs: Sequence[Program]) -> None:
         """This replica has failed, and the others may wait elsewhere: from now on nothing is exchanged.
 

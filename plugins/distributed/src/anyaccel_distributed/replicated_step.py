@@ -76,10 +76,12 @@ class ReplicatedStep(CrossSegmentStep):
 
 
 class GlobalBatchStep(CrossSegmentStep):
-    """Steps that the replicas compute together by one program, to which each gives all rows: it exchanges by itself.
+    """Steps that the replicas compute together by one program, which exchanges by itself.
 
     Args:
         stages, log_event: see `CrossSegmentStep`.
+        begin_step: is called when a step begins; gives of how many replicas its rows are put together: 1 where each
+            gives all of them.
         compare: is called when the gradients of a step are computed.
         end_step: is called when it is done.
         multi_step: see `CrossSegmentStep`; not where batches are compared in every step.
@@ -91,6 +93,7 @@ class GlobalBatchStep(CrossSegmentStep):
         self,
         stages: Sequence[PipelineStage],
         log_event: LogEvent,
+        begin_step: Callable[[], int],
         compare: Callable[[], None],
         end_step: Callable[[], None],
         *,
@@ -98,7 +101,11 @@ class GlobalBatchStep(CrossSegmentStep):
     ) -> None:
         super().__init__(stages, log_event)
         self.multi_step = multi_step
-        self._compare, self._end_step = compare, end_step
+        self._begin_step, self._compare, self._end_step = begin_step, compare, end_step
+
+    def _step(self, rows: StageRows, parts: Parts, whole: SpanOf) -> list[Losses]:
+        n_replicas = self._begin_step()
+        return super()._step(rows, [(span_of, size * n_replicas) for span_of, size in parts], whole)
 
     def _update(self, stages: Collection[PipelineStage], n_rows: int) -> None:
         self._compare()

@@ -84,7 +84,7 @@ class ReplicatedTraining(ProcessGroup):
         self._comparison = ReplicaComparison(label, place.size, self.gather)
         self._orders = hashlib.blake2b(digest_size=16)
         self._epoch, self._step = -1, 0
-        self._batches: deque[int] | None = None  # fingerprints of those read and not yet trained
+        self._batches: deque[tuple[int, int]] | None = None  # fingerprints and rows of those read and not yet trained
         self._source, self._accumulate = "", accumulate
         self._has_failed = False
         self._gathered = 0  # batches of this step whose shards were exchanged
@@ -99,9 +99,10 @@ class ReplicatedTraining(ProcessGroup):
         """Whether all replicas compute each step by one program, to which each gives all rows."""
         return self._global_batches.given
 
-    def choose_rows(self, epochs: EpochPlan | None) -> None:
-        """Decide that, by the steps; see `GlobalBatches.chosen`."""
-        self._global_batches = self._global_batches.chosen(self._label, epochs, self.size)
+    def choose_rows(self, *, in_memory: bool, batches: bool) -> None:
+        """Decide that; see `GlobalBatches.chosen`."""
+        chosen = self._global_batches.chosen(self._label, self.size, in_memory=in_memory, batches=batches)
+        self._global_batches = chosen
 
     def build(self, segment: Segment, backend: ComputingBackend) -> Program:
         """The program of a segment, with what it trains divided among the replicas if that is asked for."""
@@ -155,6 +156,14 @@ class ReplicatedTraining(ProcessGroup):
             for framework, program in self._built:
                 self._groups[framework].begin_step([program], sizes)
 
+    def _begin_parts(self) -> int:
+        """A step begins; of how many replicas its rows are put together."""
+        assert self._batches is not None
+        n_replicas = 1 if self._batches[0][1] % self.size else self.size
+        for framework, program in self._built:
+            self._groups[framework].begin_parts(program, n_replicas)
+        return n_replicas
+
     @property
     def keeps_snapshots(self) -> bool:
         """Not where parameters are divided for want of room."""
@@ -174,8 +183,15 @@ class ReplicatedTraining(ProcessGroup):
 
     def share_batches(self, source: str) -> BatchesShare:
         """The share that this replica takes of the batches of a source, which are then compared in every step."""
-        self._batches, self._source = deque(), source
-        return BatchShare(self._label, source, self.rank, self.size, self._batches.append, whole=self.reads_all_rows)
+        batches: deque[tuple[int, int]] = deque()
+        self._batches, self._source, parts = batches, source, self._global_batches.parts
+        return BatchShare(
+            *(self._label, source, self.rank, self.size),
+            on_batch=lambda seen, n_rows: batches.append((seen, n_rows)),
+            on_begin=batches.clear,
+            whole=self.reads_all_rows and not parts,
+            parts=parts,
+        )
 
     def share_epochs(self, epochs: EpochPlan) -> EpochPlan:
         """What this replica takes of the steps of a training; the order of rows is compared with the others'.
@@ -202,7 +218,8 @@ class ReplicatedTraining(ProcessGroup):
         """Steps that exchange gradients, unless the programs do by themselves."""
         if self.global_batches:
             multi_step = self._batches is None  # else each step compares its batches with those of the others
-            return GlobalBatchStep(stages, log_event, self.compare_step, self.end_step, multi_step=multi_step)
+            begin = self._begin_parts if self._global_batches.parts else lambda: 1
+            return GlobalBatchStep(stages, log_event, begin, self.compare_step, self.end_step, multi_step=multi_step)
         return CrossSegmentStep(stages, log_event) if self.fixed_order else ReplicatedStep(stages, log_event, self)
 
     def begin_epoch(self, epoch: int, step: int) -> None:
@@ -220,11 +237,11 @@ class ReplicatedTraining(ProcessGroup):
         if self._batches is not None:
             self._compare_batches(self._batches, ended=True)
 
-    def _compare_batches(self, batches: deque[int], *, ended: bool = False) -> None:
+    def _compare_batches(self, batches: deque[tuple[int, int]], *, ended: bool = False) -> None:
         """Compare the batches of this step with those of all replicas, of which each knows whether they are alike."""
         seen = 0
         for _ in range(0 if ended else min(self._accumulate, len(batches))):
-            seen = (31 * seen + batches.popleft()) & 0xFFFFF
+            seen = (31 * seen + batches.popleft()[0]) & 0xFFFFF
         with self._naming_this_replica():
             total, squares, n_ended = self._host.sums([seen, seen * seen, ended])
         if n_ended == 0 and total == self.size * seen and squares == self.size * seen * seen:

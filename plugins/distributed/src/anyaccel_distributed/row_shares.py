@@ -29,14 +29,26 @@ class BatchShare:
         label: of the phase.
         source: label of the source.
         rank, size: which replica of how many.
-        on_batch: is told a fingerprint of each whole batch, which is the same in all replicas if their batches are.
+        on_batch: is told a fingerprint of each whole batch, which is the same in all replicas if their batches are,
+            and how many rows it has.
+        on_begin: is called when batches begin to be read, also where they are read again.
         whole: whether each takes all rows, and computes a part of them.
+        parts: whether each takes its part only of batches in equal parts, and of others all rows.
     """
 
     def __init__(
-        self, label: str, source: str, rank: int, size: int, on_batch: Callable[[int], None], *, whole: bool = False
+        self,
+        label: str,
+        source: str,
+        rank: int,
+        size: int,
+        on_batch: Callable[[int, int], None],
+        on_begin: Callable[[], None],
+        *,
+        whole: bool = False,
+        parts: bool = False,
     ) -> None:
-        self._whole = whole
+        self._whole, self._parts, self._on_begin = whole, parts, on_begin
         self._label, self._source, self._rank, self._size, self._on_batch = label, source, rank, size, on_batch
 
     def __call__(self, batches: Iterable[tuple[int, Batch]]) -> Iterator[tuple[int, Batch]]:
@@ -45,6 +57,7 @@ class BatchShare:
         Raises:
             PhaseError: a batch has fewer rows than there are replicas.
         """
+        self._on_begin()
         for position, batch in batches:
             yield position, self.of(batch)
 
@@ -62,8 +75,8 @@ class BatchShare:
                 cause="each replica takes a share of every batch, also of the last one of an epoch",
                 hint="let it make larger batches, or leave the last one out: DataLoader(..., drop_last=True)",
             )
-        self._on_batch(fingerprint(batch))
-        if self._whole:
+        self._on_batch(fingerprint(batch), n_rows)
+        if self._whole or (self._parts and n_rows % self._size):
             return batch
         low, high = share(n_rows, self._rank, self._size)
         return {name: column[low:high] for name, column in batch.items()}
@@ -241,37 +254,38 @@ def _listed(sizes: set[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatches:
-    """Whether they do.
+    """Whether all replicas compute each step by one program.
 
     Attributes:
         given: they do.
+        parts: each reads its part of a batch, which the program puts together; else all rows.
         allowed: backend and phase allow it, with whole parameters.
         needed: some layer mixes the rows of a batch.
     """
 
     given: bool = False
+    parts: bool = False
     allowed: bool = False
     needed: bool = False
 
-    def chosen(self, label: str, epochs: EpochPlan | None, size: int) -> GlobalBatches:
-        """The same once the steps are known: given where it is allowed, and a program divides all batches.
+    def chosen(self, label: str, size: int, *, in_memory: bool, batches: bool) -> GlobalBatches:
+        """The same once it is known where the rows are.
 
-        Steps that it takes in one call may have any number of rows, others a multiple of the replicas. The last batch
-        of an epoch need not: then each replica computes all of it.
+        Not of items that samplers draw, of which each replica reads its share: to know which rows of a block are of
+        which step, all would be read by each. Nor where a step accumulates batches that are read.
 
         Args:
             label: of the phase.
-            epochs: of rows that each process has in memory; None where they are read as they are needed, of which each
-                replica reads its own share.
             size: how many replicas there are.
+            in_memory: whether each process has all rows in memory.
+            batches: whether a source gives the batches, each a step.
 
         Raises:
             PhaseError: it is needed, and not given.
         """
         if self.given or not self.allowed:
             return self
-        steps = () if epochs is None else epochs.epoch(0).steps
-        given = bool(steps) and all(each.uniform or each.batch_size % size == 0 for each in steps[:-1] or steps)
+        given = in_memory or batches
         if self.needed and not given:
             raise PhaseError(
                 f"phase {label!r} normalizes by the rows of all replicas, which these compute only where each has all "
@@ -280,4 +294,4 @@ class GlobalBatches:
                 hint=f"draw batches of a multiple of {size} rows from a FeatureSet, or write replicas=1 to train the "
                 "whole of it in each process on its own",
             )
-        return replace(self, given=given)
+        return replace(self, given=given, parts=batches)

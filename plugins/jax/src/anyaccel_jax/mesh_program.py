@@ -18,7 +18,7 @@ from anyaccel.device import Device
 from anyaccel.segment import NodeState, Segment
 from anyaccel_jax.ops import JaxOps
 from anyaccel_jax.program import JaxProgram
-from anyaccel_jax.step_loop import compile_loop
+from anyaccel_jax.step_loop import compile_loop, named_after
 
 _AXIS = "replicas"
 
@@ -35,11 +35,13 @@ class DeviceMesh:
 
     chooses_by_time: ClassVar[bool] = True
     """Whether what is faster may be found by the clock: not where others would choose otherwise."""
+    computes_alone: ClassVar[bool] = False
+    """Whether nothing but losses has gradients: no other segment takes outputs."""
 
     def __init__(self, devices: Sequence[Any], *, divides: bool, whole: Collection[str] = ()) -> None:
         self._mesh = Mesh(np.array(devices), (_AXIS,))
         self.devices, self.divides, self.whole = tuple(devices), divides, frozenset(whole)
-        self.everywhere = self._sharding()
+        self.everywhere, self.rows = self._sharding(), self._sharding(_AXIS)
         self._divides_ragged: bool | None = None  # in the function that is traced; None until it has ragged rows
 
     def _sharding(self, *axes: str | None) -> NamedSharding:
@@ -62,7 +64,7 @@ class DeviceMesh:
 
     def of_rows(self, n_rows: int) -> NamedSharding:
         """That of the rows of a batch: each device has all of them where they cannot be divided evenly."""
-        return self._sharding(_AXIS) if n_rows and n_rows % len(self.devices) == 0 else self.everywhere
+        return self.rows if n_rows and n_rows % len(self.devices) == 0 else self.everywhere
 
     def divide(self, rows: Any) -> Any:
         """Rows of a batch, of which each device computes a part; within `dividing_rows` also of a ragged one.
@@ -74,7 +76,7 @@ class DeviceMesh:
         if where is self.everywhere and isinstance(rows, jax.core.Tracer):
             if self._divides_ragged is None:
                 raise _RaggedRows
-            where = self._sharding(_AXIS) if self._divides_ragged else where
+            where = self.rows if self._divides_ragged else where
         return constrain(rows, where)
 
     def dividing_rows(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,6 +201,34 @@ class MeshOps(JaxOps):
         """As of `JaxOps`; rows are divided in it."""
         return super().jit(self._mesh.dividing_rows(function), donated)
 
+    def compile_value_and_pullback(
+        self, function: Callable[..., Any]
+    ) -> Callable[[Any, Any], tuple[Any, Any, Callable[[Any], Any]]]:
+        """As of `JaxOps`; where rows do not divide evenly and losses alone have gradients, these are computed at once.
+
+        What one compiled function leaves to another is whole on each device, if it cannot be divided evenly.
+        """
+        apart = super().compile_value_and_pullback(function)
+        if not self._mesh.computes_alone:
+            return apart
+
+        def gradients(primals: Any, rest: Any) -> tuple[Any, dict[str, Any]]:
+            divided = {**rest, "inputs": jax.tree.map(self._mesh.divide, rest["inputs"])}
+            _, results, pull = self.value_and_pullback(function, primals, divided)
+            seeds = dict.fromkeys(results["seeds"], 0)
+            return pull(results["seeds"]), {**results, "seeds": seeds, "outputs": {}}
+
+        named_after(function, gradients, "gradients")
+        at_once = self.jit(gradients)
+
+        def run(primals: Any, rest: Any) -> tuple[Any, Any, Callable[[Any], Any]]:
+            if all(self._mesh.of_rows(x.shape[0]) is self._mesh.rows for x in rest["inputs"].values()):
+                return apart(primals, rest)
+            pulled, results = at_once(primals, rest)
+            return {}, results, lambda _: pulled
+
+        return run
+
     def move(self, array: Any, device: Device) -> Any:
         """To the mesh."""
         if isinstance(array, jax.core.Tracer) or len(array.devices()) > 1:
@@ -287,6 +317,10 @@ class MeshProgram(JaxProgram):
         """Rows of a batch, shared by the devices."""
         return [None if x is None else self._mesh.put(x, self._mesh.of_rows(int(x.shape[0]))) for x in inputs]
 
+    def _step_rows(self, inputs: Sequence[Any]) -> list[Any]:
+        """Rows of a training step, which may be given otherwise than those of an evaluation."""
+        return self._rows(inputs)
+
     def _everywhere(self, columns: Sequence[Any]) -> list[Any]:
         """Columns on all devices; those of the last call are not copied again."""
         before, self._columns = self._columns, {}
@@ -310,14 +344,14 @@ class MeshProgram(JaxProgram):
         return self._mesh.home(values)
 
     def loss_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        weights: dict[str, Any] = self._at_home(super().loss_weights(self._rows(inputs)))
+        weights: dict[str, Any] = self._at_home(super().loss_weights(self._step_rows(inputs)))
         return weights
 
     def forward_pullback(
         self, inputs: Sequence[Any], scale: Mapping[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, tuple[Any, Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
         factors = None if scale is None else {label: self._on_mesh(factor) for label, factor in scale.items()}
-        outputs, losses, pullback = super().forward_pullback(self._rows(inputs), factors)
+        outputs, losses, pullback = super().forward_pullback(self._step_rows(inputs), factors)
         return self._training_outputs(outputs), self._at_home(losses), pullback
 
     def _training_outputs(self, outputs: tuple[Any, ...]) -> tuple[Any, ...]:

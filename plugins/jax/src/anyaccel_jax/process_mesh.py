@@ -29,6 +29,7 @@ class ProcessMesh(DeviceMesh):
     """
 
     chooses_by_time = False
+    computes_alone = True
 
     def __init__(self, devices: Sequence[Any], own: Any, *, divides: bool, whole: Collection[str] = ()) -> None:
         super().__init__(devices, divides=divides, whole=whole)
@@ -43,6 +44,11 @@ class ProcessMesh(DeviceMesh):
         index = sharding.addressable_devices_indices_map(shape)[self.own]
         part = array if sharding.is_fully_replicated else array[index]
         return jax.make_array_from_single_device_arrays(shape, sharding, [jax.device_put(part, self.own)])
+
+    def joined(self, array: Any) -> Any:
+        """The rows of all processes, one after the other, of which this one gives its part."""
+        join: Any = jax.make_array_from_process_local_data
+        return join(self.rows, array)
 
     def _home(self, array: Any) -> Any:
         if not _is_global(array):
@@ -68,10 +74,19 @@ class ProcessMeshProgram(MeshProgram):
     """
 
     def __init__(self, segment: Segment, ops: MeshOps, mesh: ProcessMesh, attempt: Attempt) -> None:
-        self._attempt, self._own = attempt, mesh.own
-        self._is_abandoned = False
+        self._attempt, self._own, self._joined = attempt, mesh.own, mesh.joined
+        self._is_abandoned, self._takes_parts = False, False
         self._waits = segment.operations[0].device.kind == "cpu"  # there, what has begun fails when it is waited for
         super().__init__(segment, ops, mesh)
+
+    def begin_parts(self, n_replicas: int) -> None:
+        """The rows of the next step are those of so many processes."""
+        self._takes_parts = n_replicas > 1
+
+    def _step_rows(self, inputs: Sequence[Any]) -> list[Any]:
+        if not self._takes_parts:
+            return super()._step_rows(inputs)
+        return [None if x is None else self._joined(x) for x in inputs]
 
     def abandon(self) -> None:
         """Exchange nothing any more."""

@@ -39,6 +39,10 @@ def joined(rank: int, size: int) -> JaxReplicaGroup:
 class JaxReplicaGroup(ReplicaGroup):
     """The processes that `jax.distributed` has joined, by a mesh of one device of each.
 
+    Programs over all of them exchange by themselves (`process_mesh`). Its own sums and gatherings are for what these do
+    not compute: gradients in one order (`deterministic=True`), phases of several frameworks or segments, and steps of
+    which each process reads its share alone. What is compared goes over them in any case.
+
     Args:
         rank, size: of the launcher.
 
@@ -104,6 +108,9 @@ class JaxReplicaGroup(ReplicaGroup):
                 for i, piece in zip(positions, own, strict=True):
                     shard[i] = piece
         return every
+
+    def begin_parts(self, program: Program, n_replicas: int) -> None:
+        cast("ProcessMeshProgram", program).begin_parts(n_replicas)
 
     def abandon(self, programs: Sequence[Program]) -> None:
         """This process ends without waiting for the others."""

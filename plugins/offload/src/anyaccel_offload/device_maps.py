@@ -9,7 +9,6 @@ from typing import Any
 from anyaccel.arguments import check, is_integer, shown
 from anyaccel.device import Device
 from anyaccel.errors import AnyaccelError, CapabilityError, DeviceParseError, GraphError
-from anyaccel.estimators import Estimator
 from anyaccel.graph.nodes import Layout, ModelNode
 from anyaccel.graph.plan_entries import Assignment
 from anyaccel.graph.resolution import Request
@@ -50,9 +49,9 @@ class DeviceMaps(Layout):
     ) -> Assignment:
         """As the node's backend plans it."""
         problem = f"node {node.label!r} has a device_map"
-        backend = None if isinstance(node.model, Estimator) else assignment.backend.capability(OffloadModels)
+        backend = None if node.kind.fixed else assignment.backend.capability(OffloadModels)
         if backend is None:
-            what = "is an estimator" if isinstance(node.model, Estimator) else f"is computed by {assignment.framework}"
+            what = f"is {node.kind.fixed or f'computed by {assignment.framework}'}"
             raise CapabilityError(
                 f"{problem}, and {what}, which cannot divide models or let weights rest elsewhere",
                 cause="its plugin lacks the capability 'offload'",

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyaccel import AppliedLoss, ConcatNode, Estimator, IterableSource, MapSource, ModelGraph, ModelNode, TrainPhase
+from anyaccel import AppliedLoss, ConcatNode, IterableSource, MapSource, ModelGraph, ModelNode
 from anyaccel.errors import PhaseError, SourceError, StateError
 from anyaccel.numpy_backend import SequentialMLP
 from anyaccel.phases import Callback, Checkpoint, EarlyStopping
@@ -455,13 +455,6 @@ def test_a_callback_that_does_not_take_its_state(line, experiment, train, tmp_pa
         experiment(line()).run_phase(phase, resume="auto")
     assert (counter.loaded["text"], counter.loaded["n"]) == ("a", 3)
     np.testing.assert_equal([counter.loaded["nan"], counter.loaded["seen"]], [np.nan, np.arange(3)])
-
-
-def test_estimators_that_learn_are_refused(data, experiment, tmp_path):
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    node = ModelNode("net", Estimator(linear_model.SGDRegressor()), data.reference(["x"], ["y"]))
-    with pytest.raises(PhaseError, match=r"the estimator 'net' learns in it, which only pickle could write"):
-        experiment(ModelGraph([node])).run_phase(TrainPhase("train", data="train", checkpoint=tmp_path))
 
 
 def test_a_run_without_checkpoints_cannot_go_on(line, experiment, train, evaluate):

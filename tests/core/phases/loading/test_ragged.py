@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anyaccel import AppliedLoss, EvalPhase, FeatureSet, FitPhase, ModelGraph, ModelNode, Optimizer, Pad, TrainPhase
+from anyaccel import AppliedLoss, EvalPhase, FeatureSet, ModelGraph, ModelNode, Optimizer, Pad, TrainPhase
 from anyaccel.adapter import VjpResult
 from anyaccel.data import SimpleSampler
-from anyaccel.errors import ColumnError, GraphError, NaNWarning, OutOfMemoryError
+from anyaccel.errors import ColumnError, NaNWarning, OutOfMemoryError
 from anyaccel.experiment import Experiment
 from anyaccel.numpy_backend import Module
 
@@ -146,24 +146,3 @@ def test_the_plan_and_other_phases_take_columns_as_long_as_the_longest_row() -> 
     (column, _) = plan.columns
     assert f"load  d.x -> numpy cpu:0: float32[<={max(map(len, ROWS))}, 3]" in str(plan)
     assert column.ragged and str(column.spec) == f"float32[{max(map(len, ROWS))}, 3]"
-
-
-class Totals:
-    """Predicts the sum of a row."""
-
-    def fit(self, x: Any, y: Any) -> Totals:
-        return self
-
-    def predict(self, x: Any) -> Any:
-        return x.sum(axis=1)
-
-
-def test_estimators_take_rows_of_one_length() -> None:
-    rows = [row[:, 0] for row in ROWS]
-    longest = max(map(len, rows))
-    with pytest.raises(GraphError, match=rf"'net': an estimator takes rows of one length.*Pad\(0, length={longest}\)"):
-        ModelGraph([ModelNode("net", Totals(), made(rows).reference())]).build()
-    graph = ModelGraph([ModelNode("net", Totals(), made(rows, length=longest).reference())])
-    run(graph, FitPhase("f", data="all"))
-    predicted = run(graph, EvalPhase("e", data="all", batch_size=7)).prediction("net")
-    np.testing.assert_allclose(predicted, [row.sum() for row in rows], rtol=1e-5)

@@ -22,7 +22,7 @@ from anyaccel.experiment import Experiment
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, NumpyBackend, SequentialMLP, simulate
-from anyaccel.phases import EvalPhase, FitPhase, Phase, TrainPhase
+from anyaccel.phases import EvalPhase, Phase, TrainPhase
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, uniform_range
 from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.specs import Optimizer
@@ -195,32 +195,18 @@ def test_residency_streamed_streams(expected: dict[str, np.ndarray]) -> None:
     assert all(np.array_equal(state[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("kind", ["eval", "fit"])
-def test_evaluations_and_fits_are_streamed_too(kind: str) -> None:
-    class Mean:
-        def fit(self, features: Any, targets: Any) -> None:
-            self.mean_ = targets.mean()
-
-        def predict(self, features: Any) -> Any:
-            return np.full(len(features), self.mean_)
-
-    made = graph()
-    made.add_node(ModelNode("est", Mean(), "net"))
-    of = (
-        EvalPhase(
-            "p",
-            data="train",
-            losses=MSE,
-            metrics=[Metric("mae", on="net")],
-            outputs="net",
-            batch_size=50,
-            accelerator="sim:0",
-        )
-        if kind == "eval"
-        else FitPhase("p", data="train", batch_size=50, accelerator="sim:0")
+def test_evaluations_are_streamed_too() -> None:
+    phase = EvalPhase(
+        "p",
+        data="train",
+        losses=MSE,
+        metrics=[Metric("mae", on="net")],
+        outputs="net",
+        batch_size=50,
+        accelerator="sim:0",
     )
     with simulate(1, capacity=NBYTES // 4) as sims:
-        result = run(made, of)
+        result = run(graph(), phase)
         assert sims[0].peak <= NBYTES // 4
     assert [event.kind for event in result.events] == ["residency"]
 
@@ -438,7 +424,6 @@ def test_buffers_are_made_once_for_all_epochs(monkeypatch: pytest.MonkeyPatch) -
 KINDS = {
     "train": lambda **more: TrainPhase("p", data="train", losses=MSE, **more),
     "eval": lambda **more: EvalPhase("p", data="train", **more),
-    "fit": lambda **more: FitPhase("p", data="train", **more),
 }
 
 
@@ -469,9 +454,8 @@ def test_an_unknown_microbatching_is_refused() -> None:
     assert str(caught.value) == (
         "phase 'p': unknown microbatching='maybe'. Available: 'exact', 'approximate'. Hint: use one of these."
     )
-    for kind in ("eval", "fit"):
-        with pytest.raises(PhaseError, match=r"Phase has no setting 'microbatching'\. Available: "):
-            KINDS[kind](microbatching="exact")
+    with pytest.raises(PhaseError, match=r"Phase has no setting 'microbatching'\. Available: "):
+        KINDS["eval"](microbatching="exact")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,7 +29,7 @@ from anyaccel.errors import AnyaccelError, ColumnError, ConfigError, OutOfMemory
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, SequentialMLP, simulate
-from anyaccel.phases import EvalPhase, FitPhase, TrainPhase, oom_recovery
+from anyaccel.phases import EvalPhase, TrainPhase, oom_recovery
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.loading import loader_factory, source_loader
 from anyaccel.phases.loading.source_loader import BatchSourceLoader
@@ -302,23 +302,6 @@ def test_validation_over_a_source() -> None:
     assert validated(batches(), batches()) == validated(table(), unequal()) == validated(batches(), table()) == wanted
 
 
-def test_a_fit_over_a_source() -> None:
-    class Mean:
-        def fit(self, x: np.ndarray, y: np.ndarray) -> None:
-            self.seen = (x.sum(), y.sum(), len(x))
-
-        def predict(self, x: np.ndarray) -> np.ndarray:
-            return x[:, :1]
-
-    seen = []
-    for data in (table(), batches(), Numbered()):
-        mean = Mean()
-        node = ModelNode("net", mean, table().reference(["a"], ["y"]))
-        run(ModelGraph([node]), FitPhase("f", data=data))
-        seen.append(mean.seen)
-    assert seen[0] == seen[1] == seen[2]
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -351,21 +334,6 @@ def test_sources_that_do_not_fit_the_phase_are_refused(tmp_path: Path) -> None:
         run(graph, phase(batches(), sampler=PairSampler(8, Same("c"))))
     with pytest.raises(SourceError, match=r"never ends.*steps=1000"):
         run(graph, phase(itertools.cycle(batches())))
-
-
-class Learner:
-    def partial_fit(self, x: np.ndarray, y: np.ndarray) -> None:
-        self.seen = len(x)
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        return x[:, :1]
-
-
-@pytest.mark.parametrize("data", [batches(), Numbered()], ids=["batches", "items"])
-def test_estimators_do_not_learn_from_a_source(data: Any) -> None:
-    node = ModelNode("est", Learner(), table().reference(["a"], ["y"]))
-    with pytest.raises(PhaseError, match=r"from which estimators cannot learn.*partial_fit: est"):
-        run(ModelGraph([node]), TrainPhase("t", data=data))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from anyaccel.data import FeatureSet
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.metrics import Metric
-from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Estimator, Sequential, SequentialMLP, Simulation
-from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Phase, TrainPhase
+from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Sequential, SequentialMLP, Simulation
+from anyaccel.phases import Callback, EarlyStopping, EvalPhase, Phase, TrainPhase
 from anyaccel.phases.loading.streaming import StreamingLoader
 from anyaccel.specs import Optimizer
 
@@ -310,59 +310,6 @@ def test_later_epochs_are_the_same_when_streamed(blocks: Blocks) -> None:
     assert differ(graph.state(), halves.state()) == []
 
 
-class Steps:
-    """Least squares by gradient steps, and a diary."""
-
-    def __init__(self) -> None:
-        self.diary: list[Any] = []
-
-    def partial_fit(self, features: Any, targets: Any) -> None:
-        self.diary.append((features.tolist(), targets.tolist()))
-        if not hasattr(self, "coef_"):
-            self.coef_ = np.zeros(features.shape[1])
-        self.coef_ -= 0.01 * features.T @ (features @ self.coef_ - targets)
-
-    def predict(self, features: Any) -> Any:
-        return (features @ self.coef_).astype("float32")
-
-    def fit(self, features: Any, targets: Any) -> None:
-        self.diary.append((features.tolist(), targets.tolist()))
-        self.coef_ = np.linalg.lstsq(features, targets, rcond=None)[0]
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("alone", [True, False])
-def test_estimators_learn_from_the_same_batches(alone: bool, size: int, blocks: Blocks) -> None:
-    blocks(size)
-    diaries = []
-
-    def make() -> ModelGraph:
-        source = numbers()
-        nodes = [ModelNode("est", Steps(), source.reference(["x"], ["y"]))]
-        if not alone:
-            nodes = [ModelNode("net", Dense(1), source.reference(["x"], ["y"])), *nodes]
-            nodes.append(ModelNode("after", Steps(), "net"))
-        diaries.append([node.model.estimator.diary for node in nodes if isinstance(node.model, Estimator)])
-        return ModelGraph(nodes, Optimizer("sgd", lr=0.1), seed=5)
-
-    validation = EvalPhase("val", data="val", metrics=[Metric("mse", on="est")])
-    results, states = both(
-        make,
-        lambda **more: TrainPhase(
-            "t",
-            data="train",
-            losses=[] if alone else [MSE],
-            sampler=SAMPLERS["shuffled"],
-            n_epochs=2,
-            validation=validation,
-            **more,
-        ),
-    )
-    assert differ(*states) == []
-    assert diaries[0] == diaries[1] and all(len(diary) == 16 for diary in diaries[0])
-    assert [epoch.validation for epoch in results[0].epochs] == [epoch.validation for epoch in results[1].epochs]
-
-
 # -- evaluation and fitting --------------------------------------------------------------------------------------------
 
 
@@ -415,24 +362,6 @@ def test_evaluations_of_unequal_sets_are_the_same_when_streamed(size: int, block
     for name, n in (("a", 40), ("b", 29)):
         assert len(result[1].prediction(name)) == n
         np.testing.assert_array_equal(result[0].prediction(name), result[1].prediction(name))
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_fits_are_the_same_when_streamed(size: int, blocks: Blocks, spied: list[int]) -> None:
-    blocks(size)
-    diaries = []
-    for residency in ("resident", "streamed"):
-        source = numbers()
-        nodes = [
-            ModelNode("net", Dense(2), source.reference(["x"], ["y"])),
-            ModelNode("first", Steps(), "net"),
-            ModelNode("second", Estimator(Steps()), "first"),
-        ]
-        graph = ModelGraph(nodes, seed=5)
-        spied.clear()
-        run(graph, FitPhase("f", data="train", batch_size=7, residency=residency))
-        diaries.append([graph[name].model.estimator.diary for name in ("first", "second")])
-    assert diaries[0] == diaries[1] and spied
 
 
 def test_small_and_odd_columns_are_streamed_unchanged(blocks: Blocks) -> None:

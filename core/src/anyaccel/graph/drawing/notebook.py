@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from anyaccel.distributions import MissingDistributionError
+from anyaccel.errors import MissingDistributionError
 from anyaccel.graph.drawing.diagram import Box, Diagram, build_diagram
 from anyaccel.graph.drawing.mermaid import svg
 from anyaccel.graph.nodes import ConcatNode, Node

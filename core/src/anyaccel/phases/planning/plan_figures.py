@@ -11,10 +11,9 @@ from anyaccel.adapter.step_costs import StepCosts
 from anyaccel.backend import ComputingBackend
 from anyaccel.device import Device
 from anyaccel.formulas import OPTIMIZERS
-from anyaccel.graph import Assignment, Decision, DeviceMemory, ModelGraph, NodeActivations, Plan, Resolution
+from anyaccel.graph import Assignment, Decision, DeviceMemory, ModelGraph, NodeActivations, Plan, Resolution, topology
 from anyaccel.host_memory import host_memory
 from anyaccel.html import size
-from anyaccel.phases.estimator_inputs import upstream_nodes
 from anyaccel.phases.loading.loader_factory import Place
 from anyaccel.phases.loading.residency import bytes_added_by_training, state_slots
 from anyaccel.phases.planning.row_memory import RowMemory, row_memory
@@ -330,5 +329,5 @@ class _StepFigures:
         if part.part is phase:
             yield from phase.kept_nodes(graph, ())
         if any(metric.node in learners for metric in part.metrics):
-            yield from upstream_nodes(learners, graph)
+            yield from topology.upstream_nodes(learners, graph.nodes)
         yield from (metric.node for metric in part.metrics if metric.node not in learners)

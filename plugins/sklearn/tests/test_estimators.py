@@ -9,12 +9,13 @@ import anyaccel
 from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import EstimatorError, GraphError, NoBackendError, PhaseError, SpecError
-from anyaccel.estimators import is_estimator
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
 from anyaccel.metrics.classification import accuracy
-from anyaccel.numpy_backend import Dense, Estimator
-from anyaccel.phases import EvalPhase, FitPhase, TrainPhase
+from anyaccel.numpy_backend import Dense
+from anyaccel.phases import EvalPhase, TrainPhase
+from anyaccel_sklearn import Estimator, FitPhase
+from anyaccel_sklearn.estimators import is_estimator
 
 
 class Own:

@@ -10,31 +10,22 @@ import numpy as np
 
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import EstimatorError, PhaseError
-from anyaccel.estimators import Estimator, flat
 from anyaccel.graph import ModelGraph, input_columns, topology
 from anyaccel.graph.applied_loss import AppliedLoss
-from anyaccel.phases.estimator_inputs import chosen_targets, estimators, inputs_of, upstream_nodes
 from anyaccel.phases.executor.pipeline import ChunkRunner
+from anyaccel.phases.learners import Learners, Learning
 from anyaccel.phases.loading.epoch_batches import RowOrders, RowSpan, StreamKey
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
-from anyaccel.phases.loop_extension import LoopExtension
+from anyaccel_sklearn.estimator_inputs import chosen_targets, estimators, inputs_of
+from anyaccel_sklearn.estimators import Estimator, flat
 
 SpanOf = Callable[[str], RowSpan | None]
 ToHost = Callable[[str, Any], np.ndarray]
 
 
 def learning_nodes(phase_label: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[str]:
-    """Labels of the nodes that learn by `partial_fit` in a TrainPhase, in the order of computation.
-
-    Args:
-        phase_label: of the phase.
-        losses: that it trains with.
-        graph: where the nodes are.
-
-    Raises:
-        PhaseError: a loss on one of them, one that cannot learn yet, or one estimator that is to learn two things.
-    """
+    """As `Learning.nodes`, of those that have `partial_fit` and are not frozen."""
     models = estimators(graph)
     labels = [label for label in graph.shapes.order if label in models and models[label].has_partial_fit]
     labels = [label for label in labels if label not in graph.frozen]
@@ -145,7 +136,7 @@ class _Learner:
             model.mark_fitted(self.models[0])
 
 
-class PartialFitEstimators(LoopExtension):
+class PartialFitEstimators(Learners):
     """The estimators that learn in one phase, all on the host.
 
     Args:
@@ -168,13 +159,9 @@ class PartialFitEstimators(LoopExtension):
         first = {id(self._models[label].estimator): label for label in reversed(self.labels)}
         self._learners = [self._learner(label, rows, streams) for label in self.labels if label in first.values()]
 
-    def __bool__(self) -> bool:
-        return bool(self.labels)
-
     @property
     def upstreams(self) -> list[str]:
-        """Labels of the nodes whose outputs they learn from."""
-        return upstream_nodes(self.labels, self._graph)
+        return topology.upstream_nodes(self.labels, self._graph.nodes)
 
     def _learner(self, label: str, rows: Mapping[str, Rows], streams: Mapping[str, Sequence[str]]) -> _Learner:
         def host_column(chosen: input_columns.ColumnSelection) -> _HostColumn:
@@ -202,19 +189,11 @@ class PartialFitEstimators(LoopExtension):
         self._orders = chunk.host_orders
 
     def step(self, values: Mapping[str, Any], span_of: SpanOf, to_host: ToHost) -> None:
-        """Let every estimator learn from a training step.
-
-        Args:
-            values: what the nodes gave in this step, by name, on their devices.
-            span_of: which rows of each feature set it took.
-            to_host: brings a value to the host.
-        """
         step = _Step(values, self._orders, span_of, to_host)
         for learner in self._learners:
             learner.learn(step)
 
     def predict(self, label: str, outputs: Mapping[str, np.ndarray], rows: Mapping[str, Rows]) -> np.ndarray:
-        """What a node gives now, computed on the host from outputs of the nodes before it and columns."""
         return self._models[label].compute(inputs_of(label, self._graph, outputs, rows))
 
     def snapshot(self) -> list[Any]:
@@ -226,7 +205,6 @@ class PartialFitEstimators(LoopExtension):
         return [learner.models[0].snapshot() for learner in self._learners]
 
     def restore(self, snapshot: Sequence[Any]) -> None:
-        """Go back to a snapshot."""
         for learner, state in zip(self._learners, snapshot, strict=True):
             learner.models[0].restore(state)
             for model in learner.models[1:]:
@@ -256,3 +234,12 @@ def _classes(label: str, model: Estimator, targets: _HostColumn | None) -> Any:
             hint="fit it again from the start, with a new estimator or in a FitPhase over all classes",
         )
     return None
+
+
+class _PartialFit(Learning):
+    nodes = staticmethod(learning_nodes)
+    learners = PartialFitEstimators
+
+
+PARTIAL_FIT = _PartialFit()
+"""Lets estimators learn by `partial_fit` in a TrainPhase."""

@@ -8,14 +8,15 @@ import pytest
 from anyaccel import AppliedLoss
 from anyaccel.data import FeatureSet
 from anyaccel.errors import ColumnError, FallbackWarning, GraphError, PhaseError
-from anyaccel.estimators import Estimator, is_estimator
 from anyaccel.experiment import Experiment
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.hookspecs import hookimpl
 from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import Dense, SequentialMLP
-from anyaccel.phases import Callback, EvalPhase, FitPhase, Run, TrainPhase, execute
+from anyaccel.phases import Callback, EvalPhase, Run, TrainPhase, execute
 from anyaccel.plugin_testing import TinyBackend
+from anyaccel_sklearn import FitPhase
+from anyaccel_sklearn.estimators import Estimator, is_estimator
 
 MSE = AppliedLoss("mse", on="net")
 

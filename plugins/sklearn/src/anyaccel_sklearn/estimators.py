@@ -14,14 +14,16 @@ from anyaccel.adapter import VjpResult
 from anyaccel.adapter.array_module import Array, Module, Values
 from anyaccel.arguments import shown
 from anyaccel.call_hints import constructor_hints
+from anyaccel.data import Reference
 from anyaccel.device import Device
-from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, PhaseError
+from anyaccel.errors import ENVIRONMENT_ERRORS, EstimatorError, GraphError, PhaseError
+from anyaccel.graph.model_kinds import ModelKind
 from anyaccel.segment import TensorSpec
 from anyaccel.suggestions import did_you_mean
 
 
 @constructor_hints
-class Estimator(Module):
+class Estimator(Module, ModelKind):
     """An estimator as the model of a node: NumPy arrays in, NumPy arrays out. The user's object is fitted in place.
 
     An object with `fit` and `predict` may be given to a node as it is; wrap it to choose another output method:
@@ -43,6 +45,10 @@ class Estimator(Module):
 
     differentiable = False
     computes_on_host = True
+    fixed = "an estimator"
+    joins_integers = True
+    tries_other_inputs = False
+    passes_nan_on = False
 
     def __init__(self, estimator: Any, method: str = "predict", *, output_dtype: str | None = None) -> None:
         super().__init__()
@@ -99,6 +105,10 @@ class Estimator(Module):
         return any(name.endswith("_") and not name.startswith("_") for name in attributes)
 
     @property
+    def has_outputs(self) -> bool:
+        return self.is_fitted
+
+    @property
     def has_fit(self) -> bool:
         """Whether it has `fit`."""
         return has(self.estimator, "fit")
@@ -112,6 +122,34 @@ class Estimator(Module):
     def takes_classes(self) -> bool:
         """Whether its `partial_fit` takes the classes."""
         return self.has_partial_fit and "classes" in parameters_of(self.estimator.partial_fit)
+
+    @property
+    def learns_from_steps(self) -> bool:
+        return self.has_partial_fit
+
+    # -- as the model of a node ------------------------------------------------------------------------------------
+
+    def shown_name(self, model: Any) -> str:
+        return self.name
+
+    def held_by(self, model: Any) -> Any:
+        return self.estimator
+
+    def check_inputs(self, node: Any) -> None:
+        """An estimator is fitted to so many numbers a row; a batch that is padded to its own length has others."""
+        references = [upstream for upstream in node.upstreams if isinstance(upstream, Reference)]
+        for feature_set, name in ((one.feature_set, name) for one in references for name in one.features):
+            if feature_set.is_ragged(name):
+                longest = feature_set.spec(name).shape[0]
+                raise GraphError(
+                    f"node {node.label!r}: an estimator takes rows of one length, and those of {name!r} of "
+                    f"{feature_set.label!r} differ",
+                    available="columns of one shape per sample",
+                    hint=f"pad all to one length: pad={{{name!r}: Pad(0, length={longest})}}",
+                )
+
+    def dtype_hint(self, label: str, dtype: str) -> str:
+        return f"let {label!r} give the dtype of this node: Estimator(..., output_dtype={dtype!r})"
 
     # -- fitting ---------------------------------------------------------------------------------------------------
 
@@ -307,6 +345,19 @@ def is_fittable(obj: Any) -> bool:
 def methods_of(obj: Any) -> list[str]:
     """Those of `OUTPUT_METHODS` that an object has."""
     return [name for name in OUTPUT_METHODS if has(obj, name)]
+
+
+def model_of(obj: Any) -> Estimator | None:
+    """The model of a node for an object in the scikit-learn style; None for another object.
+
+    Raises:
+        EstimatorError: it can be fitted and has no `predict`.
+    """
+    if not is_fittable(obj):
+        return None
+    if not has(obj, "predict"):
+        raise no_predict_error(obj)
+    return Estimator(obj)
 
 
 def no_predict_error(obj: Any) -> EstimatorError:

@@ -16,11 +16,9 @@ from anyaccel.data import Reference, Rows, SimpleSampler
 from anyaccel.data.roles import listed
 from anyaccel.data.transforms.sklearn_calls import by_position, columns_by_name
 from anyaccel.errors import EstimatorError, PhaseError
-from anyaccel.estimators import Estimator
 from anyaccel.graph import ModelGraph, ModelNode
-from anyaccel.graph.topology import ancestors, unknown_node
+from anyaccel.graph.topology import ancestors, unknown_node, upstream_nodes
 from anyaccel.phases.callbacks import Callback
-from anyaccel.phases.estimator_inputs import estimators, inputs_of, targets_of, upstream_nodes
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EvaluationEpochs
 from anyaccel.phases.loading.evaluation_rows import EvaluationRows
 from anyaccel.phases.row_alignment import Combination
@@ -28,8 +26,10 @@ from anyaccel.phases.run import Run
 from anyaccel.phases.runner import Phase, PhaseExecution, PhasePrograms
 from anyaccel.phases.setting import Setting
 from anyaccel.phases.settings import Data, node_labels, of_split, save_labels, takes_settings
-from anyaccel.results import FitResults
 from anyaccel.results.records import EvaluationValues, Fitted
+from anyaccel_sklearn.estimator_inputs import estimators, inputs_of, targets_of
+from anyaccel_sklearn.estimators import Estimator
+from anyaccel_sklearn.fit_results import FitResults
 
 
 @constructor_hints
@@ -161,7 +161,7 @@ class FitPhase(Phase):
         return [label for label in labels if label not in done]
 
     def kept_nodes(self, graph: ModelGraph, done: Collection[str]) -> Sequence[str]:
-        return upstream_nodes(self.next_to_fit(graph, done), graph)
+        return upstream_nodes(self.next_to_fit(graph, done), graph.nodes)
 
     def draw(self, rows: Mapping[str, Rows], combinations: Sequence[Combination]) -> tuple[EvaluationRows, EpochPlan]:
         evaluated = EvaluationRows(rows)

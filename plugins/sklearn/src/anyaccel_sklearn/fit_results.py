@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from anyaccel.call_hints import class_hints
+from anyaccel.html import Markup, guarded, page, row, table
 from anyaccel.results.base import PhaseResults, saved_as
 from anyaccel.results.formatting import ended
-from anyaccel.results.notebook import fit_html
+from anyaccel.results.notebook import duration, facts, outcome
 from anyaccel.results.records import Fitted
 
 
@@ -34,7 +35,14 @@ class FitResults(PhaseResults):
         )
 
     def _repr_html_(self) -> str:
-        return fit_html(self)
+        return guarded(self, self._html)
+
+    def _html(self) -> Markup:
+        def node_row(entry: Fitted) -> Markup:
+            return row([entry.node, entry.estimator, f"{entry.rows:,}", f"{entry.seconds:.3g}"])
+
+        nodes = table(("node", "estimator", "rows", "seconds"), self.fitted, node_row)
+        return page("FitResults", self.label, facts([duration(self.seconds)]), *outcome(self), nodes)
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from anyaccel.data import FeatureSet, PairSampler, Same, SimpleSampler
 from anyaccel.errors import ColumnError, EstimatorError, PhaseError
 from anyaccel.graph import ModelGraph, ModelNode
 from anyaccel.metrics import Metric
-from anyaccel.numpy_backend import Dense, Estimator, SequentialMLP
-from anyaccel.phases import Callback, EarlyStopping, EvalPhase, FitPhase, Run, TrainPhase, execute
+from anyaccel.numpy_backend import Dense, SequentialMLP
+from anyaccel.phases import Callback, EarlyStopping, EvalPhase, Run, TrainPhase, execute
+from anyaccel_sklearn import Estimator, FitPhase
 
 MSE = AppliedLoss("mse", on="net")
 

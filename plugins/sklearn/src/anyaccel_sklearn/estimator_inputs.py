@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from anyaccel.data import Reference, Rows, joined_array
 from anyaccel.errors import ColumnError
-from anyaccel.estimators import Estimator
 from anyaccel.graph import ModelGraph, input_columns
 from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel_sklearn.estimators import Estimator
 
 
 def estimators(graph: ModelGraph) -> dict[str, Estimator]:
@@ -18,12 +18,6 @@ def estimators(graph: ModelGraph) -> dict[str, Estimator]:
     graph.build()
     models = {label: getattr(node, "model", None) for label, node in graph.nodes.items()}
     return {label: model for label, model in models.items() if isinstance(model, Estimator)}
-
-
-def upstream_nodes(labels: Sequence[str], graph: ModelGraph) -> list[str]:
-    """Labels of the nodes whose outputs these nodes take."""
-    upstreams = [up for label in labels for up in graph[label].upstreams if isinstance(up, str)]
-    return list(dict.fromkeys(up.partition(".")[0] for up in upstreams))
 
 
 def inputs_of(

@@ -1,0 +1,91 @@
+"""Learners: nodes that learn from each step of a TrainPhase without gradients, on the host.
+
+Who knows such models extends the point `learners` with a `Learning`. It is asked for graphs that have models which
+`learn_from_steps`, and for no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyaccel.data import Rows
+from anyaccel.extensions import extensions
+from anyaccel.graph import ModelGraph
+from anyaccel.graph.applied_loss import AppliedLoss
+from anyaccel.phases.executor.cross_segment import SpanOf
+from anyaccel.phases.loop_extension import LoopExtension
+
+ToHost = Callable[[str, Any], np.ndarray]
+
+
+class Learners(LoopExtension):
+    """The nodes that learn in one phase; by itself there are none."""
+
+    labels: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.labels)
+
+    @property
+    def upstreams(self) -> Sequence[str]:
+        """Labels of the nodes whose outputs they learn from."""
+        return ()
+
+    def step(self, values: Mapping[str, Any], span_of: SpanOf, to_host: ToHost) -> None:
+        """Let each node learn from a training step.
+
+        Args:
+            values: what the nodes gave in this step, by name, on their devices.
+            span_of: which rows of each feature set it took.
+            to_host: brings a value to the host.
+        """
+
+    def predict(self, label: str, outputs: Mapping[str, np.ndarray], rows: Mapping[str, Rows]) -> np.ndarray:
+        """What a node gives now, computed on the host from outputs of the nodes before it and columns."""
+        raise NotImplementedError(f"{type(self).__name__} has no node {label!r}")
+
+    def snapshot(self) -> Any:
+        """A copy of what they have learned."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot."""
+
+
+class Learning:
+    """Which nodes learn, and what lets them; by itself none do."""
+
+    def nodes(self, phase_label: str, losses: Sequence[AppliedLoss], graph: ModelGraph) -> list[str]:
+        """Labels of the nodes that learn in a TrainPhase, in the order of computation.
+
+        Raises:
+            PhaseError: a loss on one of them, one that cannot learn yet, or one model that is to learn two things.
+        """
+        return []
+
+    def learners(
+        self, labels: Sequence[str], graph: ModelGraph, rows: Mapping[str, Rows], streams: Mapping[str, Sequence[str]]
+    ) -> Learners:
+        """What lets nodes learn in a phase.
+
+        Args:
+            labels: of the nodes.
+            graph: where they are.
+            rows: the data of the phase, by feature set.
+            streams: names of the streams of each feature set's sampler.
+
+        Raises:
+            AnyaccelError: one that cannot learn from these data.
+        """
+        return Learners()
+
+
+def learning_in(graph: ModelGraph) -> Learning:
+    """What lets nodes of a graph learn. Builds the graph."""
+    graph.build()
+    if not any(node.kind.learns_from_steps for node in graph.nodes.values()):
+        return Learning()
+    learning: Learning = extensions("learners")[0]
+    return learning
