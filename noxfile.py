@@ -89,7 +89,8 @@ AWAY = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1"}  # nothing is imported from t
 WITHOUT_CACHES = shutil.ignore_patterns("__pycache__")
 OF_KIT = ("tests/packaging", "tests/contract", "tests/hints", "--ignore=tests/packaging/test_wheels.py")
 OF_WHEELS = [
-    f"tests/packaging/test_{name}.py" for name in ("available", "import", "install_hints", "metadata", "wheels")
+    f"tests/packaging/test_{name}.py"
+    for name in ("available", "import", "install_hints", "metadata", "new_plugin", "wheels")
 ]
 # What depends on the versions of what core is installed with: of the rest of its tests, `lowest` takes one in eight.
 OF_DEPENDENCIES = [f"tests/core/{name}" for name in ("data/readers", "numpy_backend", "registry", "saved_folder")]

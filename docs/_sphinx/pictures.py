@@ -71,7 +71,6 @@ FLOORS = (
     ("graph", "nodes, shapes, plans, segments"),
     ("data", "feature sets, samplers, sources"),
     ("metrics", "measures by name"),
-    ("estimators", "objects in the scikit-learn style"),
     ("machine", "what the system tells of its devices"),
     ("precision", "dtypes, and scaled losses"),
     ("saved_folder", "a manifest and safetensors"),
@@ -83,7 +82,11 @@ KERNEL = (
     ("hookspecs, backend, program, segment", "the contract of plugins"),
     ("specs, device, errors", "values"),
 )
-BESIDE = (("numpy_backend", "built in"), ("adapter", "programs from few functions"), ("plugins", "backends and features"))
+BESIDE = (
+    ("numpy_backend", "built in"),
+    ("adapter", "programs from few functions"),
+    ("plugins", "backends and features"),
+)
 
 
 def floors() -> str:

@@ -1,6 +1,6 @@
 """Estimators (`fit`, `predict`) as nodes: a FitPhase fits one to the outputs of a trained network.
 
-It prints:
+It needs anyaccel-sklearn: `python -m pip install ./core ./plugins/sklearn`. It prints:
 
     r2 0.320 by ridge alone, 0.987 behind the network
 """

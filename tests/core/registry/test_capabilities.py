@@ -19,7 +19,6 @@ from anyaccel.errors import CapabilityError, PluginError
 from anyaccel.numpy_backend import NumpyBackend
 from anyaccel.plugin_testing import TinyBackend, entry, plugin_module, write_distribution
 from anyaccel.registry import Registry
-from anyaccel_distributed import Replicate, ShardParameters
 
 CPU = Device("cpu")
 
@@ -44,10 +43,12 @@ class Counting(TinyBackend):
     capabilities = {Memory: Counted}
 
 
-class Shards(ShardParameters):
-    """Divides nothing."""
+class Joins(Capability):
+    """A kind of capability."""
 
-    replica_group = unshardable_reason = sharded_blocks = build_sharded = lambda self, *arguments: None
+
+class Divides(Joins):
+    """A narrower kind."""
 
 
 def test_an_object_is_made_once_and_only_when_it_is_asked_for() -> None:
@@ -77,16 +78,16 @@ def test_what_is_not_declared_is_none_and_an_error_where_it_is_required() -> Non
 
 def test_a_capability_of_a_wider_kind_is_the_same_object() -> None:
     class Dividing(TinyBackend):
-        capabilities = {ShardParameters: Shards}
+        capabilities = {Divides: Divides}
 
     backend = Dividing()
-    assert backend.capability(Replicate) is backend.capability(ShardParameters) is not None
+    assert backend.capability(Joins) is backend.capability(Divides) is not None
 
     class Joining(TinyBackend):
-        capabilities = {Replicate: Shards}
+        capabilities = {Joins: Divides}
 
-    assert isinstance(Joining().capability(Replicate), Shards)
-    assert Joining().capability(ShardParameters) is None
+    assert isinstance(Joining().capability(Joins), Divides)
+    assert Joining().capability(Divides) is None
 
 
 def test_a_derived_backend_inherits_overrides_and_leaves_out() -> None:

@@ -15,11 +15,10 @@ from anyaccel.backend import Compute, ComputingBackend
 from anyaccel.distributions import NAMES, home_of, missing, named
 from anyaccel.errors import (
     ENVIRONMENT_ERRORS,
-    AmbiguousOwnerError,
     AnyaccelError,
     EstimatorError,
-    FrameworkError,
     GraphError,
+    MissingDistributionError,
     MoveError,
     NoBackendError,
     ShapeError,
@@ -147,8 +146,6 @@ def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Regis
     for label in order:
         node = nodes[label]
         if isinstance(node, ModelNode):
-            if node.framework is None:
-                node.model = _model_for(node, registry)
             frameworks[label] = _framework(node, registry)
     for label in reversed(order):
         if label not in frameworks:
@@ -161,34 +158,35 @@ def _frameworks(nodes: Mapping[str, Node], order: Sequence[str], registry: Regis
     return frameworks
 
 
-def _model_for(node: ModelNode, registry: Registry) -> Any:
-    """The model of a node, for an object that no framework owns what an extension makes of it.
-
-    Models of known frameworks may have a `fit`, too, whether a plugin is installed or not.
-    """
-    if registry.owners(node.model) or hint_of(type(node.model)) is not None:
-        return node.model
+def _framework(node: ModelNode, registry: Registry) -> str:
+    """The framework of a node's model; for an object that no framework owns, that of what an extension makes of it."""
     try:
-        made = (make(node.model) for make in extensions("node_models"))
-        model = next((model for model in made if model is not None), None)
+        if node.framework is not None:
+            registry.kinds(node.framework)
+            return node.framework
+        try:
+            return registry.owner(node.model)
+        except NoBackendError:
+            # Models of known frameworks may have a `fit`, too, whether a plugin is installed or not.
+            model = None if hint_of(type(node.model)) is not None else _made_of(node)
+            if model is None:
+                raise
+        node.model = model
+        return registry.owner(model)
+    except MissingDistributionError:
+        raise
     except AnyaccelError as error:
         raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
+
+
+def _made_of(node: ModelNode) -> Any:
+    """The model that an extension makes of the object of a node; None if none does."""
+    made = (make(node.model) for make in extensions("node_models"))
+    model = next((model for model in made if model is not None), None)
     if model is None and is_like_an_estimator(node.model) and not named(NAMES, "Estimator"):
         what = f"node {node.label!r}: what fits and predicts with a {type(node.model).__name__}"
-        raise missing(home_of(NAMES, "Estimator"), what)
-    return node.model if model is None else model
-
-
-def _framework(node: ModelNode, registry: Registry) -> str:
-    try:
-        if node.framework is None:
-            return registry.owner(node.model)
-        registry.kinds(node.framework)
-    except NoBackendError as error:
-        raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
-    except (AmbiguousOwnerError, FrameworkError) as error:
-        raise type(error)(f"node {node.label!r}: {error.problem}", available=error.available, hint=error.hint) from None
-    return node.framework
+        raise missing(home_of(NAMES, "Estimator"), what) from None
+    return model
 
 
 def _wrap_models(nodes: Mapping[str, Node], backends: Mapping[str, ComputingBackend]) -> None:

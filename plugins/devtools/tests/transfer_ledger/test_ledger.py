@@ -370,7 +370,11 @@ def test_json_has_what_0_1_wrote() -> None:
     assert written.keys() <= now.keys() and written["totals"].keys() <= now["totals"].keys()
 
 
-@pytest.mark.parametrize("value", [None, 3, 2.5, "\x1b", b"x", ["a", 3], {"a": 1}, object(), np.ones(2)], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, 2.5, "\x1b", b"x", ["a", 3], {"a": 1}, object(), np.ones(2)],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_wrong_argument_is_an_error_with_a_hint_or_valid(value: object) -> None:
     with aa.ledger() as moved:
         pass

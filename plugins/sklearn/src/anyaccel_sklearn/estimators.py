@@ -403,7 +403,7 @@ def check(obj: Any, method: Any, output_dtype: Any) -> None:
             available=", ".join(methods),
             hint="give it a fit(features, targets), which may do nothing",
         )
-    if output_dtype is not None and output_dtype not in _FLOATS:
+    if output_dtype is not None and (not isinstance(output_dtype, str) or output_dtype not in _FLOATS):
         raise EstimatorError(
             f"Estimator: output_dtype={shown(output_dtype)} is not a floating dtype",
             available=", ".join(_FLOATS),

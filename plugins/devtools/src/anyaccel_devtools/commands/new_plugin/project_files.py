@@ -84,6 +84,7 @@ class PluginOptions:
             "author_quoted": json.dumps(author, ensure_ascii=False),
             "year": str(date.today().year),
             "core": " ".join(filter(None, own_distribution())),
+            "devtools": _one_minor_version("anyaccel-devtools", own_distribution()[1]),
         }
 
 

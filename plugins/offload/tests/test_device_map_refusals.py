@@ -1,4 +1,4 @@
-"""`anyaccel device-map`: what it refuses without a framework that divides models; torch's tests have the plans."""
+"""`anyaccel device-map`: what it refuses without a framework that divides models; tests of torch have the plans."""
 
 from __future__ import annotations
 
