@@ -425,7 +425,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "ModelGraph.remove_node": lambda: (aa.ModelGraph([node(), node("b", "net")]).remove_node, {"label": "b"}),
     "ModelGraph.replace_node": lambda: (graph().replace_node, {"label": "net", "node": node()}),
     "ModelGraph.unfreeze": lambda: (one(graph().unfreeze), {"given": "net"}),
-    "ModelGraph.visualize": lambda: (graph().visualize, {"format": "svg", "plan": None}),
+    "ModelGraph.visualize": lambda: (graph().visualize, {"format": "mermaid", "plan": None}),
     "ModelNode": lambda: (
         built,
         {"label": "net", "model": aa.SequentialMLP(1), "upstream_ref": data().reference(), "accelerator": "cpu"}
