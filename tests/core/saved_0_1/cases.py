@@ -607,6 +607,8 @@ def read_configs(folder: Path) -> dict[str, Any]:
     every = configured()
     values = {}
     for name, config in configs.items():
+        if name not in every:  # of another distribution; the test compares the names
+            continue
         made = read_again(name, every[name], config)
         again = json.loads(json.dumps(config if made is config else made.get_config()))
         assert left_out(again, config) == config, name

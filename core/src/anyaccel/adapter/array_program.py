@@ -181,7 +181,7 @@ class ArrayProgram(MultiStepProgram, ScalesLosses):
         return self._dataflow.loss_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     def summed_weights(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """As `loss_weights`, 0 where nothing counts: such weights can be added up over replicas."""
+        """As `loss_weights`, 0 where nothing counts: such weights can be added up over processes."""
         return self._dataflow.summed_weights(dict(zip(self.segment.inputs, inputs, strict=True)))
 
     # -- the loss scale --------------------------------------------------------------------------------------------

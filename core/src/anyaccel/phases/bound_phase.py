@@ -25,12 +25,12 @@ def bound(phase: PhaseSettings, graph: ModelGraph, known: Registry | None = None
     """The phase itself if nothing in it depends on the graph, else a copy.
 
     Losses without `on` are on the only output node; `accelerator="auto"` is the best device on which all frameworks of
-    the graph run; a request is the device, or for replicas the devices, that it gets of those on which some framework
+    the graph run; a request is the device, or the devices of a training, that it gets of those on which some framework
     of the graph runs.
 
     Raises:
         PhaseError: a loss without `on`, and the graph has several output nodes.
-        ConfigError: a request for another number of devices than there are replicas.
+        ConfigError: a request for another number of devices than the phase says.
         DeviceUnavailableError: nothing fits a request.
     """
     changes: dict[str, Any] = {}

@@ -44,7 +44,7 @@ class PreparedPart:
         evaluated: the rows in the order in which an evaluation takes them; else as given.
         metrics: bound.
         factory: makes the loader.
-        is_shared: whether it is an evaluation of which other replicas compute the rest.
+        is_shared: whether it is an evaluation of which other processes compute the rest.
     """
 
     part: PhaseSettings

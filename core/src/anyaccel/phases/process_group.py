@@ -111,7 +111,12 @@ class ProcessGroup(ABC):
 
     @abstractmethod
     def check_same(self, texts: Mapping[str, str], *, when: str, hint: str) -> None:
-        """Compare texts by name; see `ReplicaComparison.check_same`.
+        """Compare texts by name, such as digests of files, in all processes.
+
+        Args:
+            texts: of this process.
+            when: ends the message, such as `"before the first step"`.
+            hint: follows it.
 
         Raises:
             PhaseError: they differ.

@@ -33,8 +33,8 @@ class Profile(Callback):
     """Records some training steps with the profiler of each framework in the graph.
 
     Each writes a trace that Perfetto (https://ui.perfetto.dev) and Chrome open, with the names of the phase and the
-    nodes; `files` has the paths when the run has ended. Other steps cost what they cost without it. Of several replicas
-    the first is profiled.
+    nodes; `files` has the paths when the run has ended. Other steps cost what they cost without it. Of several
+    processes the first is profiled.
 
     Args:
         steps: the first step and the one after the last, counted from 0 over all epochs of the run: `(10, 20)` is ten

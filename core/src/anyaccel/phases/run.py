@@ -50,7 +50,7 @@ class Run:
         final_snapshot: what `return_to` was given; None if it was not called.
         final_state: the state of the graph that a run which goes on from a checkpoint returns to, as `return_to` was
             called before it; None otherwise.
-        is_main_process: whether this process shows, tracks and writes the run: of several replicas the first.
+        is_main_process: whether this process shows, tracks and writes the run: of several processes the first.
     """
 
     def __init__(self, phase: Any, graph: ModelGraph, experiment: str = "") -> None:
@@ -139,8 +139,8 @@ class Run:
     def step_losses(self) -> dict[str, float]:
         """Mean losses of the steps since `step_end` was last called, by label. Waits for the devices.
 
-        That is the last step, unless callbacks ask for every n-th (`Callback.every_n_steps`). Of several replicas, each
-        has the losses of its own rows; those of epochs are of all rows.
+        That is the last step, unless callbacks ask for every n-th (`Callback.every_n_steps`). Of several processes,
+        each has the losses of its own rows; those of epochs are of all rows.
         """
         losses = LossAccumulator()
         losses.add(self.last_losses())

@@ -85,7 +85,7 @@ class RunStats:
         devices: each framework on each device of the plan.
         nodes: those with a model, in the order of computation.
         steps_per_second, samples_per_second: of the last complete epoch, without its validation; None before there is
-            one. Of several replicas in processes of their own, each has those of its own rows.
+            one. Of several processes, each has those of its own rows.
         flops_per_step: operations of a step, as `Run.measure_step` found; None before, or where nobody tells.
         model_flops_utilization: operations a second by those that the makers of the devices state for the dtype that is
             computed in, from 0 to 1; None where one of these is not known.

@@ -1,4 +1,4 @@
-"""Checks of steps that are computed in parts, where batches are accumulated or shared among replicas; each warns once.
+"""Checks of steps that are computed in parts, where batches are accumulated or shared among processes; each warns once.
 
 Running statistics, the vectors of a spectral norm and codebooks change in every call of their model. One batch of all
 rows changes them once a step, and parts of it as often as there are parts, each by its own rows.

@@ -1,4 +1,4 @@
-"""Checkpoint schedule: when the checkpoints of a run are due; several replicas agree on it."""
+"""Checkpoint schedule: when the checkpoints of a run are due; several processes agree on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anyaccel.phases.checkpointing.checkpoint import Checkpoint
 from anyaccel.phases.run import Run
 
 _LEAST_PART = 16
-"""Replicas ask each other at most about so often in one interval, besides twice as many steps apart each time."""
+"""Processes ask each other at most about so often in one interval, besides twice as many steps apart each time."""
 
 
 class CheckpointSchedule:
@@ -61,14 +61,14 @@ class CheckpointSchedule:
 
 
 class AgreedSchedule(CheckpointSchedule):
-    """When the checkpoints of several replicas are due: by time, the first one decides.
+    """When the checkpoints of several processes are due: by time, the first one decides.
 
     The others ask it after numbers of steps that it has told, so that all write, or take part in it, after the same
     step.
 
     Args:
         checkpoint, run: see `CheckpointSchedule`.
-        agree: is called in all replicas after the same step, and gives what the first one gave.
+        agree: is called in all processes after the same step, and gives what the first one gave.
     """
 
     def __init__(self, checkpoint: Checkpoint, run: Run, agree: Callable[[Any], Any]) -> None:

@@ -327,7 +327,7 @@ class Pipeline:
             states.update(stage.program.optimizer_states())
 
     def sync_values(self) -> None:
-        """Copy the current values to the user's models; where these are divided, all replicas do so together."""
+        """Copy the current values to the user's models; where these are divided, all processes do so together."""
         self._cross_segment.begin_reading()
         for stage in self._stages:
             stage.program.sync_models()

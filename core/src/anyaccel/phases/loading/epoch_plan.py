@@ -90,7 +90,7 @@ class StepBlock:
     """Consecutive steps that are loaded together; their rows count from the first row of the block.
 
     `spans` says which rows of the epoch's orders these are, `orders` has that part of the orders. Where they are a
-    replica's share of a step, `whole` has that part of the orders of all replicas, and which of its rows is the first.
+    process's share of a step, `whole` has that part of the orders of all processes, and which of its rows is the first.
     """
 
     steps: tuple[StepRange, ...]
@@ -101,11 +101,11 @@ class StepBlock:
 
 @dataclass(frozen=True, slots=True)
 class SharedSteps:
-    """The steps of all replicas, of which some steps are one's share.
+    """The steps of all processes, of which some steps are one's share.
 
     Attributes:
         steps: of all.
-        first: of a number of rows of all, the first that this replica takes.
+        first: of a number of rows of all, the first that this process takes.
     """
 
     steps: EpochSteps
@@ -120,7 +120,7 @@ class SharedSteps:
 class EpochSteps:
     """The steps of one epoch, or of one evaluation, and the row orders that they take rows of.
 
-    `shared` is of what they are a replica's share: what is padded to the longest row of a batch is to that of all.
+    `shared` is of what they are a process's share: what is padded to the longest row of a batch is to that of all.
     """
 
     steps: tuple[StepRange, ...]

@@ -338,9 +338,9 @@ class MapSourceLoader(StreamingLoader):
         return filled
 
     def _gathered(self, order: np.ndarray, whole: tuple[np.ndarray, int] | None) -> Batch:
-        """Some rows; a replica's share of a batch that is made as one, where its rows differ in length or are collated.
+        """Some rows; a process's share of a batch that is made as one, where its rows differ in length or are collated.
 
-        `whole` has the rows of all replicas, and where the share begins.
+        `whole` has the rows of all processes, and where the share begins.
         """
         if whole is None or not self._alone:
             return self._source.gather(order)
