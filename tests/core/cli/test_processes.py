@@ -385,7 +385,7 @@ FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /d
 
 @FULL
 @pytest.mark.parametrize(
-    "arguments", ["devices", "--help", "resolve any --json", "completion bash", "resolve [ --json"]
+    "arguments", ["devices", "--help", "plugins --json", "completion bash", "devices --nonsense --json"]
 )
 def test_a_full_standard_output_is_an_error_in_one_line(environment, tmp_path, arguments):
     command = [sys.executable, "-P", "-m", "anyaccel", *arguments.split()]
@@ -403,7 +403,7 @@ def test_a_full_standard_output_is_an_error_in_one_line(environment, tmp_path, a
     assert there.read_bytes() == piped.stdout != b""
 
 
-@pytest.mark.parametrize("arguments", ["devices", "resolve any --json"])
+@pytest.mark.parametrize("arguments", ["devices", "plugins --json"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(environment, arguments, unbuffered):
     read, write = os.pipe()

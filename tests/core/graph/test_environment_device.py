@@ -19,7 +19,7 @@ def evaluate():
 
 def test_what_is_no_device_is_refused_with_the_name_of_the_variable_and_the_hint_works(monkeypatch):
     monkeypatch.setenv("ANYACCEL_DEVICE", "cpu:x")
-    message = r"environment variable ANYACCEL_DEVICE='cpu:x': .*'x' is not an index.* Hint: set ANYACCEL_DEVICE=cpu or "
+    message = r"environment variable ANYACCEL_DEVICE='cpu:x': .* Hint: set ANYACCEL_DEVICE=cpu or "
     with pytest.raises(DeviceParseError, match=message):
         evaluate()
     monkeypatch.setenv("ANYACCEL_DEVICE", "cpu")
