@@ -416,10 +416,13 @@ def test_a_pipe_that_nobody_reads_ends_the_command_without_a_word(environment, a
 
 
 @FULL
-@pytest.mark.parametrize(("arguments", "status"), [("plugins", 0), ("completion bash", 0), ("nonsense", 2)])
-def test_a_full_standard_error_leaves_output_and_status_as_they_are(environment, arguments, status):
+@pytest.mark.parametrize(("arguments", "status"), [("devices", 0), ("plugins", 1), ("nonsense", 2)])
+def test_a_full_standard_error_leaves_output_and_status_as_they_are(environment, tmp_path, arguments, status):
+    broken = {"broken": "raise RuntimeError('no driver')"}
+    write_distribution(tmp_path, "anyaccel-broken", entry_points={"broken": "broken"}, modules=broken)
+    settings = environment(ANYACCEL_PLUGINS="broken")
     command = [sys.executable, "-P", "-m", "anyaccel", *arguments.split()]
-    usual = subprocess.run(command, capture_output=True, env=environment(), check=False)
+    usual = subprocess.run(command, capture_output=True, env=settings, check=False)
     with Path("/dev/full").open("w") as full:
-        answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, env=environment(), check=False)
+        answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, env=settings, check=False)
     assert answer.returncode == usual.returncode == status and answer.stdout == usual.stdout

@@ -1,7 +1,7 @@
 """Phases: what to do with a graph (train, evaluate, fit), and the loops that do it.
 
 Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `adapter`,
-`precision`, `transfer_ledger` and the kernel.
+`precision` and the kernel.
 """
 
 from anyaccel.distributions import moved_names

@@ -94,7 +94,7 @@ def _identity(value: Any) -> Any:
 
 
 def _move(target: TransferEnd, edge: str, value: Any) -> Any:
-    """`edge` is read by ledgers (`transfer_ledger.call_site`), as in `_through_host`."""
+    """`edge` is read by ledgers, from the stack, as in `_through_host`."""
     return target.backend.move(value, target.device)
 
 
