@@ -1,14 +1,16 @@
 """Extensions: what one module adds to another that does not know it, registered under the name of a point.
 
-A module that can be extended asks for `extensions("POINT")`. Who extends it registers an object when it is imported, or
-is named by an entry point `POINT` of the group `anyaccel.extension_points` and imported when it is first asked for.
+A module that can be extended asks for `extensions("POINT")`, or for `sole_extension("POINT")` where there can be only
+one. Who extends it registers an object when it is imported, or is named by an entry point `POINT` of the group
+`anyaccel.extension_points` and imported when it is first asked for.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from anyaccel.distributions import EXTENSIONS, entry_points, loaded
+from anyaccel.distributions import EXTENSIONS, entry_points, loaded, named
+from anyaccel.errors import PluginError
 
 _registered: dict[str, list[Any]] = {}
 
@@ -24,3 +26,16 @@ def extensions(point: str) -> list[Any]:
     """The extensions of a point: those registered, in their order, and those of installed distributions."""
     offered = (loaded(entry) for entry in entry_points(EXTENSIONS) if entry.name == point)
     return [*_registered.get(point, []), *offered]
+
+
+def sole_extension(point: str) -> Any:
+    """The extension of a point that can have only one; None if it has none.
+
+    Raises:
+        PluginError: it has several.
+    """
+    named(EXTENSIONS, point)  # raises an error that names two distributions
+    several = extensions(point)
+    if len(several) > 1:
+        raise PluginError(f"{several[0]!r} and {several[1]!r} both extend {point!r}", hint="register one")
+    return several[0] if several else None

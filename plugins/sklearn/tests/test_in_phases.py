@@ -79,6 +79,14 @@ def test_nan_in_evaluations_and_for_estimators_is_no_warning(experiment):
     assert np.isfinite(result.loss).all()
 
 
+@pytest.fixture
+def at_home(sims, data, line, experiment):
+    """An experiment with a network that was trained on sim:0 and lives there."""
+    ours = experiment(line())
+    ours.run_phase(TrainPhase("first", data="train", losses=[MSE], accelerator="sim:0", sampler=4))
+    return ours
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "problem", "hint"),
     [
@@ -87,12 +95,36 @@ def test_nan_in_evaluations_and_for_estimators_is_no_warning(experiment):
         ({}, PhaseError, "phase 'bad' has nothing to fit", "name nodes=[...] to fit one again"),
     ],
 )
-def test_fitting_a_model_that_is_not_an_estimator_is_refused(line, experiment, settings, error, problem, hint):
+def test_fitting_a_model_that_is_not_an_estimator_is_refused_before_anything_moves(
+    at_home, sims, settings, error, problem, hint
+):
     moved = []
     hears = type("Hears", (aa.Callback,), {"before_placement": lambda self, run: moved.append(run)})()
+    graph = at_home.graph
+    parameters = dict(graph["net"].model.parameters)
+    states, progress = dict(graph.optimizer_states), dict(graph.progress)
+    for sim in sims:
+        sim.clear()
+    used = [sim.used for sim in sims]
+    assert used[0] and parameters and states and progress
     with pytest.raises(error) as caught:
-        experiment(line()).run_phase(FitPhase("bad", data="train", callbacks=[hears], **settings))
+        at_home.run_phase(FitPhase("bad", data="train", accelerator="sim:1", callbacks=[hears], **settings))
     assert problem in caught.value.problem and hint in caught.value.hint and not moved
+    assert [sim.used for sim in sims] == used
+    assert all(s.transfers.into.number == s.transfers.out.number == s.transfers.between.number == 0 for s in sims)
+    assert all(graph["net"].model.parameters[name] is array for name, array in parameters.items())
+    assert graph.optimizer_states == states and graph.progress == progress
+    assert at_home.history[-1].error is caught.value
+
+
+def test_a_fit_gives_no_evaluation_at_its_end(line, experiment):
+    heard = []
+    hears = type("Hears", (aa.Callback,), {"phase_end": lambda self, run: heard.append((run, run.evaluation))})()
+    graph = line()
+    graph.add_node(ModelNode("fill", Impute(), "net"))
+    result = experiment(graph).run_phase(FitPhase("fit", data="train", callbacks=[hears]))
+    ((run, evaluation),) = heard
+    assert result.fitted and evaluation is None and run.evaluation is None
 
 
 def test_a_fit_phase_without_accelerator_needs_no_framework(data: FeatureSet) -> None:

@@ -132,6 +132,7 @@ class StepLearning(Learning):
 def learner(monkeypatch: pytest.MonkeyPatch) -> type[Steps]:
     """A model class that learns without gradients, as a distribution's extension lets it."""
     monkeypatch.setattr("anyaccel.extensions._registered", {"learners": [StepLearning()]})
+    monkeypatch.setattr("anyaccel.extensions.entry_points", lambda group: ())
     return Steps
 
 

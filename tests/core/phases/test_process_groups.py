@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from click.testing import CliRunner
 
 import anyaccel as aa
 from anyaccel.cli.main import group
-from anyaccel.distributions import MissingDistributionError
-from anyaccel.errors import ConfigError
+from anyaccel.distributions import EXTENSIONS, MissingDistributionError
+from anyaccel.errors import ConfigError, PluginError
 from anyaccel.numpy_backend import Dense
 from anyaccel.phases.runner import Phase
 
@@ -129,6 +130,18 @@ def test_several_devices_name_the_distribution(train: Make, line: Make, experime
 
     phase = train(accelerator=Request("sim:0"))
     with pytest.raises(MissingDistributionError, match=rf"^training phase 'train' on 2 devices {MISSING}"):
+        experiment(line()).run_phase(phase)
+
+
+def test_two_distributions_that_share_phases_are_an_error(
+    train: Make, line: Make, experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase = train()
+    phase.deterministic = True  # a setting that nothing here takes is refused before
+    two = [EntryPoint("process_groups", f"{name}:GROUPS", EXTENSIONS) for name in ("one", "two")]
+    for module in ("anyaccel.distributions", "anyaccel.extensions"):
+        monkeypatch.setattr(f"{module}.entry_points", lambda group: two)
+    with pytest.raises(PluginError, match=r"^one:GROUPS and two:GROUPS both offer 'process_groups' in"):
         experiment(line()).run_phase(phase)
 
 

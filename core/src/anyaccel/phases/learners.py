@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data import Rows
-from anyaccel.extensions import extensions
+from anyaccel.extensions import sole_extension
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
 from anyaccel.phases.executor.cross_segment import SpanOf
@@ -83,9 +83,13 @@ class Learning:
 
 
 def learning_in(graph: ModelGraph) -> Learning:
-    """What lets nodes of a graph learn. Builds the graph."""
+    """What lets nodes of a graph learn. Builds the graph.
+
+    Raises:
+        PluginError: two distributions offer it.
+    """
     graph.build()
     if not any(node.kind.learns_from_steps for node in graph.nodes.values()):
         return Learning()
-    learning: Learning = extensions("learners")[0]
+    learning: Learning = sole_extension("learners")
     return learning

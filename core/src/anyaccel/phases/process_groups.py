@@ -9,7 +9,7 @@ from anyaccel.accelerator import Accelerator
 from anyaccel.device import Device
 from anyaccel.distributions import missing
 from anyaccel.errors import ConfigError
-from anyaccel.extensions import extensions
+from anyaccel.extensions import extensions, sole_extension
 from anyaccel.graph import ModelGraph, Plan, Resolution
 from anyaccel.graph.device_assignment import accelerator_of_environment
 from anyaccel.launched import launched
@@ -148,8 +148,9 @@ def shared_groups(what: str) -> ProcessGroups:
 
     Raises:
         MissingDistributionError: nothing here does.
+        PluginError: two distributions do.
     """
-    installed: list[ProcessGroups] = extensions("process_groups")
-    if not installed:
+    installed: ProcessGroups | None = sole_extension("process_groups")
+    if installed is None:
         raise missing(_HOME, what)
-    return installed[0]
+    return installed
