@@ -255,7 +255,7 @@ def test_a_graph_of_very_many_lines_is_a_table(data):
 
 def test_a_graph_is_a_table_where_nothing_draws_it_and_says_so(data):
     shown = Shown(graph_of(data))
-    wanted = "not drawn: ModelGraph.visualize.svg is in anyaccel-devtools, not installed here. Hint: "
+    wanted = "not drawn: ModelGraph.visualize.svg needs anyaccel-devtools, which is not installed. Hint: "
     assert wanted in shown.text and "pip install" in shown.text and "SequentialMLP" in shown.text
     with pytest.raises(MissingDistributionError, match="anyaccel-devtools"):
         graph_of(data).visualize("svg")

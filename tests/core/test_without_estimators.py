@@ -72,7 +72,7 @@ def test_an_estimator_as_a_node_names_the_distribution() -> None:
         with pytest.raises(MissingDistributionError) as caught:
             built(model)
         what = f"node 'clf': what fits and predicts with a {type(model).__name__}"
-        assert caught.value.problem == f"{what} is in {HOME}, not installed here"
+        assert caught.value.problem == f"{what} needs {HOME}, which is not installed"
         assert caught.value.hint.endswith("pip install ./plugins/sklearn") or "plugins/sklearn" in caught.value.hint
 
 
@@ -83,7 +83,7 @@ def test_objects_of_no_framework_are_refused_as_before() -> None:
 
 @pytest.mark.parametrize("name", ["Estimator", "FitPhase", "FitResults"])
 def test_each_name_says_where_it_is(name: str) -> None:
-    with pytest.raises(MissingDistributionError, match=rf"^anyaccel\.{name} is in {HOME}, not installed here"):
+    with pytest.raises(MissingDistributionError, match=rf"^anyaccel\.{name} needs {HOME}, which is not installed"):
         getattr(aa, name)
 
 
@@ -91,24 +91,24 @@ def test_each_name_says_where_it_is(name: str) -> None:
     ("module", "name"), [("phases", "FitPhase"), ("results", "FitResults"), ("numpy_backend", "Estimator")]
 )
 def test_old_places_say_where_it_is(module: str, name: str) -> None:
-    with pytest.raises(MissingDistributionError, match=rf"^anyaccel\.{name} is in {HOME}"):
+    with pytest.raises(MissingDistributionError, match=rf"^anyaccel\.{name} needs {HOME}"):
         getattr(importlib.import_module(f"anyaccel.{module}"), name)
     with pytest.raises(AttributeError, match=rf"module 'anyaccel\.{module}' has no attribute 'Nothing'"):
         importlib.import_module(f"anyaccel.{module}").Nothing  # noqa: B018
 
 
 def test_an_old_module_says_where_it_is() -> None:
-    with pytest.raises(ImportError, match=rf"^anyaccel\.estimators is in {HOME}, not installed here"):
+    with pytest.raises(ImportError, match=rf"^anyaccel\.estimators needs {HOME}, which is not installed"):
         importlib.import_module("anyaccel.estimators")
 
 
 def test_a_saved_phase_says_what_it_needs() -> None:
-    with pytest.raises(MissingDistributionError, match=rf"^what was saved as phase\.fit is in {HOME}"):
+    with pytest.raises(MissingDistributionError, match=rf"^what was saved as phase\.fit needs {HOME}"):
         Phase.from_config({"type": "fit", "label": "fit", "data": "train"})
 
 
 def test_saved_results_say_what_they_need() -> None:
-    with pytest.raises(MissingDistributionError, match=rf"^what was saved as results\.fit is in {HOME}"):
+    with pytest.raises(MissingDistributionError, match=rf"^what was saved as results\.fit needs {HOME}"):
         PhaseResults.load(HERE / "saved_0_1/experiment/results-0")
-    with pytest.raises(MissingDistributionError, match=rf"is in {HOME}, not installed here"):
+    with pytest.raises(MissingDistributionError, match=rf"needs {HOME}, which is not installed"):
         aa.Experiment.load(HERE / "saved_0_1/experiment/experiment", models={"means": InItsStyle()})

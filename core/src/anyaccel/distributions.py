@@ -161,7 +161,7 @@ def missing(
     distribution: str, what: str, kind: type[MissingDistributionError] = MissingDistributionError
 ) -> MissingDistributionError:
     """The error for something that is in a distribution which is not installed."""
-    return kind(f"{what} is in {distribution}, not installed here", hint=install_line(distribution))
+    return kind(f"{what} needs {distribution}, which is not installed", hint=install_line(distribution))
 
 
 def check_version(distribution: str, version: str) -> None:

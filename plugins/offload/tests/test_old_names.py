@@ -27,7 +27,7 @@ sys.meta_path.insert(0, NotThere())
 try:
     import {name}
 except ImportError as error:
-    assert str(error).startswith("{name} is in anyaccel-offload, not installed here. Hint: "), error
+    assert str(error).startswith("{name} needs anyaccel-offload, which is not installed. Hint: "), error
 else:
     raise AssertionError
 assert not {{"torch", "jax"}} & sys.modules.keys()

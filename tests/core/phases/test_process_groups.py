@@ -20,7 +20,7 @@ from anyaccel.errors import ConfigError, PluginError
 from anyaccel.numpy_backend import Dense
 from anyaccel.phases.runner import Phase
 
-MISSING = "is in anyaccel-distributed, not installed here"
+MISSING = "needs anyaccel-distributed, which is not installed"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 Make = Callable[..., Any]
 
