@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyaccel.errors import PhaseError
 from anyaccel_torch.forward_call import share_of_batch
 from anyaccel_torch.forward_plan import Run
-from anyaccel_torch.loss_scaling import LossScaling
+from anyaccel_torch.loss_scaling import UNSCALED, LossScaling
 from anyaccel_torch.losses import BoundLoss, divisor
 
 
@@ -36,7 +36,7 @@ class EagerSteps:
         losses: its losses.
         steppers: one function per parameter group that does an optimizer step.
         trained: parameters whose gradients are cleared after each step.
-        scaling: of the losses; None where they are not scaled.
+        scaling: of the losses.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EagerSteps:
         losses: Sequence[BoundLoss],
         steppers: Sequence[Callable[[], None]],
         trained: Sequence[nn.Parameter],
-        scaling: LossScaling | None = None,
+        scaling: LossScaling = UNSCALED,
     ) -> None:
         self._label, self._runs, self._losses = label, runs, losses
         self._steppers, self._trained, self._scaling = steppers, trained, scaling
@@ -81,8 +81,8 @@ class EagerSteps:
                 losses.append(mean(values))
             if roots is None:
                 roots, weights = self._known_roots(losses)
-            backward([losses[i] for i in roots], weights if scaling is None else scaling.scaled(weights))
-            if scaling is None or scaling.unscale(trained):
+            backward([losses[i] for i in roots], scaling.scaled(weights))
+            if scaling.unscale(trained):
                 for step in steppers:
                     step()
             for parameter in trained:
@@ -135,10 +135,10 @@ class EagerSteps:
         return history
 
     def _backward(self, losses: list[Tensor], weights: list[Tensor]) -> None:
-        torch.autograd.backward(losses, weights if self._scaling is None else self._scaling.scaled(weights))
+        torch.autograd.backward(losses, self._scaling.scaled(weights))
 
     def _update(self) -> None:
-        if self._scaling is None or self._scaling.unscale(self._trained):
+        if self._scaling.unscale(self._trained):
             for step in self._steppers:
                 step()
         for parameter in self._trained:

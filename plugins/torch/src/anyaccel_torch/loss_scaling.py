@@ -14,25 +14,48 @@ from anyaccel_torch.divided_gradients import is_dtensor, whole_stats
 
 
 class LossScaling:
-    """The numbers of `torch.amp.GradScaler`, for the steps of a program as a whole.
+    """How losses are scaled: this one leaves them as they are.
 
     Attributes:
-        spec: its numbers.
+        spec: the numbers of a scale that changes; None where losses are not scaled.
         state: where the scale stands.
     """
 
+    spec: LossScale | None = None
+    state = LossScaleState(1.0)
+
+    def scaled(self, weights: list[Any]) -> list[Any]:
+        """Factors of losses, times the scale."""
+        return weights
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Divide the gradients by the scale; whether the step is made, as all are finite."""
+        return True
+
+    def count(self, *, finite: bool) -> None:
+        """Count a step whose gradients were all finite, or were not."""
+
+    def load(self, state: LossScaleState) -> None:
+        """Go on from another state."""
+
+
+UNSCALED = LossScaling()
+
+
+class DynamicLossScaling(LossScaling):
+    """The numbers of `torch.amp.GradScaler`, for the steps of a program as a whole."""
+
     def __init__(self, spec: LossScale) -> None:
-        self.spec = spec
+        self.spec: LossScale = spec
         self.state = LossScaleState(spec.initial)
         self._divided: bool | None = None  # whether some gradients are, once there are some
 
-    def scaled(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients to start a backward pass with, times the scale."""
+    def scaled(self, weights: list[Any]) -> list[Any]:
         return [weight * self.state.scale for weight in weights]
 
     @torch.no_grad()
     def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Divide the gradients by the scale; whether all are finite. Counts the step, and waits for the device."""
+        """Also counts the step, and waits for the device."""
         grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for grad in grads:
             grad.mul_(1.0 / self.state.scale)
@@ -49,29 +72,25 @@ class LossScaling:
         return all(bool(torch.stack(each).isfinite().all()) for each in _by_device(norms))
 
     def count(self, *, finite: bool) -> None:
-        """Count a step whose gradients were all finite, or were not."""
         self.state = self.state.after_step(self.spec, finite=finite)
+
+    def load(self, state: LossScaleState) -> None:
+        self.state = state
 
 
 class ScaledProgram(ScalesLosses):
-    """The loss scale of a program, in `_scaling`; None where losses are not scaled."""
+    """The loss scale of a program, in `_scaling`."""
 
-    _scaling: LossScaling | None = None
-
-    def scaled(self, factor: Any) -> Any:
-        """A factor of a loss in the total, with the loss scale if there is one."""
-        return factor if self._scaling is None else factor * self._scaling.state.scale
+    _scaling = UNSCALED
 
     def loss_scale_state(self) -> LossScaleState:
-        return LossScaleState(1.0) if self._scaling is None else self._scaling.state
+        return self._scaling.state
 
     def load_loss_scale_state(self, state: LossScaleState) -> None:
-        if self._scaling is not None:
-            self._scaling.state = state
+        self._scaling.load(state)
 
     def update_loss_scale(self, *, finite: bool) -> None:
-        if self._scaling is not None:
-            self._scaling.count(finite=finite)
+        self._scaling.count(finite=finite)
 
 
 def _values(grad: Tensor) -> Tensor:
@@ -85,7 +104,7 @@ def _by_device(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     return groups.values()
 
 
-def loss_scaling_of(segment: Segment) -> LossScaling | None:
-    """That of a segment that trains with scaled losses; None for others."""
+def loss_scaling_of(segment: Segment) -> LossScaling:
+    """That of a segment."""
     spec = None if segment.precision is None else segment.precision.loss_scale
-    return None if spec is None else LossScaling(spec)
+    return UNSCALED if spec is None else DynamicLossScaling(spec)

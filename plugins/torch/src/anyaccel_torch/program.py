@@ -55,7 +55,7 @@ class ProgramSnapshot:
         modules: whose buffers change.
         groups: whose optimizer states change.
         random: the random state now.
-        scaling: whose scale changes; None where losses are not scaled.
+        scaling: whose scale changes.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class ProgramSnapshot:
         modules: Iterable[nn.Module],
         groups: Sequence[GroupOptimizer],
         random: RandomState,
-        scaling: LossScaling | None,
+        scaling: LossScaling,
     ) -> None:
         self._parameters = [(parameter, parameter.detach().clone()) for parameter in parameters]
         self._buffers = BufferSnapshot(modules)
         self._groups = [(group, group.snapshot()) for group in groups]
         self._random, self._scaling = random, scaling
-        self._loss_scale = None if scaling is None else scaling.state
+        self._loss_scale = scaling.state
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -81,8 +81,7 @@ class ProgramSnapshot:
         for group, snapshot in self._groups:
             group.restore(snapshot)
         self._random.restore()
-        if self._scaling is not None and self._loss_scale is not None:
-            self._scaling.state = self._loss_scale
+        self._scaling.load(self._loss_scale)
 
 
 class Pullback:
@@ -358,7 +357,7 @@ class TorchProgram(ScaledProgram, MultiStepProgram, NotifyingProgram):
             losses = self._compute_losses(values)
             available = [loss for loss in self._losses if loss.label in losses]
             share = self._next_share()
-            factors = [self.scaled(loss.factor(losses[loss.label][1], scale, share)) for loss in available]
+            factors = self._scaling.scaled([loss.factor(losses[loss.label][1], scale, share) for loss in available])
             terms = [losses[loss.label][0] * factor for loss, factor in zip(available, factors, strict=True)]
         outputs = [values[i] for i in self._outputs]
         given_outputs = tuple(output if output is None else output.detach() for output in outputs)

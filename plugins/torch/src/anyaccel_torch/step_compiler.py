@@ -18,7 +18,7 @@ from anyaccel.segment import Segment
 from anyaccel_torch.eager_steps import gathered_blocks
 from anyaccel_torch.error_translation import translate_errors
 from anyaccel_torch.forward_plan import ForwardPlan
-from anyaccel_torch.loss_scaling import LossScaling
+from anyaccel_torch.loss_scaling import UNSCALED, LossScaling
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.module_traits import has_dtensors
 from anyaccel_torch.optimizers import GroupOptimizer
@@ -42,7 +42,7 @@ class StepCompiler:
         losses: its losses.
         groups: its parameter groups.
         devices: where its operations and inputs are.
-        scaling: of its losses; None where they are not scaled.
+        scaling: of its losses.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StepCompiler:
         losses: Sequence[BoundLoss],
         groups: Sequence[GroupOptimizer],
         devices: set[torch.device],
-        scaling: LossScaling | None = None,
+        scaling: LossScaling = UNSCALED,
     ) -> None:
         self._segment, self._plan, self._modules = segment, plan, modules
         self._losses, self._groups, self._devices, self._scaling = losses, groups, devices, scaling

@@ -10,6 +10,30 @@ from anyaccel_torch.loss_scaling import LossScaling
 
 
 class DeviceLossScale:
+    """What compiled steps keep of a loss scale between calls: nothing, where losses are not scaled."""
+
+    def arrays(self) -> list[Tensor]:
+        """The state that a call takes and leaves; at most one array."""
+        return []
+
+    def leave(self, arrays: list[Tensor]) -> None:
+        """Keep what a call has made of the state."""
+
+    def settle(self) -> int:
+        """Read what the calls so far have left; how many steps they skipped. Waits for them."""
+        return 0
+
+    def rows(self, table: Tensor, start: int, count: int) -> Tensor:
+        """Of a table with a row for each step that counts, those of `count` steps after `start`, skipped ones aside."""
+        return table[start : start + count]
+
+
+def device_loss_scale(scaling: LossScaling, device: torch.device) -> DeviceLossScale:
+    """That of a program."""
+    return DeviceLossScale() if scaling.spec is None else DynamicDeviceLossScale(scaling, device)
+
+
+class DynamicDeviceLossScale(DeviceLossScale):
     """The loss scale of a program, as a tensor while compiled steps run.
 
     Args:
@@ -21,30 +45,27 @@ class DeviceLossScale:
         self._scaling, self._device = scaling, device
         self._left: list[Tensor] = []  # what each call since the last `settle` has left
 
-    def array(self) -> Tensor:
+    def arrays(self) -> list[Tensor]:
         """Float64 [3]: the scale, good steps since it changed, and 0 for the steps that the next call skips."""
         if self._left:
-            return torch.cat([self._left[-1][:2], self._left[-1].new_zeros(1)])
+            return [torch.cat([self._left[-1][:2], self._left[-1].new_zeros(1)])]
         state = self._scaling.state
         numbers = (state.scale, float(state.good_steps), 0.0)
         filled = [torch.full((), number, dtype=torch.float64, device=self._device) for number in numbers]
-        return torch.stack(filled)  # which transfers nothing
+        return [torch.stack(filled)]  # which transfers nothing
 
-    def leave(self, array: Tensor) -> None:
-        """Keep what a call has made of the array."""
-        self._left.append(array)
+    def leave(self, arrays: list[Tensor]) -> None:
+        self._left += arrays
 
     def settle(self) -> int:
-        """Read what the calls so far have left; how many steps they skipped. Waits for them."""
         if not self._left:
             return 0
         (scale, good, _), skipped = self._left[-1].tolist(), int(torch.stack(self._left)[:, 2].sum())
         self._left.clear()
-        self._scaling.state = LossScaleState(scale, int(good), self._scaling.state.skipped + skipped)
+        self._scaling.load(LossScaleState(scale, int(good), self._scaling.state.skipped + skipped))
         return skipped
 
     def rows(self, table: Tensor, start: int, count: int) -> Tensor:
-        """Of a table with a row for each step that counts, those of `count` steps after `start`, skipped ones aside."""
         first = start - sum((left[2] for left in self._left), torch.zeros((), device=self._device))
         return table.index_select(0, first.long() + torch.arange(count, device=self._device))
 

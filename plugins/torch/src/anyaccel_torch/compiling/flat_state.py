@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyaccel.formulas import OPTIMIZERS
 from anyaccel.specs import Optimizer
 from anyaccel_torch import array_functions
-from anyaccel_torch.compiling.device_loss_scale import DeviceLossScale
+from anyaccel_torch.compiling.device_loss_scale import device_loss_scale
 from anyaccel_torch.compiling.dry_run import StepEffects
 from anyaccel_torch.compiling.functional_step import State
 from anyaccel_torch.compiling.spec import Block, CompileRequest, StepSpec, UpdateRule
@@ -34,7 +34,7 @@ class FlatState:
 
     def __init__(self, request: CompileRequest, effects: StepEffects, n_microbatches: int, *, flat: bool) -> None:
         self._groups = request.groups
-        self._scale = None if request.scaling is None else DeviceLossScale(request.scaling, request.device)
+        self._scale = device_loss_scale(request.scaling, request.device)
         self._reached = [
             [parameter for parameter in group.parameters if id(parameter) in effects.reached]
             for group in request.groups
@@ -61,7 +61,7 @@ class FlatState:
             mutated=effects.mutated,
             n_computed=request.n_computed,
             n_microbatches=n_microbatches,
-            loss_scale=None if request.scaling is None else request.scaling.spec,
+            loss_scale=request.scaling.spec,
             recomputes=request.recomputes,
         )
 
@@ -106,8 +106,7 @@ class FlatState:
         """The current state. A block of one parameter is that very memory; several are copied end to end."""
         with torch.no_grad():
             slots = [[_flattened(slot) for slot in self._slots(block)] for block in self._blocks]
-            scale = [] if self._scale is None else [self._scale.array()]
-            return [_flattened(block) for block in self._blocks], slots, list(self._buffers), scale
+            return [_flattened(block) for block in self._blocks], slots, list(self._buffers), self._scale.arrays()
 
     def _slots(self, block: Sequence[nn.Parameter]) -> list[tuple[Tensor, ...]]:
         """The slots of a block: for each slot, one tensor per parameter."""
@@ -148,18 +147,17 @@ class FlatState:
 
     def scalars_of_call(self, scalars: Tensor, start: int, count: int) -> Tensor:
         """Those of `count` steps from step `start` of `scalars` on, less the steps that were skipped since `settle`."""
-        return scalars[start : start + count] if self._scale is None else self._scale.rows(scalars, start, count)
+        return self._scale.rows(scalars, start, count)
 
     def settle(self) -> None:
         """After some calls, take back the count of steps that they skipped; waits for them where losses are scaled."""
-        skipped = 0 if self._scale is None else self._scale.settle()
+        skipped = self._scale.settle()
         if skipped:
             self._count(-skipped)
 
     def count_steps(self, state: State, count: int) -> None:
         """Count steps that were done, which have left this state."""
-        if self._scale is not None:
-            self._scale.leave(state[3][0])
+        self._scale.leave(state[3])
         self._count(count)
 
     def _count(self, count: int) -> None:

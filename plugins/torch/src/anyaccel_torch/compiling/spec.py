@@ -13,7 +13,7 @@ from anyaccel.formulas import OptimizerRule
 from anyaccel.precision import LossScale
 from anyaccel.segment import Segment
 from anyaccel_torch.forward_plan import Run
-from anyaccel_torch.loss_scaling import LossScaling
+from anyaccel_torch.loss_scaling import UNSCALED, LossScaling
 from anyaccel_torch.losses import BoundLoss
 from anyaccel_torch.optimizers import GroupOptimizer
 from anyaccel_torch.recomputation import ReplacedForwards
@@ -94,7 +94,7 @@ class CompileRequest:
         module: holds its modules, operations and losses.
         n_computed: number of values besides the inputs.
         eager_seconds: time of an uncompiled step, 0 if not measured yet.
-        scaling: of the losses; None where they are not scaled.
+        scaling: of the losses.
         forwards: those that modules have, as some of their parts are computed again.
     """
 
@@ -105,7 +105,7 @@ class CompileRequest:
     device: torch.device
     n_computed: int
     eager_seconds: float = 0.0
-    scaling: LossScaling | None = None
+    scaling: LossScaling = UNSCALED
     forwards: Sequence[ReplacedForwards] = ()
 
     @property
