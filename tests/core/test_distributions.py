@@ -104,7 +104,9 @@ def test_what_is_not_installed_says_where_it_is_and_how_to_install_it() -> None:
         aa.Gauge  # noqa: B018
     assert caught.value.problem == wanted and isinstance(caught.value, ImportError | AnyaccelError)
     assert caught.value.hint.endswith("python -m pip install ./plugins/gauges")
-    with pytest.raises(MissingDistributionError, match=r"^TrainPhase\.gauge needs anyaccel-gauges, which is not installed"):
+    with pytest.raises(
+        MissingDistributionError, match=r"^TrainPhase\.gauge needs anyaccel-gauges, which is not installed"
+    ):
         distributions.load(SETTINGS, "TrainPhase.gauge")
     for name in ("anyaccel.gauges", "anyaccel.gauges.deeper"):
         with pytest.raises(ImportError, match=r"^anyaccel\.gauges needs anyaccel-gauges, which is not installed"):

@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+pytestmark = pytest.mark.skipif(not (find_spec("torch") and find_spec("jax")), reason="needs torch and JAX")
 
 SCRIPT = Path(__file__).with_name("replicas_across_script.py")
 

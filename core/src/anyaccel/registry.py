@@ -89,10 +89,13 @@ class Registry:
                     allowed = loader.wanted()
                     entries = sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value))
                     self._deferred = [entry for entry in entries if allowed is None or entry.name in allowed]
-                needed = [it for it in self._deferred if it.name not in BACKEND_PLUGINS or is_needed(it.name)]
+                needed, left = list[EntryPoint](), list[EntryPoint]()
+                for entry in self._deferred:
+                    at_once = entry.name not in BACKEND_PLUGINS or is_needed(entry.name)
+                    (needed if at_once else left).append(entry)
                 for entry in needed:
                     self._load_entry(entry)
-                self._deferred = [entry for entry in self._deferred if entry not in needed]
+                self._deferred = left
                 if needed and not self._deferred:
                     self._sort()
                 self._loaded = True
