@@ -89,7 +89,8 @@ class Registry:
                     allowed = loader.wanted()
                     entries = sorted(self._entry_points(), key=lambda entry: (entry.name, entry.value))
                     self._deferred = [entry for entry in entries if allowed is None or entry.name in allowed]
-                needed, left = list[EntryPoint](), list[EntryPoint]()
+                needed: list[EntryPoint] = []
+                left: list[EntryPoint] = []
                 for entry in self._deferred:
                     at_once = entry.name not in BACKEND_PLUGINS or is_needed(entry.name)
                     (needed if at_once else left).append(entry)
