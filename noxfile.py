@@ -331,7 +331,8 @@ def features(session: nox.Session) -> None:
     install(session, *editable(*FEATURES), *group("test", "guests", "lint", "types"))
     check_no_framework(session)
     own = [f"plugins/{name}/tests" for name in FEATURES if name not in TESTED_WITH]
-    session.run("pytest", *own, *OF_KIT, *spread(), *session.posargs)
+    session.run("pytest", *own, *spread(), *session.posargs)
+    session.run("pytest", *OF_KIT, *spread(), *session.posargs)
     session.run("pytest", *OF_NO_FRAMEWORK, *spread(), *session.posargs, env=ONE_THREAD)
     if not session.posargs:
         take_away(session, own, sample=40)

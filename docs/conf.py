@@ -53,7 +53,7 @@ nitpicky = True
 INNER = (
     *("Harness", "Cell", "Pipeline", "ComparedColumn", "Curve", "FakeEntryPoint", "Shapes", "SimDevice", "T", "Kind"),
     *("EpochPlan", "EvaluationRows", "LossParts", "PhaseExecution", "PhasePrograms", "PhaseResults", "PhaseSettings"),
-    "Setting",
+    *("Setting", "ModelKind", "Section"),
 )
 nitpick_ignore_regex = [
     ("py:.*", r"(?!anyaccel\b).*"),

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 from click.testing import CliRunner, Result
 
+import anyaccel
 from anyaccel.cli.main import group
 
 
@@ -52,3 +53,18 @@ def cli() -> Callable[..., Result]:
         return CliRunner().invoke(group, arguments, prog_name="anyaccel", catch_exceptions=False)  # type: ignore[arg-type]
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def no_device_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Devices that a hint makes for its test are gone afterwards: other tests would get them."""
+    simulate, made = anyaccel.simulate, []
+
+    def recorded(*arguments: object, **settings: object) -> object:
+        made.append(simulate(*arguments, **settings))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(anyaccel, "simulate", recorded)
+    yield
+    for simulation in made:
+        simulation.close()

@@ -62,7 +62,7 @@ def test_variables(hint: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None
         patched.setenv("ANYACCEL_PLUGINS", "qqqqqq")
         with hint("`anyaccel plugins` lists those installed") as printed:
             printed.text = cli("doctor").output
-        assert cli("plugins").exit_code == 0
+        assert (answer := cli("plugins")).exit_code == 0, answer.output
 
 
 def test_a_closed_output(hint: Any) -> None:

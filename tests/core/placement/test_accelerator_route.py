@@ -24,7 +24,7 @@ ROOT = Path(anyaccel.__file__).parent
 PASSES_ON = (None, "__init__", "call_hints", "containers")
 """Other code, and modules that call what they are given."""
 PLUGIN = "numpy_backend"
-MOST = 12
+MOST = 13
 
 
 class Route:
