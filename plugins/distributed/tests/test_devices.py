@@ -17,6 +17,8 @@ from anyaccel.numpy_backend.layers import BatchNorm, Dense, Dropout
 from anyaccel.numpy_backend.sequential import Sequential
 from anyaccel.registry import registry
 
+pytest.importorskip("anyaccel_resources", reason="sim:* and lists of devices are requests")
+
 RAGGED = 59  # rows: batches of 16, 16, 16 and 11
 
 

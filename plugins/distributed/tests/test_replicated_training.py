@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ class OneOf(ReplicaGroup):
 
     def gather(self, value: Any) -> list[Any]:
         return [value, *self.others]
+
+
+OF_REQUESTS = pytest.mark.skipif(not find_spec("anyaccel_resources"), reason="sim:* and lists are requests")
 
 
 def give_numpy_replicas(monkeypatch: pytest.MonkeyPatch, group: OneOf) -> None:
@@ -126,6 +130,7 @@ def planned(accelerator: Any, **settings: Any) -> str:
     return str(aa.Experiment(graph_of(rows)).plan(train(rows, accelerator=accelerator, **settings)).device("net"))
 
 
+@OF_REQUESTS
 @pytest.mark.usefixtures("second_of_two")
 def test_a_kind_is_a_device_of_its_own_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its place on its machine where the launcher says it; on the first of two machines, that is not the rank."""
@@ -152,6 +157,7 @@ def test_more_processes_on_a_machine_than_devices_are_refused(monkeypatch: pytes
         planned("sim")
 
 
+@OF_REQUESTS
 @pytest.mark.usefixtures("second_of_two")
 def test_all_devices_of_a_machine_are_for_the_processes_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four processes on two machines with two devices each."""
