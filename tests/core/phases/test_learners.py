@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anyaccel.distributions import EXTENSIONS
-from anyaccel.errors import PluginError
+from anyaccel.errors import MissingDistributionError, PluginError
 from anyaccel.graph import ModelNode
 from anyaccel.phases.learners import Learning
 
@@ -45,4 +45,18 @@ def test_one_that_is_registered_beside_another_is_an_error(
     assert experiment(graph).run_phase(train()).epochs and graph["est"].model.diary
     monkeypatch.setattr("anyaccel.extensions._registered", {"learners": [Learning(), Learning()]})
     with pytest.raises(PluginError, match="both extend 'learners'"):
+        experiment(graph).run_phase(train())
+
+
+def test_without_one_such_a_node_is_an_error_and_does_not_stand_still_in_silence(
+    learner: type[Any],
+    line: Callable[..., Any],
+    experiment: Callable[..., Any],
+    train: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = line()
+    graph.add_node(ModelNode("est", learner(), "net"))
+    monkeypatch.setattr("anyaccel.extensions._registered", {})
+    with pytest.raises(MissingDistributionError, match=r"learns from each step .* needs anyaccel-sklearn"):
         experiment(graph).run_phase(train())

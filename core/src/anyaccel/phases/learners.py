@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from anyaccel.data import Rows
+from anyaccel.distributions import missing
 from anyaccel.extensions import sole_extension
 from anyaccel.graph import ModelGraph
 from anyaccel.graph.applied_loss import AppliedLoss
@@ -86,10 +87,13 @@ def learning_in(graph: ModelGraph) -> Learning:
     """What lets nodes of a graph learn. Builds the graph.
 
     Raises:
+        MissingDistributionError: its models learn from steps, and nothing here lets them.
         PluginError: two distributions offer it.
     """
     graph.build()
     if not any(node.kind.learns_from_steps for node in graph.nodes.values()):
         return Learning()
-    learning: Learning = sole_extension("learners")
+    learning: Learning | None = sole_extension("learners")
+    if learning is None:  # its package is on the path, and not installed
+        raise missing("anyaccel-sklearn", "a model that learns from each step without gradients")
     return learning
