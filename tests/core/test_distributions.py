@@ -335,3 +335,25 @@ def test_rates_of_devices_say_what_is_not_installed() -> None:
     mixed = replace(plan, assignments=tuple(replace(each, precision="bf16-mixed") for each in plan.assignments))
     work = measured_work(mixed, (), 4, custom_step=True)
     assert work.rate is None and f"the table of rates {RESOURCES}" in work.not_covered["model_flops_utilization"]
+
+
+# -- without anyaccel-sklearn ------------------------------------------------------------------------------------------
+
+
+SKLEARN = "needs anyaccel-sklearn, which is not installed"
+
+
+@pytest.mark.usefixtures("alone")
+def test_splits_by_strata_and_groups_say_what_is_not_installed() -> None:
+    data = aa.FeatureSet.from_dict("d", {"x": np.arange(4.0), "y": [0, 0, 1, 1]}, ["x"], ["y"])
+    ratios = {"a": 0.5, "b": 0.5}
+    for rows in (data, data.view()):
+        with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.stratify_by {SKLEARN}"):
+            rows.split_random(ratios, stratify_by="y", group_by="y")
+        with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.group_by {SKLEARN}"):
+            rows.split_random(ratios, group_by="y")
+        with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.group_by {SKLEARN}"):
+            rows.split_by_condition({"a": {"y": 0}}, group_by="y")
+    with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.group_by {SKLEARN}"):
+        data.add_splits({"a": [0]}, group_by="y")
+    assert not data.splits and len(data.split_random(ratios)["a"]) == 2

@@ -52,6 +52,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         ),
         "anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload",
         "anyaccel-resources": "plan.inventory",
+        "anyaccel-sklearn": "FeatureSet.group_by FeatureSet.stratify_by",
     },
     SAVED: {"anyaccel-sklearn": "phase.fit results.fit"},
 }
