@@ -22,8 +22,6 @@ def test_the_public_face_is_as_it_is_written() -> None:
 OLD = {"Estimator": "numpy_backend estimators", "FitPhase": "phases", "FitResults": "results"}
 PAIRS = ["Beyond", "Different", "PairCondition", "PairSampler", "Same", "TripletSampler", "Where", "Within"]
 OLD |= dict.fromkeys(PAIRS, "data")
-    ["Beyond", "Different", "PairCondition", "PairSampler", "Same", "TripletSampler", "Where", "Within"], "data"
-)
 
 
 @pytest.mark.parametrize("name", OLD)
