@@ -18,8 +18,9 @@ from click.testing import CliRunner
 import anyaccel as aa
 from anyaccel import distributions, install_hints
 from anyaccel.cli.main import group as command_line
+from anyaccel.data import sampler_from_config
 from anyaccel.distributions import COMMANDS, MODULES, NAMES, OFFERED, SETTINGS
-from anyaccel.errors import AnyaccelError, DeviceParseError, MissingDistributionError, PluginError
+from anyaccel.errors import AnyaccelError, ConfigError, DeviceParseError, MissingDistributionError, PluginError
 from anyaccel.extensions import extensions
 from anyaccel.phases.measured_work import measured_work
 
@@ -335,3 +336,41 @@ def test_rates_of_devices_say_what_is_not_installed() -> None:
     mixed = replace(plan, assignments=tuple(replace(each, precision="bf16-mixed") for each in plan.assignments))
     work = measured_work(mixed, (), 4, custom_step=True)
     assert work.rate is None and f"the table of rates {RESOURCES}" in work.not_covered["model_flops_utilization"]
+
+
+# -- without anyaccel-sklearn ------------------------------------------------------------------------------------------
+
+
+SKLEARN = "needs anyaccel-sklearn, which is not installed"
+
+
+@pytest.mark.usefixtures("alone")
+def test_splits_by_strata_and_groups_say_what_is_not_installed() -> None:
+    data = aa.FeatureSet.from_dict("d", {"x": np.arange(4.0), "y": [0, 0, 1, 1]}, ["x"], ["y"])
+    ratios = {"a": 0.5, "b": 0.5}
+    for rows in (data, data.view()):
+        with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.stratify_by {SKLEARN}"):
+            rows.split_random(ratios, stratify_by="y", group_by="y")
+        with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.group_by {SKLEARN}"):
+            rows.split_random(ratios, group_by="y")
+        with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.group_by {SKLEARN}"):
+            rows.split_by_condition({"a": {"y": 0}}, group_by="y")
+    with pytest.raises(MissingDistributionError, match=rf"^FeatureSet\.group_by {SKLEARN}"):
+        data.add_splits({"a": [0]}, group_by="y")
+    assert not data.splits and len(data.split_random(ratios)["a"]) == 2
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", ["pair", "triplet"])
+def test_saved_samplers_say_what_is_not_installed(kind: str) -> None:
+    saved = {"type": kind, "batch_size": 4, "match": [{"condition": "same", "column": "y"}]}
+    needed = rf"^what was saved as sampler\.{kind} {SKLEARN}"
+    with pytest.raises(MissingDistributionError, match=needed):
+        sampler_from_config(saved)
+    _, train = pieces()
+    for sampler in (saved, {"d": saved}):
+        with pytest.raises(MissingDistributionError, match=needed):
+            aa.TrainPhase.from_config({**train.get_config(), "sampler": sampler})
+    with pytest.raises(ConfigError, match=r"a sampler has no type 'quad'\. Available: no type for a SimpleSampler"):
+        sampler_from_config({"type": "quad"})
+    assert sampler_from_config({"batch_size": 2}) == aa.SimpleSampler(2)

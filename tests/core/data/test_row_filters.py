@@ -316,12 +316,3 @@ def test_splits_by_condition_that_overlap_or_are_empty() -> None:
     with pytest.raises(SplitError, match=r"'fs' already has a split 'taken'"):
         fs.split_by_condition({"free": {"label": 1}, "taken": {"label": 2}})
     assert list(fs.splits) == ["taken"]
-
-
-def test_splits_by_condition_keep_groups_together_or_say_which_crosses() -> None:
-    fs = make()
-    with pytest.raises(SplitError) as caught:
-        fs.split_by_condition({"low": {"volt": lambda v: v < 0.35}, "high": {"volt": lambda v: v > 0.35}}, "label")
-    assert "group label=0 of 'fs' crosses splits; 2 of its rows in 'low', 2 of its rows in 'high'" in str(caught.value)
-    assert not fs.splits
-    assert fs.split_by_condition({"a": {"label": 0}, "b": {"label": 1}}, group_by=["label"])

@@ -40,10 +40,8 @@ from anyaccel.data.readers.file_discovery import Paths
 from anyaccel.data.roles import Names, NamesOrRest, RoleNames, WithRoles, brief, check_label, listed, names_of, selected
 from anyaccel.data.row_filters import checked_indices, described, positions_where
 from anyaccel.data.rows import Rows
-from anyaccel.data.splitting.group_keys import group_keys
-from anyaccel.data.splitting.group_split import check_together
 from anyaccel.data.splitting.named_splits import ALL, NamedSplits
-from anyaccel.data.splitting.random_split import split_at_random, split_by_condition
+from anyaccel.data.splitting.random_split import check_groups, split_at_random, split_by_condition
 from anyaccel.data.transforms import feature_set_transforms as transforming
 from anyaccel.data.transforms import sklearn_calls
 from anyaccel.data.transforms.fitted_transform import FittedTransform
@@ -687,9 +685,8 @@ class FeatureSet(_SplitRows):
         """
         self._splits.check_names(rows)
         views = {name: self._splits.known_or(name, FeatureSetView(self, name, own)) for name, own in rows.items()}
-        if group_by is not None and views:
-            groups = group_keys(self, group_by, "group_by")
-            check_together(self._label, groups, {name: view.rows for name, view in views.items()})
+        if views:
+            check_groups(self, group_by, {name: view.rows for name, view in views.items()})
         self._splits.by_name.update(views)
         return views
 

@@ -158,7 +158,6 @@ def test_polars() -> None:
     assert view.column("kind").to_pylist() == ["u", "u"]
     assert view.column("level").to_pylist() == [None, "low"]
     assert len(fs.filter({"kind": "u", "level": "low"})) == 1
-    assert sorted(map(len, fs.split_random({"a": 0.7, "b": 0.3}, group_by="kind").values())) == [1, 2]
     assert FeatureSet.from_arrow("fs", df, "x").array("x").tolist() == [1.5, 2.5, 3.5]
 
 

@@ -246,8 +246,6 @@ def test_nulls_in_other_rows_do_not_matter_to_a_view() -> None:
     assert not view.array("n").flags.writeable
     assert view.filter({"n": lambda n: n > 2}).rows.tolist() == [2]
     assert whole.take([3, 0]).to_arrow().column("n").to_pylist() == [3, 1]
-    made = view.split_random({"a": 0.5, "b": 0.5}, group_by="n")
-    assert sorted(view.rows.tolist() for view in made.values()) == [[0], [2]]
     with pytest.raises(ColumnError, match="'n' has nulls in 1 of 2 rows, the first in row 1"):
         whole.take([2, 1]).array("n")
     with pytest.raises(ColumnError, match="cannot be read as numbers"):

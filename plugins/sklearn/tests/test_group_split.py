@@ -7,13 +7,14 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
-from anyaccel.data.splitting.group_split import assign_groups
 from anyaccel.errors import ColumnError, SplitError
+from anyaccel_sklearn.splits import assign_groups
 
 HALVES = {"a": 0.5, "b": 0.5}
 
@@ -178,3 +179,28 @@ def test_rows_of_ones_own_choice_are_checked_for_groups() -> None:
     with pytest.raises(ColumnError, match=r"no column 'whom'"):
         fs.add_splits({"three": [4]}, group_by="whom")
     assert fs.add_splits({}, group_by="who") == {}
+
+
+def test_splits_by_condition_keep_groups_together_or_say_which_crosses() -> None:
+    volt = np.arange(10, dtype=np.float32) / 10
+    data = {"volt": volt, "label": np.arange(10) % 3}
+    fs = FeatureSet.from_dict("fs", data, ["volt"], ["label"])
+    with pytest.raises(SplitError) as caught:
+        fs.split_by_condition({"low": {"volt": lambda v: v < 0.35}, "high": {"volt": lambda v: v > 0.35}}, "label")
+    assert "group label=0 of 'fs' crosses splits; 2 of its rows in 'low', 2 of its rows in 'high'" in str(caught.value)
+    assert not fs.splits
+    assert fs.split_by_condition({"a": {"label": 0}, "b": {"label": 1}}, group_by=["label"])
+
+
+def test_nulls_in_other_rows_do_not_matter_to_a_view() -> None:
+    values = {"x": np.arange(4.0), "n": pa.array([1, None, 3, 3])}
+    view = FeatureSet.from_dict("fs", values, "x", (), "n").take([0, 2])
+    made = view.split_random(HALVES, group_by="n")
+    assert sorted(view.rows.tolist() for view in made.values()) == [[0], [2]]
+
+
+def test_categories_of_polars_are_groups() -> None:
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame({"x": [1.5, 2.5, 3.5], "kind": pl.Series(["u", "w", "u"], dtype=pl.Categorical)})
+    fs = FeatureSet.from_pandas("fs", frame, ["x"], (), ["kind"])
+    assert sorted(map(len, fs.split_random({"a": 0.7, "b": 0.3}, group_by="kind").values())) == [1, 2]

@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anyaccel.data import FeatureSet
-from anyaccel.data.splitting.random_split import apportion
 from anyaccel.errors import ColumnError, SplitError
+from anyaccel_sklearn.splits import apportion
 
 RATIOS = st.lists(st.integers(1, 20), min_size=1, max_size=5)
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=12)

@@ -1,0 +1,308 @@
+"""Splits by strata, which are cut alike, and by groups, which stay together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise, permutations
+
+import numpy as np
+
+from anyaccel.data.roles import Names, listed
+from anyaccel.data.rows import Rows
+from anyaccel.data.splitting.random_split import rounded_counts
+from anyaccel.errors import SplitError
+from anyaccel_sklearn.group_keys import GroupKeys, group_keys
+
+_DENOMINATOR = 10**6
+_MANY = 20  # strata; fewer do not come from a continuous column
+
+
+class SplitConstraints:
+    """What splits of some rows keep to: `stratify_by` and `group_by` of a FeatureSet.
+
+    Own formulas: scikit-learn's splitters draw from other random streams, so that splits would not be those of 0.1.
+    They also make two parts, not several, and do not bring groups near the ratios.
+
+    Args:
+        rows: to be split.
+        stratify_by, group_by: names of columns; None for none.
+
+    Raises:
+        SplitError, ColumnError: a column that is not there, has nulls or NaN, or is not scalar.
+    """
+
+    def __init__(self, rows: Rows, stratify_by: Names = None, group_by: Names = None) -> None:
+        self._strata = None if stratify_by is None else group_keys(rows, stratify_by, "stratify_by")
+        self._groups = None if group_by is None else group_keys(rows, group_by, "group_by")
+
+    def cut(self, label: str, order: np.ndarray, shares: Mapping[str, Fraction]) -> dict[str, np.ndarray]:
+        """The positions of each split, in the order of `order`.
+
+        Each stratum is cut by the shares; groups are assigned in the order in which they come first.
+
+        Args:
+            label: of the feature set.
+            order: positions of the rows, int64 [n].
+            shares: of the splits, adding up to 1.
+
+        Raises:
+            SplitError: a stratum or the groups are too few, or a group is in two strata.
+        """
+        shares = _simplest(shares)
+        counts = np.array([list(rounded_counts(label, len(order), shares).values())])
+        stratum_of_row = np.zeros_like(order)
+        if self._strata is not None:
+            sizes, stratum_of_row = np.bincount(self._strata.codes), self._strata.codes[order]
+            _check_sizes(label, "rows", sizes, shares, self._strata)
+            counts = apportion(sizes.tolist(), list(shares.values()), counts[0].tolist())
+        if self._groups is None:
+            split_of_row = split_strata(stratum_of_row, counts)
+        else:
+            if self._strata is not None:
+                _check_nested(label, self._groups, self._strata)
+            first = np.unique(self._groups.codes[order], return_index=True)[1]
+            _check_sizes(label, "groups", np.bincount(stratum_of_row[first]), shares, self._strata)
+            split_of_row = split_groups(stratum_of_row, self._groups.codes[order], counts)
+        return {split: order[split_of_row == number] for number, split in enumerate(shares)}
+
+    def check_together(self, label: str, positions: Mapping[str, np.ndarray]) -> None:
+        """Check that no group has rows in two splits; a group may have rows in none.
+
+        Args:
+            label: of the feature set.
+            positions: of each split, int [k] into its rows.
+
+        Raises:
+            SplitError: one has; names it.
+        """
+        groups = self._groups
+        if groups is None:
+            return
+        names, codes_by_split = list(positions), [groups.codes[rows] for rows in positions.values()]
+        codes = np.concatenate(codes_by_split)
+        splits = np.repeat(np.arange(len(names)), [len(own) for own in codes_by_split])
+        pairs, counts = np.unique(codes * len(names) + splits, return_counts=True)
+        group_of_pair = pairs // len(names)
+        crossing = group_of_pair[1:][group_of_pair[1:] == group_of_pair[:-1]]
+        if len(crossing):
+            inside = group_of_pair == crossing[0]
+            rows_by_split = zip(counts[inside].tolist(), (pairs[inside] % len(names)).tolist(), strict=True)
+            raise SplitError(
+                f"group {groups.shown(int(crossing[0]))} of {label!r} crosses splits",
+                cause=", ".join(f"{count} of its rows in {names[split]!r}" for count, split in rows_by_split),
+                hint="put all rows of a group into one split; split_random(group_by=...) does",
+            )
+
+
+def split_groups(strata: np.ndarray, groups: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The split of each row, int64 [n], the same for all rows of a group, with about `counts` rows by stratum.
+
+    Args:
+        strata: stratum of each row, int [n], the same for all rows of a group.
+        groups: group of each row, int [n], 0 to groups - 1; groups are assigned in the order of their first rows.
+        counts: rows by stratum and split, int [strata, splits]; a stratum has at least as many groups as splits.
+    """
+    first, sizes = np.unique(groups, return_index=True)[1], np.bincount(groups)
+    turn = np.argsort(first)
+    turn = turn[np.argsort(strata[first[turn]], kind="stable")]
+    ends = np.cumsum(np.bincount(strata[first]))
+    split_of_group = np.empty(len(sizes), np.int64)
+    for members, wanted in zip(np.split(turn, ends[:-1]), counts.tolist(), strict=True):
+        split_of_group[members] = assign_groups(sizes[members], wanted)
+    return np.asarray(split_of_group[groups])
+
+
+def assign_groups(sizes: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
+    """The split of each group, int64 [groups], so that the splits have about `wanted` rows.
+
+    Each group in turn goes to the split that lacks most; then single groups are moved, and pairs of groups exchanged
+    between two splits, as long as that reduces the sum of squared differences. Every split with `wanted` rows keeps at
+    least one group.
+
+    Args:
+        sizes: rows of each group, int [groups]; at least as many groups as splits.
+        wanted: rows of each split, adding up to those of all groups.
+    """
+    splits = _first_assignment(sizes, wanted)
+    excess = np.bincount(splits, weights=sizes, minlength=len(wanted)).astype(np.int64) - np.asarray(wanted)
+    while (swap := _best_swap(sizes, splits, excess, wanted)) is not None:
+        giver, taker, large, small = swap
+        for source, target, size in ((giver, taker, large), (taker, giver, small)):
+            if size:
+                group = int(np.flatnonzero((splits == source) & (sizes == size))[-1])
+                splits[group] = target
+                excess[source] -= size
+                excess[target] += size
+    return splits
+
+
+def _first_assignment(sizes: np.ndarray, wanted: Sequence[int]) -> np.ndarray:
+    lacking, empty = list(wanted), [split for split, count in enumerate(wanted) if count]
+    splits = np.zeros(len(sizes), np.int64)
+    for group, size in enumerate(sizes.tolist()):
+        choices = empty if len(sizes) - group <= len(empty) else range(len(wanted))
+        splits[group] = split = max(choices, key=lambda choice: lacking[choice])
+        lacking[split] -= size
+        empty = [other for other in empty if other != split]
+    return splits
+
+
+def _best_swap(
+    sizes: np.ndarray, splits: np.ndarray, excess: np.ndarray, wanted: Sequence[int]
+) -> tuple[int, int, int, int] | None:
+    """Giver, taker, size of the group that moves, and of the group that moves back (0: none)."""
+    best_gain, best = 0, None
+    held = [np.unique(sizes[splits == split]) for split in range(len(wanted))]
+    has_one = [int((splits == split).sum()) < 2 and count > 0 for split, count in enumerate(wanted)]
+    for giver, taker in permutations(range(len(wanted)), 2):
+        back = held[taker] if has_one[giver] else np.concatenate([[0], held[taker]])
+        gap = int(excess[giver] - excess[taker])
+        if gap <= 0 or not len(held[giver]) or not len(back):
+            continue
+        large = np.repeat(held[giver], 2)
+        near = np.searchsorted(back, held[giver] - gap / 2)
+        small = back[np.clip(np.stack([near - 1, near], axis=1).reshape(-1), 0, len(back) - 1)]
+        gain = (large - small) * (gap - (large - small))
+        if int(gain.max()) > best_gain:
+            index = int(gain.argmax())
+            best_gain, best = int(gain[index]), (giver, taker, int(large[index]), int(small[index]))
+    return best
+
+
+def _check_nested(label: str, groups: GroupKeys, strata: GroupKeys) -> None:
+    """Check that all rows of a group are in one stratum."""
+    pairs = np.unique(groups.codes * len(strata) + strata.codes)
+    group_of_pair = pairs // len(strata)
+    crossing = np.flatnonzero(group_of_pair[1:] == group_of_pair[:-1])
+    if len(crossing):
+        first, second = (int(pair) % len(strata) for pair in pairs[crossing[0] : crossing[0] + 2])
+        raise SplitError(
+            f"group {groups.shown(int(group_of_pair[crossing[0]]))} of {label!r} has rows of two strata",
+            cause=f"{strata.shown(first)} and {strata.shown(second)}",
+            hint="stratify by what is the same in all rows of a group, or leave stratify_by or group_by out",
+        )
+
+
+def _simplest(shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """The fractions that were meant (0.1 is 1/10, which no float is), adding up to 1."""
+    least = Fraction(1, _DENOMINATOR)
+    meant = {name: max(share.limit_denominator(_DENOMINATOR), least) for name, share in shares.items()}
+    return {name: share / sum(meant.values()) for name, share in meant.items()}
+
+
+def _check_sizes(
+    label: str, what: str, sizes: np.ndarray, shares: Mapping[str, Fraction], strata: GroupKeys | None
+) -> None:
+    """Check that every stratum has enough rows (or groups) for all splits to get one."""
+    smallest = int(sizes.argmin())
+    if sizes[smallest] >= len(shares):
+        return
+    if strata is not None and len(sizes) >= _MANY and sizes.sum() < len(sizes) * max(2, len(shares)):
+        raise _continuous(label, sizes, strata)
+    stratum = "" if strata is None else f"stratum {strata.shown(smallest)} of "
+    others = "" if strata is None else f"; strata too small: {int((sizes < len(shares)).sum())} of {len(sizes)}"
+    raise SplitError(
+        f"{stratum}{label!r} cannot be cut into {len(shares)} splits",
+        cause=f"{what}: {int(sizes[smallest])}; splits: {listed(shares)}{others}",
+        hint="leave its rows out with filter(), or join it with another stratum" if stratum else "make fewer splits",
+    )
+
+
+def _continuous(label: str, sizes: np.ndarray, strata: GroupKeys) -> SplitError:
+    names = [name for name, _, _ in strata.columns]
+    return SplitError(
+        f"{label!r} cannot be stratified by {listed(names)}: {len(sizes)} different values in {int(sizes.sum())} rows",
+        cause="every stratum needs a row for each split",
+        hint="stratify by bins of it, such as a tag with pandas.qcut(values, 10, labels=False)",
+    )
+
+
+def apportion(sizes: Sequence[int], shares: Sequence[Fraction], totals: Sequence[int]) -> np.ndarray:
+    """Rows by stratum and split, int64 [strata, splits].
+
+    Each is a stratum's size times a split's share, rounded up or down, and so is each sum over all strata. Rows left
+    over by rounding go to the splits to which the strata before owe most. The sums are `totals` whenever some such
+    rounding gives them.
+
+    Args:
+        sizes: rows of each stratum.
+        shares: of the splits, adding up to 1.
+        totals: rows of each split, each its share of all rows rounded up or down, adding up to all rows.
+    """
+    ideal = [[share * size for share in shares] for size in sizes]
+    base = np.array([[math.floor(count) for count in row] for row in ideal], dtype=np.int64)
+    fractional = np.array([[count.denominator != 1 for count in row] for row in ideal], dtype=bool)
+    rounded_up = _round_up(sizes, ideal, base, fractional)
+    given, n = base.sum(axis=0), sum(sizes)
+    low = np.array([math.floor(share * n) for share in shares]) - given
+    high = np.array([math.ceil(share * n) for share in shares]) - given
+    _settle(rounded_up, fractional, low, high, np.asarray(totals) - given)
+    return np.asarray(base + rounded_up)
+
+
+def split_strata(strata: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The split of each row, int64 [n]: the first rows of a stratum go into the first split, and so on.
+
+    Args:
+        strata: stratum of each row, int [n].
+        counts: rows by stratum and split, int [strata, splits].
+    """
+    split_of_row = np.empty(len(strata), np.int64)
+    splits = np.tile(np.arange(counts.shape[1]), len(counts))
+    split_of_row[np.argsort(strata, kind="stable")] = np.repeat(splits, counts.reshape(-1))
+    return split_of_row
+
+
+def _round_up(
+    sizes: Sequence[int], ideal: Sequence[Sequence[Fraction]], base: np.ndarray, fractional: np.ndarray
+) -> np.ndarray:
+    """Which counts are rounded up, bool [strata, splits], so that every stratum has all its rows."""
+    rounded_up = np.zeros(base.shape, dtype=bool)
+    owed = [Fraction(0)] * base.shape[1]
+    for stratum, size in enumerate(sizes):
+        owed = [due + count - math.floor(count) for due, count in zip(owed, ideal[stratum], strict=True)]
+        by_need = sorted(np.flatnonzero(fractional[stratum]).tolist(), key=lambda split: -owed[split])
+        for split in by_need[: size - int(base[stratum].sum())]:
+            rounded_up[stratum, split] = True
+            owed[split] -= 1
+    return rounded_up
+
+
+def _settle(
+    rounded_up: np.ndarray, fractional: np.ndarray, low: np.ndarray, high: np.ndarray, wanted: np.ndarray
+) -> None:
+    """Exchange counts rounded up until each split has `low` to `high` of them, and `wanted` if possible.
+
+    The bounds can always be met: the unrounded shares meet them, and a table with whole sums that can be rounded at
+    all can be rounded so.
+    """
+    for bound in (high, low, wanted):
+        while _shift(rounded_up, fractional, rounded_up.sum(axis=0) > bound, rounded_up.sum(axis=0) < bound):
+            pass
+
+
+def _shift(rounded_up: np.ndarray, fractional: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bool:
+    """Take one row from a split of `starts` and give one to a split of `ends`, by way of others if necessary."""
+    if not starts.any() or not ends.any():
+        return False
+    free = fractional & ~rounded_up
+    path = _path((rounded_up.T.astype(np.int64) @ free.astype(np.int64)) > 0, starts, ends)
+    for giver, taker in pairwise(path):
+        stratum = int(np.flatnonzero(rounded_up[:, giver] & fractional[:, taker] & ~rounded_up[:, taker])[0])
+        rounded_up[stratum, giver], rounded_up[stratum, taker] = False, True
+    return bool(path)
+
+
+def _path(steps: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> list[int]:
+    """The shortest path along `steps` (bool [from, to]) from a start to an end, empty if there is none."""
+    paths = [[int(start)] for start in np.flatnonzero(starts)]
+    seen = set(np.flatnonzero(starts).tolist())
+    for path in paths:  # grows during the loop: breadth first
+        if ends[path[-1]]:
+            return path
+        new = [split for split in np.flatnonzero(steps[path[-1]]).tolist() if split not in seen]
+        seen.update(new)
+        paths += [[*path, split] for split in new]
+    return []
