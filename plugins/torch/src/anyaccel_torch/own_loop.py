@@ -217,13 +217,16 @@ class TorchLoop(Loop):
 
     def _gate(self, target: Any, name: str, is_open: Callable[[], bool]) -> None:
         """Let a method of an object do nothing while an update is accumulated, or after one that was skipped."""
-        inner = getattr(target, name)
+        if self._updates.is_plain:
+            return
+        kind = type(target)
+        inner = getattr(kind, name)
 
         def gated(self: Any, *args: Any, **settings: Any) -> Any:
-            return inner(*args, **settings) if is_open() else None
+            return inner(self, *args, **settings) if is_open() else None
 
-        if not self._updates.is_plain:
-            setattr(target, name, MethodType(gated, target))
+        # of a class: what an object holds is in the state of a schedule
+        target.__class__ = type(kind.__name__, (kind,), {name: gated, "__module__": kind.__module__})
 
     def _is_stepped(self) -> bool:
         return any(own.is_stepped for own in self._optimizers)
@@ -747,6 +750,9 @@ class TorchLoader(LoopLoader):
                 "the loader has a DistributedSampler, and would be divided among the processes twice",
                 hint="make it without one; prepare() divides its batches",
             )
+        self._reads_elsewhere = loader.num_workers > 0
+        if seed is not None and not self._reads_elsewhere:
+            self._in_turn = True  # its rows seed the generators that the loop draws from
         self._own: DataLoader[Any] | None = None
         self._rows: _OwnRows | None = None
         is_divisible = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)

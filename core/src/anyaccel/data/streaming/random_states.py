@@ -113,6 +113,12 @@ def kept_frameworks() -> Iterator[None]:
             backend.set_generator_state(state)
 
 
+def frameworks_of(states: States) -> dict[str, Any]:
+    """Those of the global generators of frameworks alone."""
+    others = (f"{_GLOBAL}numpy", f"{_GLOBAL}python")
+    return {name: state for name, state in states.items() if name.startswith(_GLOBAL) and name not in others}
+
+
 def same_states(one: States, other: States) -> bool:
     """Whether two states are equal."""
     first, second = to_arrays(one), to_arrays(other)
