@@ -469,13 +469,13 @@ class Loop(ABC):
             ConfigError: there is no checkpoint.
         """
         position = LoopFolder.read(folder, self.framework)
-        self._load(position.state)
-        self._run, self.step, self.epoch = position.run, position.step, position.epoch
         if len(position.loaders) != len(self._prepared_loaders):
             raise StateError(
                 f"the checkpoint has {len(position.loaders)} loaders, and this loop {len(self._prepared_loaders)}",
                 hint="prepare the loaders of the run that wrote the checkpoint, in the same order",
             )
+        self._load(position.state)
+        self._run, self.step, self.epoch = position.run, position.step, position.epoch
         own = position.random[self.process_index] if self.process_index < len(position.random) else None
 
         def go_on(whole: bool) -> None:
