@@ -1,11 +1,11 @@
-"""prepare: models, optimizers and loaders of a training loop of one's own, on a device."""
+"""prepare: models, optimizers and loaders of a training loop of one's own, on a device; and DeviceLoader."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from anyaccel.accelerator import SCALARS, Accelerator
 from anyaccel.arguments import shown
@@ -13,7 +13,8 @@ from anyaccel.call_hints import call_hints
 from anyaccel.containers import leaves
 from anyaccel.data.streaming.off_main_thread import call_off_main_thread
 from anyaccel.data.streaming.random_states import watched_rng
-from anyaccel.errors import DataError
+from anyaccel.errors import ConfigError, DataError
+from anyaccel.launched import launched
 from anyaccel.phases.bound_phase import best_common_device
 from anyaccel.phases.loading.prefetch import prefetch
 from anyaccel.phases.loading.source_randomness import SourceRandomness, warn_of_seed
@@ -43,10 +44,17 @@ def prepare(*objects: Any, accelerator: Any = AUTO) -> Any:
     Raises:
         DataError: no object, or one in which there is nothing to place.
         NoBackendError: no plugin runs the framework of an object.
+        ConfigError: a launcher has started several processes; `Loop` shares the work among them.
         AnyaccelError: the device is not there, or does not take an object; nothing is placed if that is known before.
     """
     if not objects:
         raise DataError("prepare() was given nothing", hint="write prepare(net, optimizer, loader)")
+    place = launched()
+    if place is not None:
+        raise ConfigError(
+            f"prepare() in one of {place.size} processes, each of which would train alone on all rows",
+            hint="write loop = aa.Loop(), and loop.prepare(...): see the page 'Keep your own loop'",
+        )
     loaders = [_is_loader(each) for each in objects]
     placed = [each for each, loads in zip(objects, loaders, strict=True) if not loads]
     frameworks = sorted({framework for each in placed for framework in _frameworks(each)})
@@ -100,6 +108,9 @@ class DeviceLoader:
         framework: what NumPy arrays in batches become tensors of; None leaves them arrays.
     """
 
+    END: ClassVar[Any] = _END
+    """Given by a loader's iterator in place of a batch that it has not."""
+
     def __init__(self, loader: Any, accelerator: Accelerator, framework: str | None = None) -> None:
         self.loader, self.accelerator, self.framework = loader, accelerator, framework
         self._randomness = SourceRandomness(None)
@@ -139,6 +150,10 @@ class DeviceLoader:
         batches = iter(self.loader)
         return batches, next(batches, _END)
 
+    def _stream_key(self) -> int | None:
+        """From which the random numbers of an epoch's further batches follow; None takes those that are there."""
+        return None
+
     def _moved(self, batch: Any) -> Any:
         return self.accelerator.move(batch, framework=self.framework)
 
@@ -150,7 +165,7 @@ class DeviceLoader:
         """
         batches, batch = opened or self._open()
         del opened
-        randomness = self._randomness = self._randomness.next(None)
+        randomness = self._randomness = self._randomness.next(self._stream_key())
         with randomness.drawing():
             pass  # from here on
         while batch is not _END:
