@@ -28,25 +28,17 @@ if TYPE_CHECKING:
     from anyaccel.backend import MultiStepProgram as MultiStepProgram
     from anyaccel.backend import Program as Program
     from anyaccel.data import BatchSource as BatchSource
-    from anyaccel.data import Beyond as Beyond
-    from anyaccel.data import Different as Different
     from anyaccel.data import EpochOrders as EpochOrders
     from anyaccel.data import FeatureSet as FeatureSet
     from anyaccel.data import FeatureSetView as FeatureSetView
     from anyaccel.data import IterableSource as IterableSource
     from anyaccel.data import MapSource as MapSource
     from anyaccel.data import Pad as Pad
-    from anyaccel.data import PairCondition as PairCondition
-    from anyaccel.data import PairSampler as PairSampler
     from anyaccel.data import ParquetStream as ParquetStream
     from anyaccel.data import Reference as Reference
-    from anyaccel.data import Same as Same
     from anyaccel.data import Sampler as Sampler
     from anyaccel.data import SimpleSampler as SimpleSampler
     from anyaccel.data import Source as Source
-    from anyaccel.data import TripletSampler as TripletSampler
-    from anyaccel.data import Where as Where
-    from anyaccel.data import Within as Within
     from anyaccel.data import suggested_num_workers as suggested_num_workers
     from anyaccel.device import Device as Device
     from anyaccel.experiment import Experiment as Experiment
@@ -55,7 +47,6 @@ if TYPE_CHECKING:
     from anyaccel.fitting import find_learning_rate as find_learning_rate
     from anyaccel.fitting import fit as fit
     from anyaccel.fitting import load as load
-    from anyaccel.fitting import prepare as prepare
     from anyaccel.graph import AppliedLoss as AppliedLoss
     from anyaccel.graph import ConcatNode as ConcatNode
     from anyaccel.graph import ModelNode as ModelNode
@@ -67,6 +58,7 @@ if TYPE_CHECKING:
     from anyaccel.numpy_backend import SequentialMLP as SequentialMLP
     from anyaccel.numpy_backend import simulate as simulate
     from anyaccel.own_loop import Loop as Loop
+    from anyaccel.own_loop import prepare as prepare
     from anyaccel.phases import Callback as Callback
     from anyaccel.phases import Checkpoint as Checkpoint
     from anyaccel.phases import EarlyStopping as EarlyStopping
@@ -101,22 +93,29 @@ if TYPE_CHECKING:
     from anyaccel_sklearn.estimators import Estimator as Estimator
     from anyaccel_sklearn.fit_phase import FitPhase as FitPhase
     from anyaccel_sklearn.fit_results import FitResults as FitResults
+    from anyaccel_sklearn.pair_conditions import Beyond as Beyond
+    from anyaccel_sklearn.pair_conditions import Different as Different
+    from anyaccel_sklearn.pair_conditions import PairCondition as PairCondition
+    from anyaccel_sklearn.pair_conditions import Same as Same
+    from anyaccel_sklearn.pair_conditions import Where as Where
+    from anyaccel_sklearn.pair_conditions import Within as Within
+    from anyaccel_sklearn.pair_samplers import PairSampler as PairSampler
+    from anyaccel_sklearn.pair_samplers import TripletSampler as TripletSampler
 
 _NAMES = {
     "accelerator": "Accelerator",
     "backend": "AsyncCopy Backend CompileEstimate Compute Exchange Memory MultiStepProgram Program",
     "data": (
-        "BatchSource Beyond Different EpochOrders FeatureSet FeatureSetView IterableSource MapSource "
-        "Pad PairCondition PairSampler ParquetStream Reference Same Sampler SimpleSampler Source TripletSampler "
-        "Where Within suggested_num_workers"
+        "BatchSource EpochOrders FeatureSet FeatureSetView IterableSource MapSource Pad ParquetStream Reference "
+        "Sampler SimpleSampler Source suggested_num_workers"
     ),
     "device": "Device",
     "experiment": "Experiment ModelGraph",
-    "fitting": "FittedModel find_learning_rate fit load prepare",
+    "fitting": "FittedModel find_learning_rate fit load",
     "graph": "AppliedLoss ConcatNode ModelNode Plan",
     "hookspecs": "hookimpl",
     "metrics": "Metric",
-    "own_loop": "Loop",
+    "own_loop": "Loop prepare",
     "phases": "Callback Checkpoint EarlyStopping EvalPhase Event FrameworkSettings Profile Progress "
     "ReduceLROnPlateau TrainPhase WeightAveraging",
     "placement": "best_device device_of devices devices_or_cpu move place scope",

@@ -36,7 +36,9 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     NAMES: {
         "anyaccel-devtools": "Ledger ledger no_transfers",
         "anyaccel-resources": "DeviceRequest Inventory",
-        "anyaccel-sklearn": "Estimator FitPhase FitResults",
+        "anyaccel-sklearn": (
+            "Beyond Different Estimator FitPhase FitResults PairCondition PairSampler Same TripletSampler Where Within"
+        ),
     },
     COMMANDS: {
         "anyaccel-devtools": "conform doctor env new-plugin",
@@ -52,9 +54,12 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
         ),
         "anyaccel-offload": "ModelNode.device_map ModelNode.max_memory ModelNode.offload",
         "anyaccel-resources": "plan.inventory",
-        "anyaccel-sklearn": "FeatureSet.group_by FeatureSet.stratify_by",
+        "anyaccel-sklearn": (
+            "FeatureSet.fit_transform FeatureSet.group_by FeatureSet.stratify_by FeatureSet.transform_like "
+            "fit.class_labels fit.scaler"
+        ),
     },
-    SAVED: {"anyaccel-sklearn": "phase.fit results.fit"},
+    SAVED: {"anyaccel-sklearn": "data.transforms phase.fit results.fit sampler.pair sampler.triplet"},
 }
 """By group: each of anyaccel's own distributions, with the names that it offers there."""
 
