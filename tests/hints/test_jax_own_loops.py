@@ -40,7 +40,8 @@ def loss(params: Any, x: Any, y: Any) -> Any:
 
 
 def loop_of(**settings: Any) -> Any:
-    return aa.Loop("cpu", framework="jax", **settings)
+    make: Any = aa.Loop
+    return make("cpu", framework="jax", **settings)
 
 
 def step_of(loop: Any) -> Any:

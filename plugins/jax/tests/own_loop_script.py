@@ -24,6 +24,7 @@ from flax import nnx
 import anyaccel as aa
 from anyaccel.errors import AnyaccelError
 
+Loop: Any = aa.Loop
 Result = dict[str, Any]
 
 
@@ -113,35 +114,35 @@ def trained(
 
 
 def ragged() -> Result:
-    return trained(aa.Loop("cpu", framework="jax"))
+    return trained(Loop("cpu", framework="jax"))
 
 
 def one_row() -> Result:
-    return trained(aa.Loop("cpu", framework="jax"), rows=Rows(33, 16))
+    return trained(Loop("cpu", framework="jax"), rows=Rows(33, 16))
 
 
 def tokens() -> Result:
-    return trained(aa.Loop("cpu", framework="jax"), token_loss, Rows(107, 6))
+    return trained(Loop("cpu", framework="jax"), token_loss, Rows(107, 6))
 
 
 def accumulated() -> Result:
-    return trained(aa.Loop("cpu", framework="jax", accumulate=3), rows=Rows(220, 16))
+    return trained(Loop("cpu", framework="jax", accumulate=3), rows=Rows(220, 16))
 
 
 def micro_batches() -> Result:
-    return trained(aa.Loop("cpu", framework="jax"), token_loss, Rows(220, 48), accumulate=3)
+    return trained(Loop("cpu", framework="jax"), token_loss, Rows(220, 48), accumulate=3)
 
 
 def padded() -> Result:
-    return trained(aa.Loop("cpu", framework="jax"), row_losses, batch="padded")
+    return trained(Loop("cpu", framework="jax"), row_losses, batch="padded")
 
 
 def divided() -> Result:
-    return trained(aa.Loop("cpu", framework="jax", sharding="full"))
+    return trained(Loop("cpu", framework="jax", sharding="full"))
 
 
 def bf16() -> Result:
-    return trained(aa.Loop("cpu", framework="jax", precision="bf16-mixed"))
+    return trained(Loop("cpu", framework="jax", precision="bf16-mixed"))
 
 
 class Net(nnx.Module):
@@ -162,7 +163,7 @@ def net_loss(net: Any, x: Any, y: Any) -> Any:
 
 def modules() -> Result:
     """An NNX module and its optimizer, changed in place."""
-    loop = aa.Loop("cpu", framework="jax")
+    loop = Loop("cpu", framework="jax")
     net = Net()
     net, optimizer, loader = loop.prepare(net, nnx.Optimizer(net, optax.adam(0.01), wrt=nnx.Param), Rows())
     grads_of = loop.value_and_grad(net_loss)
@@ -182,7 +183,7 @@ def modules() -> Result:
 
 def own_steps() -> Result:
     """A step that the user has compiled, and a loop that is told of its states; keys of dropout."""
-    loop = aa.Loop("cpu", framework="jax", seed=3)
+    loop = Loop("cpu", framework="jax", seed=3)
     params, loader = loop.prepare(parameters(), Rows(96, 16))
     traces = 0
 
@@ -206,7 +207,7 @@ def own_steps() -> Result:
 
 def values() -> Result:
     """What is gathered, added up and told."""
-    loop = aa.Loop("cpu", framework="jax")
+    loop = Loop("cpu", framework="jax")
     texts = [{"x": np.arange(n, dtype=np.float32).reshape(n, 1), "t": [f"{n}-{i}" for i in range(n)]} for n in (8, 5)]
 
     class Texts:
@@ -239,7 +240,7 @@ def resumed(folder: Path) -> Result:
 
     def run(save: Path | None, stop: int = 99, resume: str = "auto", every: Any = 3) -> tuple[Any, list[float]]:
         np.random.seed(7)
-        loop = aa.Loop("cpu", framework="jax", seed=5, sharding="full")
+        loop = Loop("cpu", framework="jax", seed=5, sharding="full")
         state = {"params": parameters(), "key": jax.random.key(1), "n": 0}
         state, loader = loop.prepare(state, Rows())
         losses = []
@@ -290,7 +291,7 @@ def refused() -> Result:
         except AnyaccelError as error:
             told[name] = str(error)
 
-    loop = aa.Loop("cpu", framework="jax")
+    loop = Loop("cpu", framework="jax")
     rank = loop.process_index
     uneven = loop.prepare(Rows(length=7 + rank))
     tell("uneven", lambda: next(iter(uneven)))
@@ -302,7 +303,7 @@ def refused() -> Result:
     bare = loop.prepare(NoRows())
     tell("no rows", lambda: next(iter(bare)))
     tell("different", lambda: loop.prepare({"w": jnp.full(3, float(rank)), "v": jnp.ones(2)}))
-    tell("local statistics", lambda: aa.Loop("cpu", framework="jax", sync_batchnorm=False))
+    tell("local statistics", lambda: Loop("cpu", framework="jax", sync_batchnorm=False))
     return told
 
 
@@ -316,7 +317,7 @@ CASES = {
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    aa.Loop("cpu", framework="jax")  # joins
+    Loop("cpu", framework="jax")  # joins
     results = {name: CASES[name]() for name in sys.argv[2].split(",")}
     results["resumed"] = resumed(folder)
     (folder / f"of-{jax.process_count()}-{jax.process_index()}.json").write_text(json.dumps(results))

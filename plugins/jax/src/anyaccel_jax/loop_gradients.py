@@ -165,12 +165,13 @@ def _part_of(model: Any) -> _Part:
     if is_nnx(model):
         from flax import nnx
 
-        graph, trained, rest = nnx.split(model, nnx.Param, ...)
+        split: Any = nnx.split
+        graph, trained, rest = split(model, nnx.Param, ...)
         return _Part(
             trained,
             rest,
             lambda trained, rest: nnx.merge(graph, trained, rest, copy=True),
-            lambda model: nnx.split(model, nnx.Param, ...)[2],
+            lambda model: split(model, nnx.Param, ...)[2],
             lambda rest: nnx.update(model, rest),
         )
     if comes_from(model, "equinox"):

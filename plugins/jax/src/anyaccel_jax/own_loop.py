@@ -466,7 +466,7 @@ class _States:
         self._told, self._is_loaded = self._counts(), True
 
     def _counts(self) -> dict[Any, int]:
-        return {loader: loader.count for loader in self._loaders}  # type: ignore[attr-defined]
+        return {loader: loader.count for loader in self._loaders}
 
     def check_told(self) -> None:
         """Check that the newest states are here.
@@ -560,11 +560,11 @@ class _CompiledStep:
         if len(trees) < len(states):
             from flax import nnx
 
-            return nnx.jit(traced, **self._settings)  # type: ignore[no-any-return]
+            return nnx.jit(traced, **self._settings)
         if any(not _is_value(leaf) for prepared in trees for leaf in jax.tree.leaves(prepared.value)):
             import equinox
 
-            return equinox.filter_jit(traced, **self._settings)  # type: ignore[no-any-return]
+            return equinox.filter_jit(traced, **self._settings)
         return jax.jit(traced, **{"donate_argnums": tuple(states), **self._settings})
 
     @property
@@ -830,8 +830,8 @@ def _mapped_with(function: Callable[[Any, Any], Any], value: Any, other: Any) ->
 
 def _pinned(new: Any, old: Any) -> Any:
     """An array on the devices that another is on, while tracing."""
-    is_array = isinstance(new, jax.Array) and isinstance(old, jax.Array)
-    return jax.lax.with_sharding_constraint(new, old.sharding) if is_array else new
+    pin: Any = jax.lax.with_sharding_constraint
+    return pin(new, old.sharding) if isinstance(new, jax.Array) and isinstance(old, jax.Array) else new
 
 
 def _is_value(leaf: Any) -> bool:
