@@ -64,6 +64,7 @@ class TorchLoop(Loop):
         self._named: tuple[nn.Module, ...] = ()
         self._is_within = False  # `accumulate`
         super().__init__(*args, **settings)
+        self.device = torch.device(self.accelerator.device_string("torch"))
         if self.precision not in (None, "float32", *_MIXED):
             raise ConfigError(
                 f"Loop: precision={self.precision!r} changes the dtype of a model's parameters",
@@ -71,14 +72,10 @@ class TorchLoop(Loop):
                 hint=f"write precision='bf16-mixed', or net.to({_whole_dtype(self.precision)}) before prepare()",
             )
         self._autocast_dtype = _MIXED.get(self.precision or "")
-        device_type = self._torch_device.type
+        device_type = self.device.type
         scales = self.precision == "fp16-mixed"
         self.scaler = torch.amp.GradScaler(device_type) if scales else None
         self._updates = _Updates(self._processes, self.accumulation_steps, self.scaler, self._count_step)
-
-    @property
-    def _torch_device(self) -> torch.device:
-        return torch.device(self.accelerator.device_string("torch"))
 
     def _count_step(self) -> None:
         self.step += 1
@@ -206,6 +203,8 @@ class TorchLoop(Loop):
         for group in optimizer.param_groups:
             group["params"] = [self._renewed.get(parameter, parameter) for parameter in group["params"]]
         known = {parameter for model in self._models for parameter in model.parameters}
+        of_models = {parameter for model in self._models for parameter in model.module.parameters()}
+        known |= {parameter for parameter in of_models if not parameter.requires_grad}
         if any(parameter not in known for group in optimizer.param_groups for parameter in group["params"]):
             raise ConfigError(
                 f"{type(optimizer).__name__} has parameters of no model that is prepared and trained",
@@ -236,7 +235,7 @@ class TorchLoop(Loop):
     def autocast(self) -> AbstractContextManager[Any]:
         """Around what is computed in the precision of the loop beside calls of a prepared model, such as a loss."""
         dtype = self._autocast_dtype
-        return torch.autocast(self._torch_device.type, dtype=dtype, enabled=dtype is not None)
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _autocast_calls(self, module: nn.Module) -> None:
         """Calls of the model, and of its parts from outside it, are computed within autocast."""
@@ -322,7 +321,7 @@ class TorchLoop(Loop):
         left_out = [model for model in self._models if model.parameters and model not in chosen]
         inputs: list[Tensor] | None = None
         if left_out and not any(model.is_divided for model in self._models):  # of those, leaves are made in each pass
-            inputs = [parameter for model in chosen for parameter in model.parameters]
+            inputs = [parameter for model in chosen for parameter in model.parameters if parameter.requires_grad]
         kept = [(parameter, parameter.grad) for model in left_out for parameter in model.parameters]
         for model in chosen:
             model.set_exchanging(window.is_closing)
@@ -555,6 +554,12 @@ class _Updates:
         if own.is_finished:
             return
         own.is_finished = True
+        if any(parameter.grad is not None for parameter in own.frozen):
+            raise ConfigError(
+                f"a parameter of {type(own.optimizer).__name__} is trained now, and was frozen when it was prepared: "
+                "the loop does not exchange its gradients",
+                hint="freeze it after loop.prepare(...): parameter.requires_grad_(False)",
+            )
         if self.scaler is not None:
             self.scaler.unscale_(own.optimizer)
         factor = self.window.factor(self._processes)
@@ -670,6 +675,7 @@ class _PreparedOptimizer:
 
     Attributes:
         parameters: all of it.
+        frozen: those that needed no gradients when it was prepared.
         is_stepped: whether its last call of `step` has changed them.
         is_finished: whether gradients are divided and without loss scale.
     """
@@ -677,6 +683,7 @@ class _PreparedOptimizer:
     def __init__(self, updates: _Updates, optimizer: Optimizer, *, is_first: bool) -> None:
         self._updates, self.optimizer = updates, optimizer
         self.parameters = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        self.frozen = [parameter for parameter in self.parameters if not parameter.requires_grad]
         self.is_stepped, self.is_finished = True, False
         self._has_gradients = self._accumulates = self._is_full = self._is_apart = False
         optimizer.was_skipped = False  # type: ignore[attr-defined]
