@@ -2,7 +2,7 @@
 columns, splits by strata and groups, samplers of pairs and triplets, and metrics.
 
 Estimators and transforms are any objects that have `fit` and `predict`, or `transform`. Importing this package imports
-no scikit-learn: metrics and scalers by name do when they are used. Core asks for a part of this package when it is used.
+no scikit-learn: metrics and scalers by name do when they are used. Core asks for a part of it when that is used.
 """
 
 from anyaccel.lazy_attributes import lazy_attributes
