@@ -55,7 +55,7 @@ def mse(net: nn.Module, batch: Any) -> Tensor:
 
 def gradients(net: nn.Module) -> list[float]:
     """All gradients."""
-    return [float(value) for parameter in net.parameters() for value in parameter.grad.flatten()]  # type: ignore[union-attr]
+    return [float(value) for parameter in net.parameters() for value in parameter.grad.flatten()]
 
 
 def numbers(batches: Any) -> list[list[int]]:
@@ -102,7 +102,7 @@ def gradients_are_shared_with_the_last_batch_of_an_update() -> None:
             assert loop.clip_grad_norm_(net, 1e-9) is None
         else:
             by_hand.zero_grad()
-            sum(mse(by_hand, part) * len(part[0]) for part in window).backward()  # type: ignore[union-attr]
+            sum(mse(by_hand, part) * len(part[0]) for part in window).backward()
             expected = [value / sum(len(part[0]) for part in window) for value in gradients(by_hand)]
             norm = loop.clip_grad_norm_(net, 1e9)
             assert gradients(net) == pytest.approx(expected, rel=1e-5)
@@ -293,7 +293,7 @@ def iterables_are_evaluated_once() -> None:
 @check
 def dropped_rows_stay_dropped() -> None:
     loop = aa.Loop("cpu", framework="torch")
-    loader = loop.prepare(DataLoader(range(13), batch_size=5, drop_last=True))  # type: ignore[arg-type]
+    loader = loop.prepare(DataLoader(range(13), batch_size=5, drop_last=True))
     assert loop.gather(batch for batch in loader).tolist() == list(range(10))
 
 
@@ -306,7 +306,7 @@ def batches_are_divided_and_no_row_is_repeated() -> None:
     for n_rows, batch_size, drop_last in itertools.product((24, 22, 21, 20, 2), (3, 4), (False, True)):
         sampler = BatchSampler(range(n_rows), batch_size, drop_last)
         for batch in ("global", "per_replica"):
-            made = DataLoader(range(n_rows), batch_sampler=sampler)  # type: ignore[arg-type]
+            made = DataLoader(range(n_rows), batch_sampler=sampler)
             loader = loop.prepare(made, batch=batch)
             together = loop.num_processes if batch == "per_replica" else 1
             merged = [list(itertools.chain(*some)) for some in _in_groups(list(sampler), together)]
@@ -334,7 +334,7 @@ def batches_of_varying_size_are_divided() -> None:
 
     loop = aa.Loop("cpu", framework="torch")
     sampler = Varying(SequentialSampler(range(14)), 3, False)
-    loader = loop.prepare(DataLoader(range(14), batch_sampler=sampler))  # type: ignore[arg-type]
+    loader = loop.prepare(DataLoader(range(14), batch_sampler=sampler))
     assert numbers(loop.gather(rows) for rows in loader) == list(sampler)
 
 
@@ -361,7 +361,7 @@ def one_seed_is_one_order_in_all_processes() -> None:
     orders = []
     for seed in (3, 3, 4):
         loop = aa.Loop("cpu", framework="torch", seed=seed)
-        loader = loop.prepare(DataLoader(range(32), batch_size=4, shuffle=True))  # type: ignore[arg-type]
+        loader = loop.prepare(DataLoader(range(32), batch_size=4, shuffle=True))
         orders.append([loop.gather(rows for rows in loader).tolist() for _ in range(2)])
         assert all(other == orders[-1] for other in loop.gather([orders[-1]]))
     assert orders[0] == orders[1] != orders[2]
@@ -373,7 +373,7 @@ def one_seed_is_one_order_in_all_processes() -> None:
 def a_loader_goes_on_where_it_was() -> None:
     loop = aa.Loop("cpu", framework="torch")
     for n_workers in (0, 2):
-        make = lambda n=n_workers: loop.prepare(DataLoader(range(16), batch_size=4, num_workers=n))  # type: ignore[arg-type] # noqa: E731
+        make = lambda n=n_workers: loop.prepare(DataLoader(range(16), batch_size=4, num_workers=n))  # noqa: E731
         loader, resumed = make(), make()
         state = None
         for number, _ in enumerate(loader):
@@ -389,7 +389,7 @@ def a_loader_goes_on_where_it_was() -> None:
 def the_end_of_a_loader_is_seen() -> None:
     loop = aa.Loop("cpu", framework="torch", accumulate=100)
     for data in (range(16), Rows(range(16))):
-        loader = loop.prepare(DataLoader(data, batch_size=4))  # type: ignore[arg-type]
+        loader = loop.prepare(DataLoader(data, batch_size=4))
         for _ in range(2):
             assert [loop.is_update for _ in loader] == [False, False, False, True]
 
@@ -410,7 +410,7 @@ def samplers_are_told_of_an_epoch_that_is_set() -> None:
 
     loop = aa.Loop("cpu", framework="torch")
     sampler = Sampler(SequentialSampler(range(4)), 4, False)
-    loader = loop.prepare(DataLoader(range(4), batch_sampler=sampler))  # type: ignore[arg-type]
+    loader = loop.prepare(DataLoader(range(4), batch_sampler=sampler))
     assert loader.batch_sampler.epoch == 0
     loader.set_epoch(1)
     assert loader.batch_sampler.epoch == 1
@@ -451,7 +451,7 @@ def skipped_steps_are_seen_in_all_processes() -> None:
     schedule = LambdaLR(optimizer, lambda step: 1 - step / 10)
     net, optimizer, schedule, loader = loop.prepare(
         net, optimizer, schedule, DataLoader(torch.ones(16, 5), batch_size=4)
-    )  # type: ignore[arg-type]
+    )
     skipped, rates = [], []
     for number, x in enumerate(loader):
         loss = net(x).float().mean()
@@ -478,7 +478,7 @@ def one_step_of_a_schedule_is_one_step() -> None:
         torch.manual_seed(0)
         net = nn.Linear(2, 4)
         optimizer = torch.optim.AdamW(net.parameters(), lr=1.0)
-        net, optimizer, schedule = loop.prepare(net, optimizer, make(optimizer))  # type: ignore[no-untyped-call]
+        net, optimizer, schedule = loop.prepare(net, optimizer, make(optimizer))
         loop.backward(net(torch.ones(2, 2)).sum(), count=2)
         optimizer.step()
         schedule.step()
