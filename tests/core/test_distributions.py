@@ -22,7 +22,7 @@ from anyaccel.data import sampler_from_config
 from anyaccel.distributions import COMMANDS, MODULES, NAMES, OFFERED, SETTINGS
 from anyaccel.errors import AnyaccelError, ConfigError, DeviceParseError, MissingDistributionError, PluginError
 from anyaccel.extensions import extensions
-from anyaccel.phases.measured_work import measured_work
+from anyaccel.phases.run import measured_work
 
 GAUGE = """
 import click

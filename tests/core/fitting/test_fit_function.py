@@ -13,7 +13,7 @@ import pytest
 
 import anyaccel as aa
 from anyaccel.errors import ColumnError, ConfigError, DataError, PhaseError, ResultError, SplitError, StateError
-from anyaccel.fitting.training_data import SCALERS
+from anyaccel.fitting.tables import SCALERS
 
 rng = np.random.default_rng(0)
 A, B = rng.normal(2.0, 3.0, 60), rng.normal(-1.0, 0.5, 60)

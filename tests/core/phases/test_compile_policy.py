@@ -31,7 +31,7 @@ from anyaccel.phases import (
     train_loop,
 )
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.loading import loader_factory
+from anyaccel.phases.loading import residency as loader_factory
 
 MSE = AppliedLoss("mse", on="net")
 

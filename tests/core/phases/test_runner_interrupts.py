@@ -14,7 +14,8 @@ import anyaccel
 from anyaccel import AppliedLoss
 from anyaccel.graph import ConcatNode, ModelGraph, ModelNode
 from anyaccel.numpy_backend import Dense, NumpyBackend
-from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase, running
+from anyaccel.phases import EarlyStopping, EvalPhase, TrainPhase
+from anyaccel.phases import runner as running
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.specs import Optimizer
 

@@ -21,7 +21,7 @@ from anyaccel.metrics import Metric
 from anyaccel.numpy_backend import BatchNorm, Dense, Dropout, Module, NumpyBackend, Sequential, SequentialMLP
 from anyaccel.phases import EvalPhase, TrainPhase, step_pacing, train_loop
 from anyaccel.phases.evaluation import Evaluation
-from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.loss_accumulator import LossAccumulator
 from anyaccel.registry import registry
 from anyaccel.specs import Optimizer, Schedule

@@ -18,7 +18,7 @@ import numpy as np
 from anyaccel import rng
 from anyaccel.adapter.attribute_snapshot import AttributeSnapshot
 from anyaccel.adapter.call_layout import POSITIONAL, Arguments, CallLayout
-from anyaccel.adapter.custom_loss import make_loss
+from anyaccel.adapter.losses import make_loss
 from anyaccel.errors import ShapeError
 from anyaccel.precision import NodePrecision
 from anyaccel.specs import Loss, LossTargets

@@ -11,7 +11,7 @@ from anyaccel.adapter.array_ops import ArrayOps, LossFunction, LossResult, at_le
 from anyaccel.errors import ShapeError, SpecError
 from anyaccel.formulas import LOSSES, LossParts, Settings, cast, with_axis
 from anyaccel.segment import LossTerm
-from anyaccel.specs import FROM_OUTPUT
+from anyaccel.specs import FROM_OUTPUT, Loss
 
 
 def weight_inputs(term: LossTerm) -> tuple[str, ...]:
@@ -215,3 +215,30 @@ def _from_output(ops: ArrayOps, inputs: Sequence[Any]) -> LossResult:
         weight = xp.reshape(xp.sum(by_row, axis=-1, keepdims=True), tuple(value.shape))
     counted = cast(ops, xp.where(weight == 0, 0.0, value * weight), value.dtype)
     return LossResult(xp.sum(counted), xp.sum(weight), lambda: (weight, *[None] * (len(inputs) - 1)))
+
+
+# -- -------------------------------------------------------------------------------------------------------------------
+# A loss that is not a named one: the user's own function, object or class.
+
+
+def make_loss(loss: Loss) -> Callable[..., Any]:
+    """The loss's own object; a class is called with `loss_kwargs`.
+
+    Raises:
+        SpecError: the class does not take them, or what it gives is not callable.
+    """
+    if not isinstance(loss.own, type):
+        own: Callable[..., Any] = loss.own
+        return own
+    try:
+        made = loss.own(**loss.kwargs)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"cannot create the loss {loss.name!r}: {error}", hint="correct loss_kwargs") from error
+    if not callable(made):
+        raise SpecError(
+            f"the loss {loss.name!r} is a class whose objects cannot be called",
+            cause="a loss is called with (outputs, targets)",
+            hint="give a function, a class with __call__, or a name such as 'mse'",
+        )
+    function: Callable[..., Any] = made
+    return function

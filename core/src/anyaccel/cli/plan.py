@@ -17,7 +17,7 @@ from anyaccel.graph import ModelGraph, Plan
 from anyaccel.graph.plan import LARGEST, activation_line, covered
 from anyaccel.graph.plan_figures import CATEGORIES, step_bytes
 from anyaccel.phases import Phase, plan_for
-from anyaccel.phases.planning.advice import Advice, advise
+from anyaccel.phases.planning.plan_figures import Advice, advise
 
 FITS, DOES_NOT_FIT, NOT_COVERED = 0, 1, 3
 """Exit statuses; 2 is that of errors."""

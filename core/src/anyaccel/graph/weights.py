@@ -12,7 +12,7 @@ from anyaccel.arguments import shown
 from anyaccel.backend import ComputingBackend
 from anyaccel.call_hints import call_hints
 from anyaccel.errors import StateError
-from anyaccel.graph.weight_matching import Change, has_unknown_axes, transposing
+from anyaccel.graph.weight_loading import Change, has_unknown_axes, transposing
 from anyaccel.registry import registry
 
 

@@ -14,8 +14,7 @@ from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.profile import Profile
 from anyaccel.phases.progress import HTMLProgress, LineProgress, Progress, RichProgress, progress_for
-from anyaccel.phases.run import Run
-from anyaccel.phases.run_stats import RunStats
+from anyaccel.phases.run import Run, RunStats
 from anyaccel.phases.runner import Phase, execute
 from anyaccel.phases.train_phase import TrainPhase
 from anyaccel.phases.weight_averaging import WeightAveraging

@@ -14,8 +14,8 @@ from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
 from anyaccel.phases.loading.loader import BatchLoader
 from anyaccel.phases.loop_extension import UNLIMITED, Call, LoopExtension
 from anyaccel.phases.loss_accumulator import LossAccumulator
+from anyaccel.phases.memory_error import release_frames
 from anyaccel.phases.run import Run
-from anyaccel.phases.traceback_cleanup import release_frames
 from anyaccel.user_level import user_level
 
 _TIMED_SECONDS, _TIMED_SHARE = 0.02, 0.02

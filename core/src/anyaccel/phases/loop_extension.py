@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.executor.pipeline import ChunkRunner
-from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk
 from anyaccel.phases.loss_accumulator import LossAccumulator

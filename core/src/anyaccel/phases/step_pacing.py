@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from anyaccel import interrupts
-from anyaccel.phases.executor.stage import Losses
+from anyaccel.phases.executor.cross_segment import Losses
 
 # A call may last half a second; this is what is aimed at.
 _AIM_SECONDS = 0.2

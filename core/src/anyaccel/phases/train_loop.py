@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 
 from anyaccel import interrupts, rng
+from anyaccel.phases.executor.cross_segment import Losses
 from anyaccel.phases.executor.pipeline import ChunkRunner, Pipeline
-from anyaccel.phases.executor.stage import Losses
 from anyaccel.phases.loading.epoch_plan import StepRange
 from anyaccel.phases.loading.loader import Chunk, LoadedRows
 from anyaccel.phases.loop_extension import Call, CallInProgress, LoopExtension, Moments

@@ -19,7 +19,6 @@ import numpy as np
 from anyaccel.arguments import shown
 from anyaccel.errors import ConfigError, StateError
 from anyaccel.saved_folder import shards
-from anyaccel.saved_folder.local_storage import LocalStorage
 from anyaccel.saved_folder.manifest import (
     ARRAYS_FILE,
     MANIFEST,
@@ -34,7 +33,7 @@ from anyaccel.saved_folder.manifest import (
     parts_of,
 )
 from anyaccel.saved_folder.remote_storage import is_url, remote_file, remote_storage
-from anyaccel.saved_folder.storage import Storage
+from anyaccel.saved_folder.storage import LocalStorage, Storage
 
 GROUP = "state"
 _TEMPORARY = re.compile(

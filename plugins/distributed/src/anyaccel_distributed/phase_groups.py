@@ -20,8 +20,7 @@ from anyaccel.phases.accumulation import check_accumulation
 from anyaccel.phases.loading.epoch_plan import EpochPlan, TrainingEpochs
 from anyaccel.phases.process_group import ProcessGroup, SingleProcess
 from anyaccel.phases.process_groups import ProcessGroups
-from anyaccel.phases.samplers import Samplers
-from anyaccel.phases.settings import PhaseSettings
+from anyaccel.phases.settings import PhaseSettings, Samplers
 from anyaccel.registry import Registry, registry
 from anyaccel_distributed.batch_shards import FIXED_SHARDS
 from anyaccel_distributed.devices import (

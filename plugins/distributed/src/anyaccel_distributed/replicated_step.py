@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
-from anyaccel.phases.executor.cross_segment import CrossSegmentStep, Parts, SpanOf, StageRows
-from anyaccel.phases.executor.stage import Losses, PipelineStage
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep, Losses, Parts, PipelineStage, SpanOf, StageRows
 from anyaccel.results.events import LogEvent
 
 

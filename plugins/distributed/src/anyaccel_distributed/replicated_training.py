@@ -16,11 +16,9 @@ from anyaccel.backend import ComputingBackend, Program
 from anyaccel.errors import FrameworkError, PhaseError
 from anyaccel.graph import ModelGraph
 from anyaccel.launched import Launched
-from anyaccel.phases.executor.cross_segment import CrossSegmentStep
+from anyaccel.phases.executor.cross_segment import CrossSegmentStep, PipelineStage
 from anyaccel.phases.executor.pipeline import Pipeline
-from anyaccel.phases.executor.stage import PipelineStage
-from anyaccel.phases.loading.epoch_batches import RowOrders
-from anyaccel.phases.loading.epoch_plan import EpochPlan
+from anyaccel.phases.loading.epoch_plan import EpochPlan, RowOrders
 from anyaccel.phases.loop_extension import LoopExtension
 from anyaccel.phases.process_group import BatchesShare, LossSums, ProcessGroup
 from anyaccel.phases.run import Run

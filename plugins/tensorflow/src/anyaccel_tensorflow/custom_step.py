@@ -12,7 +12,7 @@ from anyaccel.adapter.compile_cache import python_values
 from anyaccel.adapter.custom_step import ROWS, StepCompiler, UpdateTables, check_arguments
 from anyaccel.adapter.parameter_state import ParameterState
 from anyaccel.adapter.python_values import ValueReader
-from anyaccel.adapter.segment_analysis import SegmentLayout
+from anyaccel.adapter.segment_functions import SegmentLayout
 from anyaccel.segment import Segment
 from anyaccel_tensorflow.ops import TensorFlowOps
 from anyaccel_tensorflow.step_optimizer import NodeVariables, StepOptimizer

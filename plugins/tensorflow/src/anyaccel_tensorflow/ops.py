@@ -23,8 +23,8 @@ from anyaccel.adapter import (
     attributes_key,
 )
 from anyaccel.adapter.call_layout import POSITIONAL, CallLayout
-from anyaccel.adapter.custom_loss import make_loss
 from anyaccel.adapter.layer_optimizers import LayerOptimizerRule
+from anyaccel.adapter.losses import make_loss
 from anyaccel.adapter.precision_casts import apply_in_precision
 from anyaccel.device import Device
 from anyaccel.precision import NodePrecision

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from anyaccel.adapter import StepFunction, StepLoop
 from anyaccel.adapter.loss_scaling import steps_behind
-from anyaccel.adapter.step_loop import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
+from anyaccel.adapter.traced_program import MAX_STEPS_PER_CALL, is_faster, multi_step_runner, steps_gathered_at_once
 from anyaccel_tensorflow.object_location import parse_device_name
 from anyaccel_tensorflow.tf_functions import compiled
 from anyaccel_tensorflow.xla_random import equal_draws, has_unequal_draws

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from anyaccel.adapter.memory_figures import MemoryFigures
-from anyaccel.adapter.step_loop import steps_gathered_at_once
+from anyaccel.adapter.traced_program import steps_gathered_at_once
 from anyaccel.device import Device
 from anyaccel.errors import CapabilityError
 from anyaccel.segment import Segment, TensorSpec

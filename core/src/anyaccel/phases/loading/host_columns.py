@@ -16,7 +16,7 @@ from anyaccel.data.roles import listed
 from anyaccel.data.transforms.fitted_transform import relevant_transforms
 from anyaccel.errors import ColumnError
 from anyaccel.graph import Column, Plan, Resolution
-from anyaccel.graph.loss_columns import class_axis
+from anyaccel.graph.resolve import class_axis
 from anyaccel.phases.accumulation import ignored_target
 from anyaccel.printable import printable
 from anyaccel.segment import LossTerm, TensorSpec
