@@ -17,7 +17,7 @@ import anyaccel
 from anyaccel import AppliedLoss, FeatureSet, ModelGraph, ModelNode, SequentialMLP, TrainPhase
 from anyaccel.graph import Plan
 from anyaccel.graph.device_assignment import DeviceAssigner
-from anyaccel.phases.model_placement import place as place_nodes
+from anyaccel.phases.bound_phase import place as place_nodes
 from anyaccel.registry import Registry
 
 ROOT = Path(anyaccel.__file__).parent

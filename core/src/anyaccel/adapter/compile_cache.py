@@ -254,8 +254,7 @@ def _is_hashable(key: Any) -> bool:
     return True
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# CompileWatch: whether Python values that compiled functions have read are still the same.
+# -- CompileWatch: whether Python values that compiled functions have read are still the same --------------------------
 
 
 class CompileWatch:
@@ -298,8 +297,7 @@ class CompileWatch:
         return changed_paths(self.values, self._read())
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# CompileSwitch: whether the functions of a traced program run compiled or eagerly.
+# -- CompileSwitch: whether the functions of a traced program run compiled or eagerly ----------------------------------
 
 
 Result = TypeVar("Result")

@@ -217,8 +217,7 @@ def _from_output(ops: ArrayOps, inputs: Sequence[Any]) -> LossResult:
     return LossResult(xp.sum(counted), xp.sum(weight), lambda: (weight, *[None] * (len(inputs) - 1)))
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# A loss that is not a named one: the user's own function, object or class.
+# -- A loss that is not a named one: the user's own function, object or class ------------------------------------------
 
 
 def make_loss(loss: Loss) -> Callable[..., Any]:

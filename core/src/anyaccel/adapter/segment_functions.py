@@ -456,8 +456,7 @@ def _average(gradients: Mapping[str, Any], count: int) -> dict[str, Any]:
     return {name: gradient if count == 1 else gradient / count for name, gradient in gradients.items()}
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# What follows from a segment alone: who owns which parameters, where values are, and where gradients flow.
+# -- What follows from a segment alone: who owns which parameters, where values are, and where gradients flow ----------
 
 
 class SegmentLayout:

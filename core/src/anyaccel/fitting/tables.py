@@ -249,8 +249,7 @@ def _dtype(data: FeatureSet, name: str) -> str | None:
     return data.spec(name).dtype if is_number else None
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Training data: from what was given to `fit` to a feature set with encoded targets, splits and scaled features.
+# -- Training data: from what was given to `fit` to a feature set with encoded targets, splits and scaled features -----
 
 
 TRAIN, VALIDATION = "train", "validation"

@@ -341,8 +341,7 @@ def refused_candidates(
         yield Rejection(level, candidate, reason)
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Precision assignment: in which precision each node is computed, by one rule: the node's own, else the phase's.
+# -- Precision assignment: in which precision each node is computed, by one rule: the node's own, else the phase's -----
 
 
 _NARROW = ("float16", "bfloat16")
@@ -500,8 +499,7 @@ def _has(values: Iterable[Any], value: Any) -> bool:
     return any(type(each) is type(value) and each == value for each in values)
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Resolution: what a phase asks of a graph, and what `resolve` makes of it: a plan, and what carries it out.
+# -- Resolution: what a phase asks of a graph, and what `resolve` makes of it: a plan, and what carries it out ---------
 
 
 @dataclass(frozen=True, slots=True)

@@ -509,8 +509,7 @@ class ModelGraph(AttributeHints):
         return graph
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Runnable: what `ModelGraph.run` runs. Phases, which stand above graphs, derive from it.
+# -- Runnable: what `ModelGraph.run` runs. Phases, which stand above graphs, derive from it ----------------------------
 
 
 class Runnable:

@@ -681,8 +681,7 @@ def _kept(assignment: Assignment) -> str:
     return assignment.sharding or "none"
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Transfers: which values cross from one device or framework to another in every step, and how.
+# -- Transfers: which values cross from one device or framework to another in every step, and how ----------------------
 
 
 Route = Literal["move", "share", "copy", "host"]
@@ -985,8 +984,7 @@ class LossBinder:
         return self.table.want(chosen, spec, assignment, "targets").name
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Loss columns: the form in which a loss takes its targets and weights; nothing broadcasts or changes silently.
+# -- Loss columns: the form in which a loss takes its targets and weights; nothing broadcasts or changes silently ------
 
 
 def target_spec(
@@ -1197,8 +1195,7 @@ def _class_cast(loss: AppliedLoss, stored: TensorSpec, name: str) -> str:
     return f", or if these are class indices say so: feature_set.cast({{{name.partition('.')[2]!r}: 'int64'}})"
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Input columns: which columns of feature sets a phase loads, in which dtype and shape, and to which device.
+# -- Input columns: which columns of feature sets a phase loads, in which dtype and shape, and to which device ---------
 
 
 class ColumnSelection(NamedTuple):

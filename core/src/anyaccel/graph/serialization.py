@@ -326,8 +326,7 @@ def _allowed(label: str, name: Any, allow: Sequence[type]) -> type:
     )
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Framework versions: which versions of frameworks and model libraries compute the models of a graph.
+# -- Framework versions: which versions of frameworks and model libraries compute the models of a graph ----------------
 
 
 _CORE = "anyaccel"

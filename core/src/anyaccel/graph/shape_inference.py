@@ -467,8 +467,7 @@ def check_data_formats(
                 )
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Outputs that a model gives in training only (auxiliary heads): named ones are found, and others refused.
+# -- Outputs that a model gives in training only (auxiliary heads): named ones are found, and others refused -----------
 
 
 Outputs = Sequence[OutputSpec]
@@ -865,8 +864,7 @@ def _check_positions(node: ModelNode, signature: inspect.Signature) -> None:
             )
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Memory sharing: frameworks of one graph that use the same device are told to leave memory to each other.
+# -- Memory sharing: frameworks of one graph that use the same device are told to leave memory to each other -----------
 
 
 User = tuple[str, Device]

@@ -264,8 +264,7 @@ def _load_node(graph: HasState, label: str, part: _NodePart) -> None:
         graph.optimizer_states[label] = NodeState(int(part.optimizer[STEP]), slots)
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# State mapping: a state with the names and the order of axes of one framework, as that of a graph of another.
+# -- State mapping: a state with the names and the order of axes of one framework, as that of a graph of another -------
 
 
 _PARAMETERS, _BUFFERS = VALUES

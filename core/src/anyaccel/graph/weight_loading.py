@@ -233,8 +233,7 @@ def _hint(found: Match, theirs: Mapping[str, np.ndarray], own: Mapping[str, np.n
     return _MAP
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Weight matching: which arrays of a file go where in a model, and all that does not fit.
+# -- Weight matching: which arrays of a file go where in a model, and all that does not fit ----------------------------
 
 
 Names = Mapping[str, str | None] | Callable[[str], str | None] | None

@@ -5,11 +5,11 @@ Stands on `results`, `metrics`, `graph`, `data`, `requests`, `saved_folder`, `ad
 """
 
 from anyaccel.distributions import moved_names
+from anyaccel.phases.bound_phase import place
 from anyaccel.phases.callbacks import Callback, EarlyStopping
 from anyaccel.phases.checkpointing import Checkpoint
 from anyaccel.phases.eval_phase import EvalPhase
 from anyaccel.phases.framework_settings import FrameworkSettings
-from anyaccel.phases.model_placement import place
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import ReduceLROnPlateau
 from anyaccel.phases.profile import Profile

@@ -269,8 +269,7 @@ class EarlyStopping(Callback):
         return self.sign * value < self.sign * self.best - self.min_delta
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Monitoring: the value of an epoch that a callback watches, by its name.
+# -- Monitoring: the value of an epoch that a callback watches, by its name --------------------------------------------
 
 
 def monitored_value(who: str, name: str, run: Run) -> float | None:

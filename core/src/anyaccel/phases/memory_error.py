@@ -24,8 +24,7 @@ def as_out_of_memory(error: MemoryError) -> OutOfMemoryError:
     )
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Traceback cleanup: drop what the frames of an error hold, so that it does not keep tensors on a device alive.
+# -- Traceback cleanup: drop what the frames of an error hold, so that it does not keep tensors on a device alive ------
 
 
 _PACKAGE = "anyaccel"

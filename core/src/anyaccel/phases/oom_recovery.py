@@ -365,8 +365,7 @@ class EpochRecovery(LoopExtension):
         self._snapshots.clear()
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Out-of-memory report: the error that says what did not fit, what fills the memory, and what would fit.
+# -- Out-of-memory report: the error that says what did not fit, what fills the memory, and what would fit -------------
 
 
 _MAX_TRIALS = 10

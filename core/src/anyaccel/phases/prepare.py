@@ -498,8 +498,7 @@ def needed_sets(
     return {label: one for label, one in topology.feature_sets(graph.nodes.values()).items() if label in needed}
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Outer contexts: the caller's contexts around a phase, such as `torch.autocast`, are left, or refused.
+# -- Outer contexts: the caller's contexts around a phase, such as `torch.autocast`, are left, or refused --------------
 
 
 def leave_contexts(graph: ModelGraph) -> AbstractContextManager[Mapping[Backend, OuterContexts]]:

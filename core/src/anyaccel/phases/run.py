@@ -21,9 +21,9 @@ from anyaccel.html import size
 from anyaccel.phases.executor.cross_segment import Losses, PipelineStage
 from anyaccel.phases.executor.pipeline import Pipeline
 from anyaccel.phases.loading.residency import state_slots
+from anyaccel.phases.loop_extension import EpochTiming
 from anyaccel.phases.loss_accumulator import LossAccumulator, step_means
 from anyaccel.phases.memory_error import release_frames
-from anyaccel.phases.step_pacing import EpochTiming
 from anyaccel.precision import LossScaleState
 from anyaccel.printable import printable
 from anyaccel.registry import registry
@@ -210,8 +210,7 @@ class Run:
         return self._pipeline
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# FinishedSteps: the training steps that one call has done, with their losses.
+# -- FinishedSteps: the training steps that one call has done, with their losses ---------------------------------------
 
 
 class FinishedSteps:
@@ -242,8 +241,7 @@ class FinishedSteps:
         return step_means(self._losses, len(self))
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# RunStats: the memory of a run's devices and nodes, and its speed, at the moment of asking.
+# -- RunStats: the memory of a run's devices and nodes, and its speed, at the moment of asking -------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

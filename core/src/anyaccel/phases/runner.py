@@ -28,7 +28,7 @@ from anyaccel.graph.plan_entries import layouts
 from anyaccel.graph.shape_inference import share
 from anyaccel.launched import is_main_process
 from anyaccel.phases import nan_check
-from anyaccel.phases.bound_phase import bound
+from anyaccel.phases.bound_phase import bound, final_devices, place, warn_of_fallbacks
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpointer import Checkpointer, checked_resume, checkpointers_for
 from anyaccel.phases.evaluation import Evaluation, trained_as
@@ -40,7 +40,6 @@ from anyaccel.phases.learners import Learners, learning_in
 from anyaccel.phases.loading.input_data import PhaseSources
 from anyaccel.phases.loading.residency import bytes_added_by_training, make_loaders
 from anyaccel.phases.memory_error import release_frames
-from anyaccel.phases.model_placement import final_devices, place, warn_of_fallbacks
 from anyaccel.phases.oom_recovery import OutOfMemoryRecovery, OutOfMemoryReport, custom_losses, training_couplings
 from anyaccel.phases.planning.machine_plan import plan_for, plan_of
 from anyaccel.phases.plateau import listening_schedules

@@ -149,8 +149,7 @@ def read_list(name: str, load: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return read
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# The samplers of a phase: one for all feature sets or one for each, and the schedule that combines them.
+# -- The samplers of a phase: one for all feature sets or one for each, and the schedule that combines them ------------
 
 
 Samplers = Sampler | Mapping[str, Sampler]

@@ -92,8 +92,7 @@ class SegmentPrecision:
         return dict(self.recomputed).get(label, "")
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# LossScale: by what losses are multiplied so that gradients in float16 do not vanish, and how that changes.
+# -- LossScale: by what losses are multiplied so that gradients in float16 do not vanish, and how that changes ---------
 
 
 _STATE = ("scale", "good_steps", "skipped")
@@ -191,8 +190,7 @@ class LossScaleState:
         return cls(float(scale), int(good), int(skipped))
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# What a backend and its programs can do about precision. Part of the plugin contract.
+# -- What a backend and its programs can do about precision. Part of the plugin contract -------------------------------
 
 
 class ComputesPrecision(Capability):

@@ -72,8 +72,7 @@ class Storage(Protocol):
         """Keep other processes from locking the file until what this gives is called; None if another has it locked."""
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Local storage: a folder of a file system; what is stored is on the disk, and replaced by renaming.
+# -- Local storage: a folder of a file system; what is stored is on the disk, and replaced by renaming -----------------
 
 
 class LocalStorage:

@@ -26,8 +26,7 @@ from anyaccel_distributed.departure import Departure
 from anyaccel_distributed.group import ProgramInputs
 from anyaccel_torch.gradient_buckets import agreed_bucket_bytes, dense_gradient, exchange_dtype, exchanged_bytes
 from anyaccel_torch.losses import divisor
-from anyaccel_torch.overlapped_pass import OverlappedPass, StepWeight
-from anyaccel_torch.program import TorchProgram
+from anyaccel_torch.program import OverlappedPass, StepWeight, TorchProgram
 from anyaccel_torch.rendezvous import store_of_attempt
 
 if TYPE_CHECKING:

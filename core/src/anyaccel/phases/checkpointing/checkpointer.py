@@ -402,8 +402,7 @@ def checked_resume(given: Any) -> str:
     raise PhaseError(f"unknown resume={shown(given)}", available=", ".join(map(repr, RESUME)), hint=hint)
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Background writer: writes one checkpoint at a time in a thread of its own, with pauses for the loop's sake.
+# -- Background writer: writes one checkpoint at a time in a thread of its own, with pauses for the loop's sake --------
 
 
 _SHARE = 0.02  # of the time; at full rate it takes up to a third of the rate of the loop (docs/benchmarks.md)
@@ -516,8 +515,7 @@ class Termination:
             raise SystemExit(TERMINATED)
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Checkpoint schedule: when the checkpoints of a run are due; several processes agree on it.
+# -- Checkpoint schedule: when the checkpoints of a run are due; several processes agree on it -------------------------
 
 
 _LEAST_PART = 16
@@ -611,8 +609,7 @@ class AgreedSchedule(CheckpointSchedule):
         return max(1, min(int(left / max(per_step, 1e-9)), 2 * self._apart))
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Checkpoints in the training loop: a run goes on where an earlier one was, and writes where it is.
+# -- Checkpoints in the training loop: a run goes on where an earlier one was, and writes where it is ------------------
 
 
 class CheckpointWrites(LoopExtension):

@@ -17,7 +17,7 @@ from anyaccel.graph import ModelGraph, serialization, state_dict
 from anyaccel.graph.state_loading import StateMapping
 from anyaccel.phases.callbacks import Callback
 from anyaccel.phases.checkpointing.checkpoint import Checkpoint
-from anyaccel.phases.loading.source_position import SourcePosition, is_close
+from anyaccel.phases.loading.loader import SourcePosition, is_close
 from anyaccel.phases.run import Run
 from anyaccel.phases.settings import PhaseSettings
 from anyaccel.precision import LossScaleState
@@ -233,8 +233,7 @@ def _number(value: Any) -> float:
     return value
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Run settings: what the order of the rows and the losses of a run follow from; compared when a run goes on.
+# -- Run settings: what the order of the rows and the losses of a run follow from; compared when a run goes on ---------
 
 
 _SAMPLED_ROWS = 16
@@ -332,8 +331,7 @@ def _values(array: np.ndarray) -> np.ndarray:
     return np.array([crc32(repr(value).encode()) for value in rows.ravel().tolist()], np.float64)
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Framework change: the checkpoint of a run whose nodes had other frameworks, as one of this run.
+# -- Framework change: the checkpoint of a run whose nodes had other frameworks, as one of this run --------------------
 
 
 State = dict[str, np.ndarray]
@@ -374,8 +372,7 @@ def translated(run: Run, checkpoint: Checkpoint, position: Position, state: Stat
         raise StateError(problem, available=error.available, hint=f"{where}{error.hint}") from error
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# What callbacks keep in a checkpoint.
+# -- What callbacks keep in a checkpoint -------------------------------------------------------------------------------
 
 
 CallbackStates = list[tuple[str, dict[str, Any]]]
@@ -420,8 +417,7 @@ def _other_callbacks(callbacks: Sequence[Callback], held: Sequence[tuple[str, An
     )
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Run state: what a checkpoint takes of a run and its graph.
+# -- Run state: what a checkpoint takes of a run and its graph ---------------------------------------------------------
 
 
 class BestState:

@@ -337,8 +337,7 @@ def _part_of(step: StepRows, cut: RowSpan, feature_set: str) -> RowSpan | None:
     return None if span is None else (span[0] + cut[0], span[0] + cut[1])
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Clipping of gradients by a norm over several segments, computed on the devices.
+# -- Clipping of gradients by a norm over several segments, computed on the devices ------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +399,7 @@ def _norm_device(group: str, stage: PipelineStage) -> Device | None:
     return next((operation.device for operation in stage.segment.operations if operation.label == node), None)
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# The loss scale of all programs of a phase, which is one: gradients go from segment to segment.
+# -- The loss scale of all programs of a phase, which is one: gradients go from segment to segment ---------------------
 
 
 class LossScaling:
@@ -459,8 +457,7 @@ def loss_scalings(stages: Sequence[PipelineStage]) -> tuple[LossScaling, ...]:
     return (LossScaling(scaled, programs),) if programs else ()
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Pipeline stage: a segment with the program that computes it, and the losses that it gives.
+# -- Pipeline stage: a segment with the program that computes it, and the losses that it gives -------------------------
 
 
 LossPairs = dict[str, tuple[Any, Any]]

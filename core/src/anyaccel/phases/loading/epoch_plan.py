@@ -492,8 +492,7 @@ def _checked(sampler: Sampler, n: int, n_rows: int, orders: Sequence[np.ndarray]
     return arrays
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Evaluation rows: what an EvalPhase or FitPhase computes: rows as they are, or what a sampler draws of them.
+# -- Evaluation rows: what an EvalPhase or FitPhase computes: rows as they are, or what a sampler draws of them --------
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,13 @@ from anyaccel.html import listing, size
 from anyaccel.phases.loading.epoch_plan import EpochPlan, StreamKey
 from anyaccel.phases.loading.host_columns import Batch, HostColumn, TargetRange
 from anyaccel.phases.loading.loader import BatchLoader, ResidentLoader, load, stream_of
-from anyaccel.phases.loading.source_loader import BLOCK_SECONDS, BatchSourceLoader, MapSourceLoader, PaddedSourceLoader
-from anyaccel.phases.loading.source_randomness import SourceRandomness
+from anyaccel.phases.loading.source_loader import (
+    BLOCK_SECONDS,
+    BatchSourceLoader,
+    MapSourceLoader,
+    PaddedSourceLoader,
+    SourceRandomness,
+)
 from anyaccel.phases.loading.streaming import BLOCKS, MixedLoader, StreamingLoader
 from anyaccel.phases.memory_error import as_out_of_memory, release_frames
 from anyaccel.registry import registry
@@ -212,8 +217,7 @@ def state_slots(optimizer: Optimizer) -> int:
     return 2 if optimizer.own is not None else len(OPTIMIZERS[optimizer.name].slots(optimizer.settings))
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Resident share: which columns stay on their devices where not all of them fit.
+# -- Resident share: which columns stay on their devices where not all of them fit -------------------------------------
 
 
 _WORTHWHILE = 4

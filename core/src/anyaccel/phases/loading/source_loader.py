@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice
@@ -18,16 +18,24 @@ from anyaccel import rng
 from anyaccel.backend import AsyncCopy
 from anyaccel.data import BatchSource, MapSource
 from anyaccel.data.padding import Pad
-from anyaccel.data.streaming.random_states import States, same_states
+from anyaccel.data.streaming.random_states import States, imported_backends, same_states
 from anyaccel.data.streaming.source_errors import BatchPosition, error_context
 from anyaccel.errors import SourceError
 from anyaccel.graph import Column
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, StepBlock, StepRange, uniform_range
 from anyaccel.phases.loading.host_columns import Batch, TargetRange, copy_batch
-from anyaccel.phases.loading.loader import BatchLoader, Chunk, load_orders, stream_of, with_orders
+from anyaccel.phases.loading.loader import (
+    BatchLoader,
+    Chunk,
+    Sample,
+    SourcePosition,
+    is_close,
+    load_orders,
+    sample_rows,
+    stream_of,
+    with_orders,
+)
 from anyaccel.phases.loading.prefetch import on_demand, prefetch
-from anyaccel.phases.loading.source_position import Sample, SourcePosition, is_close, sample_rows
-from anyaccel.phases.loading.source_randomness import SourceRandomness, warn_of_seed
 from anyaccel.phases.loading.streaming import BUFFERS, StreamingLoader, arrived
 from anyaccel.user_level import user_level
 
@@ -351,8 +359,7 @@ class MapSourceLoader(StreamingLoader):
         return {name: column[first : first + len(order)] for name, column in self._source.gather(every).items()}
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Padded source loader: batches of a source that differ in length, each step in a block of its own.
+# -- Padded source loader: batches of a source that differ in length, each step in a block of its own ------------------
 
 
 class PaddedSourceLoader(BatchSourceLoader):
@@ -546,3 +553,70 @@ class SourceProgress:
                 hint="let what is random follow from the number of the epoch, in a function with a parameter `epoch` "
                 "that gives the batches: np.random.default_rng(epoch); or leave persistent_workers out",
             )
+
+
+# -- Random numbers of what reads a source: a stream of its own, whatever the training draws meanwhile -----------------
+
+
+class SourceRandomness:
+    """What a source draws in one epoch from global generators of frameworks that have been imported.
+
+    Args:
+        key: 64 bits, from which it follows; None takes what the global generators hold when it begins.
+        quiet: the source drew nothing in the epoch before, except at its beginning. To watch a source costs time, so
+            that only the beginning is watched then.
+        in_turn: the source is read by the thread that trains, between two steps: the global generators themselves are
+            used, so that code which seeds them gets what it expects.
+    """
+
+    def __init__(self, key: int | None, *, quiet: bool = False, in_turn: bool = False) -> None:
+        self._key, self._quiet, self._in_turn = key, quiet, in_turn
+        self._streams: dict[str, AbstractContextManager[Any]] = {}
+        self._n_reads, self._first_draws = 0, 0
+
+    def drawing(self) -> AbstractContextManager[Any]:
+        """Around what reads the source, in the thread that does; a later one goes on where the one before ended."""
+        self._n_reads += 1
+        if self._n_reads == 2:
+            self._first_draws = self._n_draws
+        stack = ExitStack()
+        if self._quiet and self._n_reads > 1:
+            return stack
+        for backend in imported_backends():
+            if backend.framework not in self._streams:
+                in_turn = self._in_turn and self._key is not None
+                make = backend.global_rng if in_turn else backend.thread_rng
+                self._streams[backend.framework] = make(self._key)  # type: ignore[arg-type]
+        for stream in self._streams.values():
+            stack.enter_context(stream)
+        return stack
+
+    def next(self, key: int | None, *, in_turn: bool = False) -> SourceRandomness:
+        """That of another epoch."""
+        is_quiet = self._n_reads > 1 and self._n_draws == self._first_draws
+        return SourceRandomness(key, quiet=is_quiet and not in_turn, in_turn=in_turn)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether the source drew from a generator of a framework."""
+        return self._n_draws > 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether a framework's global generator was seeded while a thread read ahead."""
+        return any(getattr(stream, "passed", False) for stream in self._streams.values())
+
+    @property
+    def _n_draws(self) -> int:
+        return sum(getattr(stream, "draws", 0) for stream in self._streams.values())
+
+
+def warn_of_seed(what: str) -> None:
+    """Warn that a framework's generator was seeded while a thread read ahead of the training, which draws from it."""
+    warnings.warn(
+        f"{what}: a framework's global generator was seeded while rows were read ahead, and not at the first of them: "
+        "rows of this epoch that follow from that seed may be other ones. From the next epoch on they are read between "
+        "steps. Hint: draw each row from a generator object that is seeded with the row's number",
+        RuntimeWarning,
+        stacklevel=user_level(),
+    )

@@ -14,7 +14,7 @@ import numpy as np
 
 from anyaccel.backend import AsyncCopy, ComputingBackend
 from anyaccel.data import RaggedColumn
-from anyaccel.data.column_copy import gather
+from anyaccel.data.joined_columns import gather
 from anyaccel.device import Device
 from anyaccel.graph import Column
 from anyaccel.phases.loading.epoch_plan import EpochPlan, EpochSteps, RowSpan, StepBlock, StreamKey

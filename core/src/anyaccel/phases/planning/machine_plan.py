@@ -10,8 +10,7 @@ from anyaccel.adapter.outer_contexts import OuterContexts
 from anyaccel.backend import Backend
 from anyaccel.distributions import SETTINGS, load
 from anyaccel.graph import ModelGraph, Plan, Resolution
-from anyaccel.phases.bound_phase import bound
-from anyaccel.phases.model_placement import final_devices
+from anyaccel.phases.bound_phase import bound, final_devices
 from anyaccel.phases.planning.plan_figures import with_figures
 from anyaccel.phases.prepare import DrawnPart, draw_parts, leave_contexts, resolve_phase
 from anyaccel.phases.process_groups import process_groups, shared_groups

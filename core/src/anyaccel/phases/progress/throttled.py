@@ -200,8 +200,7 @@ class ThrottledProgress(Progress):
                 warnings.warn(printable(text), RuntimeWarning, stacklevel=user_level())
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# Progress reports: what a training loop tells a Progress.
+# -- Progress reports: what a training loop tells a Progress -----------------------------------------------------------
 
 
 class ProgressReports(LoopExtension):
@@ -240,8 +239,7 @@ class ProgressReports(LoopExtension):
         self._progress.stop()
 
 
-# -- -------------------------------------------------------------------------------------------------------------------
-# ProgressState: how far a run is, as numbers and as text.
+# -- ProgressState: how far a run is, as numbers and as text -----------------------------------------------------------
 
 
 WINDOW = 30.0
